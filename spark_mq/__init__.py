@@ -1,0 +1,27 @@
+"""spark_mq: an acknowledged message queue for Spark and Delta Lake, with no broker.
+
+The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`Lease`. The Spark side is in ``spark_mq.spark``.
+"""
+
+from spark_mq.group import ConsumerGroup, GroupStats
+from spark_mq.lease import Lease, SettleResult
+from spark_mq.log import PublishReceipt
+from spark_mq.messages import Message, Received
+from spark_mq.queue import Queue
+from spark_mq.settings import GroupSettings, QueueSettings
+
+__all__ = [
+    "ConsumerGroup",
+    "GroupSettings",
+    "GroupStats",
+    "Lease",
+    "Message",
+    "PublishReceipt",
+    "Queue",
+    "QueueSettings",
+    "Received",
+    "SettleResult",
+    "__version__",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,115 @@
+"""What comes in from outside is checked here, once: durations, names, counts and option names.
+
+Each check returns the clean value or raises :class:`~spark_mq.errors.InvalidOption` naming option, value and fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from spark_mq.errors import InvalidOption
+
+__all__ = [
+    "RESERVED_PREFIX",
+    "check_choice",
+    "check_count",
+    "check_duration",
+    "check_name",
+    "micros",
+    "nearest",
+    "to_datetime",
+]
+
+SECOND: Final = 1_000_000
+"""One second in microseconds, the unit of every instant and duration inside spark_mq."""
+
+RESERVED_PREFIX: Final = "__"
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d|seconds?|minutes?|hours?|days?|milliseconds?)?\s*", re.IGNORECASE)
+_UNITS: Final = {"us": 1, "ms": 1_000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86_400 * SECOND}
+_LONGEST: Final = 100 * 365 * 86_400 * SECOND
+
+
+def micros(instant: datetime) -> int:
+    """Microseconds since 1970-01-01 UTC of an aware datetime."""
+    if instant.tzinfo is None:
+        raise InvalidOption(
+            f"{instant!r} has no time zone; use datetime.now(timezone.utc) or another aware datetime",
+            option="datetime",
+            value=instant,
+        )
+    delta = instant.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (delta.days * 86_400 + delta.seconds) * SECOND + delta.microseconds
+
+
+def to_datetime(instant: int) -> datetime:
+    """The aware UTC datetime of microseconds since 1970."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=instant)
+
+
+def check_duration(option: str, value: Any, *, zero: bool = False) -> int:
+    """A duration in microseconds from seconds (int, float), a timedelta, or text like "30s", "5m", "7d", "250ms"."""
+    result: float | None = None
+    if isinstance(value, timedelta):
+        result = value.total_seconds() * SECOND
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        result = value * SECOND
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        unit = (match[2] or "s").lower()
+        result = float(match[1]) * _UNITS[unit if unit in _UNITS else "ms" if unit.startswith("milli") else unit[0]]
+    # "not (a <= b)" rather than "a > b": NaN must not pass.
+    if result is None or not (0 <= result <= _LONGEST) or (round(result) == 0 and not zero):
+        least = "zero or more" if zero else "more than zero"
+        raise InvalidOption(
+            f"{option}={value!r} is not a duration: give {least} as seconds, a timedelta, or text like '30s', '5m', '7d'",
+            option=option,
+            value=value,
+        )
+    return round(result)
+
+
+def check_name(option: str, value: Any) -> str:
+    """A name of a group, worker or producer: 1-128 of letters, digits, dot, underscore, hyphen."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value) or value.startswith(RESERVED_PREFIX):
+        raise InvalidOption(
+            f"{option}={value!r} is not a valid name: use 1 to 128 letters, digits, '.', '_' or '-', not starting with '{RESERVED_PREFIX}'",
+            option=option,
+            value=value,
+        )
+    return value
+
+
+def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:
+    """A whole number between `least` and `most`; text of digits is read as such (Spark's options are text)."""
+    number = value
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+        number = int(value)
+    if not isinstance(number, int) or isinstance(number, bool) or not (least <= number <= most):
+        raise InvalidOption(f"{option}={value!r} is not valid: give a whole number from {least} to {most:,}", option=option, value=value)
+    return number
+
+
+def check_choice(option: str, value: Any, choices: Iterable[str]) -> str:
+    """One of a few words, compared without case and returned in the spelling of `choices`."""
+    known = list(choices)
+    for choice in known:
+        if isinstance(value, str) and value.lower() == choice.lower():
+            return choice
+    hint = nearest(str(value), known)
+    raise InvalidOption(
+        f"{option}={value!r} is not valid: use one of {', '.join(known)}" + (f" (did you mean {hint!r}?)" if hint else ""),
+        option=option,
+        value=value,
+    )
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word nearest to a misspelt one, or None where nothing is near."""
+    by_lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None

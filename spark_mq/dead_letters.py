@@ -1,0 +1,142 @@
+"""Routing: dead messages are copied to the dead-letter queue by three commits, each safe to repeat.
+
+Freeze dead ranges as ``routing`` under a new id; publish their messages to the DLQ under ``Transaction(routing id)``; settle that id. A
+sweeper first finishes the routing ids that it finds. It looks at the DLQ's mark before it publishes *and* lets a race be
+refused: each alone duplicates.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from spark_mq import ledger as rules_of
+from spark_mq.checks import to_datetime
+from spark_mq.errors import DuplicatePublish
+from spark_mq.group import LEASE_PAUSE, ConsumerGroup
+from spark_mq.index import Slice
+from spark_mq.leases import Stored, change
+from spark_mq.log import FILE_SCHEMA, DeltaLog, WrittenFile, read_slice, write_file
+from spark_mq.ranges import ROUTING, Ledger, Range
+
+__all__ = ["HEADER_PREFIX", "DeadSlice", "copy_dead", "dead_table", "route"]
+
+_log = logging.getLogger(__name__)
+
+HEADER_PREFIX = "spark_mq."
+ROUTE_RANGES = 5_000
+"""Dead ranges routed by one round of commits."""
+
+DeadSlice = tuple[Slice, dict[str, str]]
+"""A slice of messages that died alike, with what becomes headers of the dead letters."""
+
+Copy = Callable[[DeltaLog, DeltaLog, Sequence[DeadSlice]], list[WrittenFile]]
+
+
+def route(group: ConsumerGroup, copy: Copy | None = None) -> int:
+    """Sends all dead messages of a group to the DLQ. Returns how many. Safe to kill, to repeat, and to run twice at once.
+
+    ``copy(log, dead_log, slices)`` writes the files of the DLQ; the default does it here, the Spark job in parallel.
+    """
+    total = 0
+    for routing_id in _unfinished(group):
+        total += _finish(group, routing_id, copy or copy_dead)
+    while True:
+        routing_id = f"routing-{uuid.uuid4().hex}"
+
+        def freeze(stored: Stored, routing_id: str = routing_id) -> tuple[Ledger | None, int, Mapping[str, Any]]:
+            folded = rules_of.fold(stored.ledger or group.ledger(), group.queue.now(), group.rules(stored))
+            after, frozen = rules_of.freeze_dead(folded, routing_id, ROUTE_RANGES)
+            messages = sum(r.message_count for r in frozen)
+            return (
+                after if frozen else None,
+                messages,
+                {"operation": "freeze dead", "lease_id": routing_id, "messages": messages},
+            )
+
+        if not group.exists() or not change(group.queue.leases, group.name, freeze, pause=LEASE_PAUSE):
+            return total
+        total += _finish(group, routing_id, copy or copy_dead)
+
+
+def _unfinished(group: ConsumerGroup) -> list[str]:
+    ledger = group.ledger()
+    return sorted({r.lease_id for r in ledger.select(ledger.where(ledger.is_state(ROUTING))) if r.lease_id})
+
+
+def _finish(group: ConsumerGroup, routing_id: str, copy: Copy) -> int:
+    """Publishes what is frozen under a routing id, unless it has been, and settles it."""
+    queue, dead_log = group.queue, group.queue.dead_letters.log
+    ledger = group.ledger()
+    frozen = [r for r in ledger.select(ledger.where(ledger.is_state(ROUTING))) if r.lease_id == routing_id]
+    if frozen and dead_log.last_number(routing_id) is None:
+        try:
+            dead_log.commit(
+                copy(queue.log, dead_log, _dead_slices(group, frozen)),
+                mark=(routing_id, 1),
+                note={"operation": "route", "group": group.name},
+            )
+        except DuplicatePublish:
+            _log.info("another sweeper has published %s", routing_id)
+
+    def settle(stored: Stored) -> tuple[Ledger | None, int, Mapping[str, Any]]:
+        assert stored.ledger is not None
+        after, messages = rules_of.routed(stored.ledger, routing_id)
+        return (
+            after if messages else None,
+            messages,
+            {"operation": "routed", "lease_id": routing_id, "messages": messages},
+        )
+
+    return change(queue.leases, group.name, settle, pause=LEASE_PAUSE)
+
+
+def _dead_slices(group: ConsumerGroup, frozen: Iterable[Range]) -> list[DeadSlice]:
+    index = group.queue.log.index()
+    return [(piece, _headers(group, r)) for r in frozen for piece in index.slices(r.first, r.last)]
+
+
+def _headers(group: ConsumerGroup, r: Range) -> dict[str, str]:
+    told = {
+        "queue": group.queue.path,
+        "group": group.name,
+        "delivery_count": str(r.delivery_count),
+        "failure_count": str(r.failure_count),
+        "reason": r.reason,
+        "error": r.error,
+        "first_leased_at": to_datetime(r.first_leased_at).isoformat() if r.first_leased_at else None,
+    }
+    return {HEADER_PREFIX + name: value for name, value in told.items() if value is not None}
+
+
+def copy_dead(log: DeltaLog, dead_log: DeltaLog, slices: Sequence[DeadSlice]) -> list[WrittenFile]:
+    """Copies dead messages into one file of the DLQ, here."""
+    return [write_file(dead_log.files, dead_table(log.files, slices))]
+
+
+def dead_table(files: Any, slices: Sequence[DeadSlice]) -> pa.Table:
+    """Dead messages as the DLQ keeps them: id, key, value and headers as published, and ``spark_mq.*`` headers that say why.
+
+    A record without readable payload still arrives, with a null value.
+    """
+    return pa.concat_tables([_dead_rows(files, piece, headers) for piece, headers in slices]) if slices else FILE_SCHEMA.empty_table()
+
+
+def _dead_rows(files: Any, piece: Slice, why: Mapping[str, str]) -> pa.Table:
+    try:
+        rows = read_slice(files, piece)
+    except (OSError, pa.ArrowException) as error:
+        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {error}"[:500]}
+        ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())
+        rows = pa.table([ids if f.name == "message_id" else pa.nulls(piece.rows, f.type) for f in FILE_SCHEMA], schema=FILE_SCHEMA)
+    headers = [
+        [(k, v) for k, v in (own or ()) if not k.startswith(HEADER_PREFIX)]
+        + [*why.items(), (HEADER_PREFIX + "sequence", str(piece.first + n))]
+        for n, own in enumerate(rows["headers"].to_pylist())
+    ]
+    at = rows.schema.get_field_index("headers")
+    return rows.set_column(at, rows.schema.field(at), pa.array(headers, rows.schema.field(at).type))

@@ -1,0 +1,366 @@
+"""A consumer group: leasing from a queue and settling, each one optimistic commit on the group's ledger."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+
+from spark_mq import ledger as rules_of
+from spark_mq import selection
+from spark_mq.checks import SECOND, check_count, check_duration, check_name, micros
+from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, LedgerFull
+from spark_mq.index import CommitIndex
+from spark_mq.intervals import Interval, from_sequences
+from spark_mq.lease import Lease, SettleResult
+from spark_mq.leases import Stored, change
+from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Outcome, Settle
+from spark_mq.ranges import DEAD, LEASED, ROUTING, WAITING, Head, Ledger, Range
+from spark_mq.settings import GroupSettings
+
+if TYPE_CHECKING:
+    from spark_mq.queue import Queue
+
+__all__ = ["ConsumerGroup", "GroupStats"]
+
+_log = logging.getLogger(__name__)
+
+LEASE_PAUSE = 0.02
+SETTLE_PAUSE = 0.005
+"""Seconds to wait after a lost race. A settle waits less than a lease, so that it is not starved by leases."""
+
+_LONGEST_NOTE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """Messages of a group by state. Leases past their deadline count as ready.
+
+    ``unread`` are part of ``ready``. ``acked``, ``dead_lettered``, ``skipped``: totals since the group began. ``floor``: all up
+    to this sequence is settled. ``tail``: the last sequence published. ``blocked_because``: the cap that lets nothing be leased, or "".
+    """
+
+    ready: int
+    unread: int
+    delayed: int
+    in_flight: int
+    dead: int
+    routing: int
+    acked: int
+    dead_lettered: int
+    skipped: int
+    floor: int
+    tail: int
+    ledger_ranges: int
+    blocked_because: str
+
+
+class ConsumerGroup:
+    """One group of a queue. Get it from :meth:`spark_mq.Queue.group`. Cheap; picklable; makes the group at the first lease."""
+
+    def __init__(self, queue: Queue, name: str = "default", start: str | int | datetime = "earliest") -> None:
+        self.queue = queue
+        self.name = check_name("group", name)
+        self.start = _check_position("start", start)
+        self._made = False
+
+    def __repr__(self) -> str:
+        return f"ConsumerGroup({self.queue.path!r}, {self.name!r})"
+
+    # -- the group itself
+
+    def ensure(self) -> ConsumerGroup:
+        """Makes the group if it is not there, at its starting position. A compare-and-swap of the whole table: no trim slips between."""
+        if not self._made and self.queue.leases.read(self.name).ledger is None:
+
+            def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
+                if stored.ledger is not None:
+                    return None, None, {}
+                index = self.queue.log.index()
+                floor = max(self._position(index, self.start) - 1, self.queue.horizon())
+                head = Head(floor=floor, forgotten=index.count(0, floor), settings=asdict(self.queue.settings.group))
+                return Ledger(head), None, {"operation": "create group"}
+
+            change(self.queue.leases, self.name, step, whole_table=True)
+        self._made = True
+        return self
+
+    def exists(self) -> bool:
+        """Whether the group has been made."""
+        return self.queue.leases.read(self.name).ledger is not None
+
+    def seek(self, to: str | int | datetime) -> None:
+        """Moves the group to "earliest", "latest", a sequence or an instant: all before is skipped, all from there on is unread.
+
+        Fences all live leases. Not below the trim horizon.
+        """
+        target = _check_position("to", to)
+        self.ensure()
+
+        def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
+            index = self.queue.log.index()
+            position = max(self._position(index, target), self.queue.horizon() + 1)
+            return rules_of.seek(_found(stored), index, position), None, {"operation": "seek", "ranges": f"{position}-"}
+
+        change(self.queue.leases, self.name, step, whole_table=True)
+
+    def _position(self, index: CommitIndex, start: str | int | datetime) -> int:
+        if isinstance(start, datetime):
+            return index.first_published_since(micros(start))
+        return {"earliest": 0, "latest": index.tail + 1}[start] if isinstance(start, str) else start
+
+    # -- leasing
+
+    def lease(
+        self,
+        worker_id: str,
+        *,
+        max_messages: int = 1,
+        wait: Any = 0,
+        visibility_timeout: Any = None,
+        auto_ack: bool = False,
+    ) -> Lease | None:
+        """Leases up to `max_messages` and hides them from the rest of the group until settled or expired; None if nothing is due.
+
+        ``wait``: how long to wait for messages. ``auto_ack``: settled at once, at most once: a worker that dies loses them.
+        Raises LedgerFull when a cap of the group lets nothing be leased.
+        """
+        check_name("worker_id", worker_id)
+        check_count("max_messages", max_messages)
+        patience = check_duration("wait", wait, zero=True) / SECOND
+        timeout = None if visibility_timeout is None else check_duration("visibility_timeout", visibility_timeout)
+        self.ensure()
+        deadline, pause = time.monotonic() + patience, 0.01
+        while True:
+            lease_id = uuid.uuid4().hex
+            grant, expires_at = self.grant(
+                lambda now, default, lease_id=lease_id: selection.Request(  # type: ignore[misc]
+                    lease_id, worker_id, max_messages, now + (timeout or default)
+                )
+            )
+            if grant.ranges:
+                lease = Lease(self, lease_id, worker_id, expires_at, self.verified(grant.ranges, lease_id))
+                if lease.ranges:
+                    if auto_ack:
+                        lease.ack()
+                    return lease
+                continue  # all of it was unreadable, and is dead now
+            left = deadline - time.monotonic()
+            if left <= 0:
+                if grant.blocked_because:
+                    raise LedgerFull(
+                        f"group {self.name!r} may lease nothing: {grant.blocked_because} is reached; settle what is leased, or raise it",
+                        group=self.name,
+                        blocked_because=grant.blocked_because,
+                    )
+                return None
+            time.sleep(min(pause, left))
+            pause = min(0.5, pause * 1.5)
+
+    def grant(self, request: Callable[[int, int], selection.Request]) -> tuple[selection.Grant, int]:
+        """Commits a lease; `request` makes it from (now, visibility timeout), in microseconds. Returns the grant and its deadline."""
+
+        def step(stored: Stored) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
+            ledger, rules = _found(stored), self.rules(stored)
+            now = self.queue.now()
+            wanted = request(now, rules.visibility_timeout)
+            after, grant = selection.lease(rules_of.fold(ledger, now, rules), self.queue.log.index(), now, rules, wanted)
+            return after if grant.ranges else None, (grant, wanted.expires_at), lease_note(wanted, grant.ranges)
+
+        return change(self.queue.leases, self.name, step, pause=LEASE_PAUSE)
+
+    def verified(self, ranges: Sequence[Range], lease_id: str) -> tuple[Range, ...]:
+        """The ranges whose files can be read. Messages of a missing or corrupt file are made dead, at once, with that reason."""
+        index, good, bad = self.queue.log.index(), [], []
+        for r in ranges:
+            for piece in index.slices(r.first, r.last):
+                why = self.queue.check_file(piece.path)
+                part = r.part(piece.first, piece.first + piece.rows - 1, index)
+                good.append(part)
+                if why is not None:
+                    bad.append((good.pop(), why))
+        for part, why in bad:
+            _log.error("group %s: messages %d..%d cannot be read and are dead: %s", self.name, part.first, part.last, why)
+            self.settle([Settle(REJECT, lease_id, [(part.first, part.last)], error=why, reason="payload unreadable")])
+        return tuple(good) if bad else tuple(ranges)
+
+    # -- settling
+
+    def ack(self, lease_id: str, sequences: Iterable[int] | None = None) -> SettleResult:
+        """Settles messages of a lease as done: some, or all it holds. Raises LeaseLost for those not held (the rest is settled)."""
+        return self._settle_one(Settle(ACK, lease_id, _intervals(sequences)))
+
+    def nack(self, lease_id: str, sequences: Iterable[int] | None = None, *, delay: Any = None, error: str | None = None) -> SettleResult:
+        """Gives messages back as failed, due again after the group's backoff or `delay`; at the attempt limit they are dead."""
+        micros_delay = None if delay is None else check_duration("delay", delay, zero=True)
+        return self._settle_one(Settle(NACK, lease_id, _intervals(sequences), delay=micros_delay, error=error, jitter=random.random()))
+
+    def reject(self, lease_id: str, sequences: Iterable[int] | None = None, *, error: str | None = None) -> SettleResult:
+        """Makes messages dead at once: they can never be processed."""
+        return self._settle_one(Settle(REJECT, lease_id, _intervals(sequences), error=error))
+
+    def release(self, lease_id: str) -> SettleResult:
+        """Gives a lease back as if it had never been: uncounted, due at once."""
+        return self._settle_one(Settle(RELEASE, lease_id))
+
+    def extend(self, lease_id: str, timeout: Any = None) -> SettleResult:
+        """Moves the deadline of a lease to now + `timeout` (its group's visibility timeout), never earlier."""
+        given = None if timeout is None else check_duration("timeout", timeout)
+
+        def step(stored: Stored) -> tuple[Ledger | None, Outcome, Mapping[str, Any]]:
+            rules, now = self.rules(stored), self.queue.now()
+            folded = rules_of.fold(_found(stored), now, rules, [lease_id])
+            after, outcome = rules_of.extend(folded, lease_id, now + (given or rules.visibility_timeout))
+            return after if outcome.settled else None, outcome, {"operation": "extend", "lease_id": lease_id}
+
+        return _result(lease_id, change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE))
+
+    def _settle_one(self, wanted: Settle) -> SettleResult:
+        return _result(wanted.lease_id, self.settle([wanted])[0])
+
+    def settle(self, wanted: Sequence[Settle]) -> list[Outcome]:
+        """Several settles in one commit, in order. Raises nothing for what is not held: see each Outcome."""
+
+        def step(stored: Stored) -> tuple[Ledger | None, list[Outcome], Mapping[str, Any]]:
+            ledger, rules, now = _found(stored), self.rules(stored), self.queue.now()
+            ledger = rules_of.fold(ledger, now, rules, {w.lease_id for w in wanted})
+            index = self.queue.log.index() if any(w.intervals is not None for w in wanted) else CommitIndex()
+            outcomes = []
+            for one in wanted:
+                ledger, outcome = rules_of.settle(ledger, index, now, rules, one)
+                outcomes.append(outcome)
+            changed = any(outcome.settled for outcome in outcomes)
+            return ledger if changed else None, outcomes, settle_note(wanted, outcomes)
+
+        return change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE)
+
+    def expire(self) -> int:
+        """Folds leases past their deadline now, not at the next operation. Returns how many messages they held."""
+
+        def step(stored: Stored) -> tuple[Ledger | None, int, Mapping[str, Any]]:
+            ledger = _found(stored)
+            after = rules_of.fold(ledger, self.queue.now(), self.rules(stored))
+            before_count, after_count = (x.count(x.is_state(LEASED)) for x in (ledger, after))
+            return after, before_count - after_count, {"operation": "expire", "messages": before_count - after_count}
+
+        return change(self.queue.leases, self.name, step, pause=LEASE_PAUSE) if self.exists() else 0
+
+    # -- looking
+
+    def rules(self, stored: Stored) -> GroupSettings:
+        """The settings of the group, as stored with it."""
+        return GroupSettings(**stored.ledger.head.settings) if stored.ledger is not None else self.queue.settings.group
+
+    def ledger(self) -> Ledger:
+        """The group's ledger as it would be after the next operation's fold; that of a new group if it is not there."""
+        stored = self.queue.leases.read(self.name)
+        ledger = stored.ledger if stored.ledger is not None else Ledger(Head(floor=self.queue.horizon()))
+        return rules_of.fold(ledger, self.queue.now(), self.rules(stored))
+
+    def stats(self) -> GroupStats:
+        """Counts of the group as of now, without a commit."""
+        now, ledger, index = self.queue.now(), self.ledger(), self.queue.log.index()
+        waiting = ledger.is_state(WAITING)
+        due = pc.and_(waiting, pc.less_equal(ledger.column("available_at").cast("int64"), now))
+        unread = index.count(ledger.frontier + 1, index.tail)
+        request = selection.Request("stats", "stats", 1, now)
+        _, grant = selection.lease(ledger, index, now, self.rules(self.queue.leases.read(self.name)), request)
+        counters = ledger.head.counters
+        return GroupStats(
+            ready=unread + ledger.count(due),
+            unread=unread,
+            delayed=ledger.count(waiting) - ledger.count(due),
+            in_flight=ledger.count(ledger.is_state(LEASED)),
+            dead=ledger.count(ledger.is_state(DEAD)),
+            routing=ledger.count(ledger.is_state(ROUTING)),
+            acked=counters.get("acked", 0),
+            dead_lettered=counters.get("dead_lettered", 0),
+            skipped=counters.get("skipped", 0),
+            floor=ledger.head.floor,
+            tail=index.tail,
+            ledger_ranges=len(ledger),
+            blocked_because=grant.blocked_because,
+        )
+
+    # -- in a stream
+
+    def for_each_batch(self, process: Callable[..., Any], on_error: str = "nack") -> Callable[[Any, int], None]:
+        """A foreachBatch function that settles what `process(batch, lease)` leaves: see :func:`spark_mq.spark.for_each_batch`."""
+        from spark_mq.spark.foreach import for_each_batch
+
+        return for_each_batch(self, process, on_error=on_error)
+
+
+def lease_note(wanted: selection.Request, ranges: Sequence[Range]) -> dict[str, Any]:
+    """What a lease's commit says it did."""
+    return {
+        "operation": "lease",
+        "lease_id": wanted.lease_id,
+        "worker_id": wanted.worker_id,
+        "messages": sum(r.message_count for r in ranges),
+        "ranges": _told([(r.first, r.last) for r in ranges]),
+    }
+
+
+def settle_note(wanted: Sequence[Settle], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What the commit of some settles says it did."""
+    done = [(w, o) for w, o in zip(wanted, outcomes, strict=True) if o.settled]
+    return {
+        "operation": "+".join(dict.fromkeys(w.verb for w, _ in done)),
+        "lease_id": ",".join(dict.fromkeys(w.lease_id for w, _ in done)),
+        "messages": sum(o.settled for _, o in done),
+        "ranges": " ".join(f"{w.verb} {_told(o.ranges)}" for w, o in done),
+    }
+
+
+def _told(ranges: Sequence[Interval]) -> str:
+    told = ",".join(f"{first}-{last}" for first, last in ranges[:_LONGEST_NOTE])
+    return told + (f",... {len(ranges) - _LONGEST_NOTE} more" if len(ranges) > _LONGEST_NOTE else "")
+
+
+def _found(stored: Stored) -> Ledger:
+    if stored.ledger is None:
+        raise GroupNotFound(f"there is no consumer group {stored.group!r}; it is made by its first lease", group=stored.group)
+    return stored.ledger
+
+
+def _intervals(sequences: Iterable[int] | None) -> list[Interval] | None:
+    return None if sequences is None else from_sequences(sequences)
+
+
+def _result(lease_id: str, outcome: Outcome, what: str = "messages") -> SettleResult:
+    """The result for a caller. Raises LeaseLost if not everything was held."""
+    result = SettleResult(outcome.settled, outcome.already_settled)
+    if outcome.lost or not (outcome.settled or outcome.already_settled):
+        told = "; ".join(f"{first}..{last} {why}" for first, last, why in outcome.lost[:5]) or "it holds nothing"
+        more = f" and {len(outcome.lost) - 5} more" if len(outcome.lost) > 5 else ""
+        raise LeaseLost(
+            f"lease {lease_id} does not hold these {what} any more: {told}{more} ({result.settled} settled)",
+            lease_id=lease_id,
+            lost=outcome.lost,
+            result=result,
+        )
+    return result
+
+
+def _check_position(option: str, value: Any) -> str | int | datetime:
+    if (
+        value in ("earliest", "latest")
+        or isinstance(value, datetime)
+        or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+    ):
+        if isinstance(value, datetime):
+            micros(value)
+        return value
+    raise InvalidOption(
+        f"{option}={value!r} is not a position: use 'earliest', 'latest', a sequence, or an aware datetime",
+        option=option,
+        value=value,
+    )

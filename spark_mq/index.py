@@ -1,0 +1,138 @@
+"""The commit index: which file of which commit holds which sequences. Pure; the storage feeds it.
+
+A message's sequence is ``version << 32 | ordinal``: the Delta commit that added it and its row ordinal over that commit's
+``add`` actions in file order. The index answers what the ledger must know to count or cut a range.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["CommitIndex", "LogFile", "Slice", "sequence"]
+
+ORDINAL_BITS: Final = 32
+
+
+def sequence(version: int, ordinal: int) -> int:
+    """The sequence of the message at `ordinal` (from 0) of the commit `version`."""
+    return version << ORDINAL_BITS | ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One data file of a publish: ``rows`` messages, the first of them with sequence ``first``.
+
+    ``path`` is relative to ``messages/``; ``size`` is in bytes; ``committed_at`` in microseconds since 1970.
+    """
+
+    first: int
+    rows: int
+    path: str
+    size: int
+    committed_at: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.rows - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """``rows`` rows of a file from row ``offset`` on; the first of them has the sequence ``first``."""
+
+    path: str
+    offset: int
+    rows: int
+    first: int
+    committed_at: int
+    size: int
+    """Estimated bytes: the file's size in proportion."""
+
+
+class CommitIndex:
+    """All published files in sequence order, append-only. ``version`` is the last commit that was looked at."""
+
+    def __init__(self, files: Iterable[LogFile] = (), version: int = -1) -> None:
+        self.files: list[LogFile] = []
+        self._firsts: list[int] = []
+        self._before: list[int] = []  # messages in all files before this one
+        self._total = 0
+        self.version = version
+        self.extend(files, version)
+
+    def extend(self, files: Iterable[LogFile], version: int) -> None:
+        """Take in the files of the commits up to `version`, in order."""
+        for file in files:
+            if file.rows == 0:
+                continue
+            if self.files and file.first <= self.files[-1].last:
+                raise ValueError(f"files out of order: {file.first} after {self.files[-1].last}")
+            # `files` grows last: a reader in another thread never sees a file without its sums.
+            self._before.append(self._total)
+            self._firsts.append(file.first)
+            self._total += file.rows
+            self.files.append(file)
+        self.version = max(self.version, version)
+
+    @property
+    def tail(self) -> int:
+        """The last sequence published, or -1."""
+        return self.files[-1].last if self.files else -1
+
+    @property
+    def total(self) -> int:
+        """How many messages the index knows."""
+        return self._total
+
+    def _rank(self, seq: int) -> int:
+        """How many messages have a sequence <= `seq`."""
+        at = bisect_right(self._firsts, seq) - 1
+        if at < 0:
+            return 0
+        return self._before[at] + min(seq - self._firsts[at] + 1, self.files[at].rows)
+
+    def count(self, first: int, last: int) -> int:
+        """How many messages lie in ``first..last``, inclusive."""
+        return max(0, self._rank(last) - self._rank(first - 1)) if last >= first else 0
+
+    def cut(self, first: int, count: int) -> int:
+        """The sequence of the `count`-th message (from 1) at or after `first`. Raises IndexError past the tail."""
+        rank = self._rank(first - 1) + count - 1
+        if count < 1 or rank >= self._total:
+            raise IndexError(f"no {count} messages from {first} on")
+        at = bisect_right(self._before, rank) - 1
+        return self._firsts[at] + rank - self._before[at]
+
+    def at_or_after(self, seq: int) -> int | None:
+        """The first message at or after `seq`, or None."""
+        at = bisect_right(self._firsts, seq) - 1
+        if at >= 0 and seq <= self.files[at].last:
+            return seq
+        return self._firsts[at + 1] if at + 1 < len(self._firsts) else None
+
+    def at_or_before(self, seq: int) -> int | None:
+        """The last message at or before `seq`, or None."""
+        at = bisect_right(self._firsts, seq) - 1
+        return min(seq, self.files[at].last) if at >= 0 else None
+
+    def first_published_since(self, instant: int) -> int:
+        """The first sequence of the first commit at or after `instant` (microseconds); past the tail if there is none."""
+        # Commit times may step back by a clock's error, so look at all: the first that is late enough.
+        return next((f.first for f in self.files if f.committed_at >= instant), self.tail + 1)
+
+    def slices(self, first: int, last: int) -> Iterator[Slice]:
+        """The row slices that hold the messages of ``first..last``, in order."""
+        at = max(0, bisect_right(self._firsts, first) - 1)
+        stop = bisect_left(self._firsts, last + 1)
+        for file in self.files[at:stop]:
+            start, end = max(first, file.first), min(last, file.last)
+            if start <= end:
+                rows = end - start + 1
+                yield Slice(file.path, start - file.first, rows, start, file.committed_at, file.size * rows // file.rows)
+
+    def size(self, first: int, last: int) -> int:
+        """Estimated bytes of the messages in ``first..last`` as they lie in the files."""
+        return sum(piece.size for piece in self.slices(first, last))

@@ -1,0 +1,321 @@
+"""``messages/``: the append-only log. Publishing, and reading the index and the messages back.
+
+What counts as a publish: an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never seen before. So
+compaction, trims and RESTORE publish nothing, and any Delta writer that appends is a publisher.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+
+from spark_mq import delta
+from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
+from spark_mq.index import CommitIndex, LogFile, Slice, sequence
+
+__all__ = ["MESSAGE_SCHEMA", "DeltaLog", "PublishReceipt", "WrittenFile", "write_file"]
+
+_log = logging.getLogger(__name__)
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("lane", pa.int32()),
+        pa.field("message_id", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
+        pa.field("published_at", _INSTANT),
+        pa.field("deliver_at", _INSTANT),
+        pa.field("expires_at", _INSTANT),
+    ]
+)
+"""The columns of ``messages/``; only value is required. ``lane`` is the partition column (null = 0)."""
+
+FILE_SCHEMA: Final = pa.schema([f for f in MESSAGE_SCHEMA if f.name != "lane"])
+_NO_LANE: Final = "lane=__HIVE_DEFAULT_PARTITION__"
+ROW_GROUP_ROWS: Final = 20_000
+"""Small row groups: a lease reads slices from anywhere in a file."""
+
+_COMMIT_TIMEOUT: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReceipt:
+    """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the order given."""
+
+    version: int
+    sequences: range
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A data file that is written but not yet published: path relative to ``messages/``, bytes, rows."""
+
+    path: str
+    size: int
+    rows: int
+
+
+def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
+    """Writes messages (any of the columns of FILE_SCHEMA) as one data file of ``messages/``. It is published by a commit."""
+    columns = [table[f.name].cast(f.type) if f.name in table.schema.names else pa.nulls(table.num_rows, f.type) for f in FILE_SCHEMA]
+    buffer = io.BytesIO()
+    pq.write_table(
+        pa.table(columns, schema=FILE_SCHEMA),
+        buffer,
+        compression="snappy",
+        row_group_size=ROW_GROUP_ROWS,
+        use_dictionary=["key"],
+        write_statistics=["published_at", "deliver_at", "expires_at"],
+    )
+    path = f"{_NO_LANE}/part-{uuid.uuid4()}.parquet"
+    files.write(path, buffer.getvalue())
+    return WrittenFile(path, buffer.tell(), table.num_rows)
+
+
+class DeltaLog:
+    """The log of one queue in a Delta table. ``path``: of ``messages/``. Not for use from several threads at once."""
+
+    def __init__(self, path: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self.path = path
+        self.storage_options = dict(storage_options or {})
+        self.files = delta.Files(path, self.storage_options)
+        self._table: DeltaTable | None = None
+        self._index = CommitIndex()
+        self._seen: set[str] = set()
+
+    def create(self, description: str) -> None:
+        """Makes the table. Raises deltalake's TableAlreadyExists error where there is one."""
+        DeltaTable.create(
+            self.path,
+            MESSAGE_SCHEMA,
+            partition_by=["lane"],
+            description=description,
+            storage_options=self.storage_options,
+            configuration={
+                "delta.appendOnly": "true",
+                # The log's JSON must not vanish before it is indexed, nor files that a lagging group still needs.
+                "delta.enableExpiredLogCleanup": "false",
+                "delta.deletedFileRetentionDuration": "interval 36500 days",
+                "delta.logRetentionDuration": "interval 36500 days",
+            },
+        )
+
+    @property
+    def table(self) -> DeltaTable:
+        if self._table is None:
+            self._table = delta.open_table(self.path, self.storage_options)
+            if self._table is None:
+                raise CorruptLog(f"there is no Delta table at {self.path} any more", path=self.path, version=None)
+        return self._table
+
+    def publish(self, table: pa.Table, *, mark: tuple[str, int] | None = None, note: Mapping[str, Any] | None = None) -> PublishReceipt:
+        """Publishes a table of messages as one commit; durable, with its sequences, when this returns."""
+        return self.commit([write_file(self.files, table)], mark=mark, note=note)
+
+    def commit(
+        self,
+        written: Iterable[WrittenFile],
+        *,
+        mark: tuple[str, int] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        """Publishes files that are written already (see :func:`write_file`), all or nothing.
+
+        ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that number or a higher one.
+        """
+        wanted = [file for file in written if file.rows]
+        adds: list[AddAction | RemoveAction] = [
+            AddAction(f.path, f.size, {"lane": None}, int(time.time() * 1000), True, json.dumps({"numRecords": f.rows})) for f in wanted
+        ]
+        operation = uuid.uuid4().hex
+
+        def attempt(table: DeltaTable) -> None:
+            self._check_mark(table, mark)
+            # A schema is wanted even though the files are there; no retries of delta-rs's own: one of them landed a commit twice.
+            table.create_write_transaction(
+                adds,
+                "append",
+                MESSAGE_SCHEMA,
+                ["lane"],
+                commit_properties=delta.commit_properties(operation, note or {"operation": "publish"}, [mark] if mark else [], retries=0),
+                post_commithook_properties=delta.no_housekeeping(),
+            )
+
+        version = self._run(attempt, operation)
+        return PublishReceipt(version, range(sequence(version, 0), sequence(version, sum(f.rows for f in wanted))))
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Drops data files from the table (a trim): no data change, so that streams on ``messages/`` are not disturbed."""
+        operation = uuid.uuid4().hex
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [RemoveAction(path, False, now, None, {"lane": None}) for path in paths]
+        if actions:
+            self._run(
+                lambda table: table.create_write_transaction(
+                    actions,
+                    "append",
+                    MESSAGE_SCHEMA,
+                    ["lane"],
+                    commit_properties=delta.commit_properties(operation, {"operation": "trim"}, retries=0),
+                    post_commithook_properties=delta.no_housekeeping(),
+                ),
+                operation,
+            )
+
+    def _check_mark(self, table: DeltaTable, mark: tuple[str, int] | None) -> None:
+        if mark is None:
+            return
+        last = table.transaction_version(mark[0])
+        if last is not None and last >= mark[1]:
+            producer = mark[0].rpartition(":")[2]
+            raise DuplicatePublish(
+                f"producer {producer!r} has published number {last} already, so {mark[1]} is not published again",
+                producer_id=producer,
+                last_sequence=last,
+            )
+
+    def _run(self, attempt: Callable[[DeltaTable], None], operation: str) -> int:
+        """One optimistic commit, tried until it lands. Returns its version."""
+        deadline = time.monotonic() + _COMMIT_TIMEOUT
+        tries = 0
+        while True:
+            table = self.table
+            table.update_incremental()
+            base = table.version()
+            try:
+                attempt(table)
+                return base + 1
+            except DuplicatePublish:
+                raise
+            except Exception as error:
+                # After any failure: has it landed all the same (a PUT whose reply got lost)?
+                table.update_incremental()
+                latest = table.version()
+                landed = delta.landed_since(self.files, self.path, base, latest, operation)
+                if landed is not None:
+                    return landed
+                if latest == base:
+                    raise  # nobody else committed: this is no lost race
+                tries += 1
+                if time.monotonic() > deadline:
+                    raise ContentionTimeout(
+                        f"publishing to {self.path} lost {tries} races in {_COMMIT_TIMEOUT:.0f} s; nothing was published",
+                        group=None,
+                        attempts=tries,
+                    ) from error
+                time.sleep(min(0.2, 0.002 * 2 ** min(tries, 7)) * (0.5 + uuid.uuid4().int % 100 / 100))
+
+    def last_number(self, producer_id: str) -> int | None:
+        """The last number that a producer has published, or None."""
+        self.table.update_incremental()
+        return self.table.transaction_version(producer_id)
+
+    def index(self, upto: int | None = None) -> CommitIndex:
+        """The commit index, brought up to the latest commit. The same object each time: it only grows."""
+        self.table.update_incremental()
+        latest = self.table.version()
+        while self._index.version < latest:
+            version = self._index.version + 1
+            try:
+                actions = delta.read_commit(self.files, version, self.path)
+            except FileNotFoundError as error:
+                raise CorruptLog(
+                    f"commit {version} of {self.path} is gone from its log; messages published in it cannot be found. "
+                    f"Restore {delta.log_path(version)} from a backup",
+                    path=self.path,
+                    version=version,
+                ) from error
+            self._index.extend(self._published(version, actions), version)
+        return self._index
+
+    def _published(self, version: int, actions: list[dict[str, Any]]) -> list[LogFile]:
+        """The files that a commit publishes, with their sequences."""
+        info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+        adds: list[AddAction | RemoveAction] = [a["add"] for a in actions if "add" in a]
+        fresh = [a for a in adds if a["path"] not in self._seen]
+        self._seen.update(a["path"] for a in adds)
+        changing = [a for a in fresh if a.get("dataChange", True)]
+        if any("remove" in a for a in actions):
+            if any(a["remove"].get("dataChange", True) for a in actions if "remove" in a) and changing:
+                _log.warning(
+                    "commit %d of %s rewrites messages (%s); what it adds is not published",
+                    version,
+                    self.path,
+                    info.get("operation"),
+                )
+            return []
+        files, ordinal = [], 0
+        for add in changing:
+            rows = self._rows(add)
+            at = int(info.get("timestamp") or add.get("modificationTime") or 0) * 1000
+            files.append(LogFile(sequence(version, ordinal), rows, unquote(add["path"]), int(add.get("size") or 0), at))
+            ordinal += rows
+        return files
+
+    def _rows(self, add: Mapping[str, Any]) -> int:
+        """Rows of a file from its statistics, or, where its writer left them out, from its footer."""
+        count = json.loads(add.get("stats") or "{}").get("numRecords")
+        if count is None:
+            with self.files.open(unquote(add["path"])) as file:
+                count = pq.ParquetFile(file).metadata.num_rows
+        return int(count)
+
+    def check(self, path: str) -> str | None:
+        """Why a data file cannot be read, or None."""
+        try:
+            with self.files.open(path) as file:
+                pq.ParquetFile(file)
+            return None
+        except FileNotFoundError:
+            return f"data file {path} is missing"
+        except (OSError, pa.ArrowException) as error:
+            return f"data file {path} is not readable: {error}"
+
+    def read(self, slices: Iterable[Slice], columns: list[str] | None = None) -> Iterator[tuple[Slice, pa.Table]]:
+        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in."""
+        for piece in slices:
+            yield piece, read_slice(self.files, piece, columns)
+
+
+def read_slice(files: delta.Files, piece: Slice, columns: list[str] | None = None) -> pa.Table:
+    """The rows of one slice in the types of FILE_SCHEMA. Only the row groups that hold them are read."""
+    wanted = FILE_SCHEMA if columns is None else pa.schema([f for f in FILE_SCHEMA if f.name in columns])
+    with files.open(piece.path) as raw:
+        file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
+        groups, start, skipped = [], 0, 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if start + rows <= piece.offset:
+                skipped += rows
+            elif start < piece.offset + piece.rows:
+                groups.append(group)
+            start += rows
+        present = [name for name in wanted.names if name in file.schema_arrow.names]
+        table = file.read_row_groups(groups, columns=present).slice(piece.offset - skipped, piece.rows)
+    return pa.table([_column(table, f, piece) for f in wanted], schema=wanted)
+
+
+def _column(table: pa.Table, wanted: pa.Field, piece: Slice) -> pa.ChunkedArray:
+    """A column in its type; what the publisher left null reads as DESIGN section 3 says."""
+    column = table[wanted.name].cast(wanted.type) if wanted.name in table.schema.names else pa.nulls(table.num_rows, wanted.type)
+    if wanted.name == "published_at" and column.null_count:
+        return column.fill_null(pa.scalar(piece.committed_at, pa.int64()).cast(wanted.type))
+    if wanted.name == "message_id" and column.null_count:
+        ids = pa.array([str(piece.first + row) for row in range(table.num_rows)], pa.string())
+        return pc.coalesce(column, ids)
+    return column

@@ -1,0 +1,173 @@
+"""Messages as people hand them in and get them: plain values, :class:`Message`, Arrow tables."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.checks import nearest, to_datetime
+from spark_mq.errors import InvalidOption, InvalidSchema
+from spark_mq.log import MESSAGE_SCHEMA
+
+__all__ = ["DELIVERY_SCHEMA", "PUBLISH_COLUMNS", "Message", "Received", "check_publishable", "received", "to_publish"]
+
+PUBLISH_COLUMNS: Final = ("message_id", "key", "value", "headers", "published_at")
+_NOT_YET: Final = ("lane", "deliver_at", "expires_at")
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+DELIVERY_SCHEMA: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64()),
+        pa.field("message_id", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
+        pa.field("published_at", _INSTANT),
+        pa.field("delivery_count", pa.int32()),
+        pa.field("lease_id", pa.string()),
+        pa.field("lease_expires_at", _INSTANT),
+    ]
+)
+"""The columns of what a lease hands out, in the stream as in the Python API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to publish. ``value``: bytes, or str (published as UTF-8). ``message_id``: a random one if not given."""
+
+    value: bytes | str
+    key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message as a lease hands it out; ``published_at`` is aware, ``delivery_count`` includes this delivery."""
+
+    sequence: int
+    message_id: str
+    key: str | None
+    value: bytes
+    headers: dict[str, str]
+    published_at: datetime
+    delivery_count: int
+
+
+def check_publishable(columns: Mapping[str, str]) -> None:
+    """Whether columns, as name -> simple type name, can be published; for the DataFrame and the Arrow door alike.
+
+    Raises InvalidSchema naming the column and the fix.
+    """
+    if "value" not in columns:
+        hint = nearest("value", columns)
+        raise InvalidSchema(
+            "there is no column 'value' to publish" + (f"; rename {hint!r}?" if hint else "; build one, say to_json(struct('*')) AS value"),
+            column="value",
+        )
+    if columns["value"] not in ("string", "binary"):
+        raise InvalidSchema(
+            f"column 'value' is {columns['value']}, not string or binary: cast it, or use to_json for a struct",
+            column="value",
+        )
+    for name, kind in columns.items():
+        if name in _NOT_YET:
+            raise InvalidSchema(f"column {name!r} cannot be published yet; drop it", column=name)
+        if name not in PUBLISH_COLUMNS:
+            hint = nearest(name, PUBLISH_COLUMNS)
+            raise InvalidSchema(
+                f"column {name!r} is not one of a message ({', '.join(PUBLISH_COLUMNS)})"
+                + (f"; did you mean {hint!r}?" if hint else "; put it into value or headers, or drop it"),
+                column=name,
+            )
+        wanted = {
+            "message_id": "string",
+            "key": "string",
+            "headers": "map<string,string>",
+            "published_at": "timestamp",
+        }.get(name)
+        if wanted and kind.replace(" ", "") != wanted:
+            raise InvalidSchema(f"column {name!r} is {kind}, not {wanted}: cast it", column=name)
+
+
+def to_publish(messages: Any, now: int) -> pa.Table:
+    """Messages as a table of the columns of ``messages/``: from bytes, str, Message, a list of these, or an Arrow table.
+
+    Ids and times that are not given are filled in (uuid4; `now`, in microseconds).
+    """
+    table = messages if isinstance(messages, pa.Table) else _from_values(messages)
+    check_publishable({name: _simple(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)})
+    if table["value"].null_count:
+        raise InvalidSchema(f"{table['value'].null_count} values are null: a message needs a value, if an empty one", column="value")
+    if "message_id" not in table.schema.names or table["message_id"].null_count:
+        ids = pa.array([str(uuid.uuid4()) for _ in range(table.num_rows)], pa.string())
+        given = table["message_id"] if "message_id" in table.schema.names else None
+        table = _with(table, "message_id", ids if given is None else pc.coalesce(given.cast(pa.string()), ids))
+    if "published_at" not in table.schema.names:
+        table = _with(table, "published_at", pa.repeat(pa.scalar(now, pa.int64()).cast(_INSTANT), table.num_rows))
+    return table
+
+
+def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
+    if name in table.schema.names:
+        return table.set_column(table.schema.get_field_index(name), name, column)
+    return table.append_column(name, column)
+
+
+def _from_values(messages: Any) -> pa.Table:
+    if isinstance(messages, bytes | str | Message):
+        messages = [messages]
+    if not isinstance(messages, Iterable):
+        raise InvalidOption(
+            f"cannot publish {type(messages).__name__}: give bytes, str, Message, a list of these, or a pyarrow.Table",
+            option="messages",
+            value=type(messages).__name__,
+        )
+    rows = []
+    for at, message in enumerate(messages):
+        m = message if isinstance(message, Message) else Message(message)
+        if not isinstance(m.value, bytes | str):
+            raise InvalidOption(
+                f"message {at} has a value of type {type(m.value).__name__}: give bytes or str",
+                option="messages",
+                value=at,
+            )
+        rows.append(
+            {
+                "message_id": m.message_id,
+                "key": m.key,
+                "value": m.value.encode() if isinstance(m.value, str) else m.value,
+                "headers": list(m.headers.items()),
+            }
+        )
+    names = ("message_id", "key", "value", "headers")
+    return pa.Table.from_pylist(rows, schema=pa.schema([MESSAGE_SCHEMA.field(name) for name in names]))
+
+
+def _simple(kind: pa.DataType) -> str:
+    """Spark's simple name of an Arrow type, as far as messages need it."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "string"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return "binary"
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return "timestamp"
+    if pa.types.is_map(kind):
+        return f"map<{_simple(kind.key_type)},{_simple(kind.item_type)}>"
+    return str(kind)
+
+
+def received(table: pa.Table) -> list[Received]:
+    """The rows of a table of DELIVERY_SCHEMA as objects."""
+    columns = {name: table[name].to_pylist() for name in ("sequence", "message_id", "key", "value", "headers", "delivery_count")}
+    instants = [to_datetime(i) for i in table["published_at"].cast(pa.int64()).to_pylist()]
+    return [
+        Received(seq, mid, key, value, dict(headers or ()), at, count)
+        for seq, mid, key, value, headers, count, at in zip(*columns.values(), instants, strict=True)
+    ]

@@ -1,0 +1,246 @@
+"""A queue: a directory of Delta tables. Making one, opening one, publishing into one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from deltalake.exceptions import DeltaError
+
+from spark_mq import delta
+from spark_mq.checks import check_count, check_duration, check_name, micros
+from spark_mq.errors import InvalidOption, NotAQueue, QueueExists, QueueNotFound
+from spark_mq.group import ConsumerGroup
+from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
+from spark_mq.log import DeltaLog, PublishReceipt
+from spark_mq.messages import to_publish
+from spark_mq.settings import GroupSettings, QueueSettings
+
+__all__ = ["Queue"]
+
+Clock = Callable[[], datetime]
+
+
+def _system_clock() -> datetime:
+    return datetime.now(UTC)
+
+
+class Queue:
+    """A queue on a file system or an object store. Make with :meth:`create`, get with :meth:`open`. Picklable.
+
+    ``messages/`` (what was published), ``leases/`` (the groups' ledgers) and ``dead_letters/`` are Delta tables under ``path``.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        settings: QueueSettings,
+        log: DeltaLog,
+        leases: LeaseStore,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.path = path
+        self.settings = settings
+        self.log = log
+        self.leases = leases
+        self.storage_options = dict(storage_options or {})
+        self.clock = clock or _system_clock
+        self._readable: set[str] = set()
+        self._dead_letters: Queue | None = None
+
+    def __repr__(self) -> str:
+        return f"Queue({self.path!r})"
+
+    def __reduce__(self) -> Any:
+        return _reopen, (self.path, self.storage_options, None if self.clock is _system_clock else self.clock)
+
+    # -- making and opening
+
+    @classmethod
+    def create(
+        cls,
+        path: Any,
+        *,
+        visibility_timeout: Any = "60s",
+        max_delivery_attempts: int | None = 5,
+        retention: Any = "7d",
+        dead_letter_path: Any = None,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        exist_ok: bool = False,
+        **group_settings: Any,
+    ) -> Queue:
+        """Makes a queue, with its dead-letter queue; run again after a crash it finishes what it began.
+
+        ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no limit); ``retention``: how
+        long messages are kept once every group has settled them. Further defaults for groups: ``clock_skew``, ``retry_delay``,
+        ``max_retry_delay``, ``max_in_flight``, ``max_ledger_ranges`` (:class:`~spark_mq.GroupSettings`).
+        ``dead_letter_path``: a queue of your own for the dead letters; default ``dead_letters/`` inside. Raises QueueExists unless ``exist_ok``.
+        """
+        group = GroupSettings.checked(visibility_timeout=visibility_timeout, max_delivery_attempts=max_delivery_attempts, **group_settings)
+        settings = QueueSettings(
+            group,
+            check_duration("retention", retention, zero=True),
+            None if dead_letter_path is None else delta.absolute(dead_letter_path),
+        )
+        root = delta.absolute(path)
+        options = dict(storage_options or {})
+        _check_root(root, options)
+        log, leases = (
+            DeltaLog(delta.child(root, "messages"), options),
+            DeltaLeases(delta.child(root, "leases"), options),
+        )
+        if delta.exists(log.path, options):
+            if delta.exists(leases.path, options) and not exist_ok:
+                raise QueueExists(f"there is a queue at {root} already; use Queue.open, or exist_ok=True", path=root)
+        else:
+            _create(log, settings.to_json())
+        if not delta.exists(leases.path, options):
+            # The queue is complete once this is there, so it is made last. It remembers which messages/ it belongs to.
+            _create(leases, json.dumps({"format": "spark_mq leases", "messages": str(log.table.metadata().id)}))
+        queue = cls.open(root, storage_options=options, clock=clock)
+        if queue.settings.dead_letter_path is None:
+            _ = queue.dead_letters
+        return queue
+
+    @classmethod
+    def open(cls, path: Any, *, storage_options: Mapping[str, str] | None = None, clock: Clock | None = None) -> Queue:
+        """Opens a queue. ``clock``: () -> aware datetime, for tests.
+
+        Raises QueueNotFound, NotAQueue (another kind of table is there, or a queue not completed), UnsupportedTable.
+        """
+        root = delta.absolute(path)
+        options = dict(storage_options or {})
+        log, leases = (
+            DeltaLog(delta.child(root, "messages"), options),
+            DeltaLeases(delta.child(root, "leases"), options),
+        )
+        table = delta.open_table(log.path, options)
+        if table is None:
+            _check_root(root, options)
+            raise QueueNotFound(f"there is no queue at {root}; make it with Queue.create", path=root)
+        settings = QueueSettings.from_json(table.metadata().description)
+        if settings is None:
+            raise NotAQueue(f"{log.path} is a Delta table, but not one of a queue made by Queue.create", path=root)
+        states = delta.open_table(leases.path, options)
+        if states is None:
+            raise NotAQueue(f"the queue at {root} was never completed: run Queue.create again with the same settings", path=root)
+        if json.loads(states.metadata().description or "{}").get("messages") != str(table.metadata().id):
+            raise NotAQueue(
+                f"leases/ at {root} belongs to another messages/ table: one of them was made anew. "
+                "Remove both and create the queue again, or restore the one that was replaced",
+                path=root,
+            )
+        return cls(root, settings, log, leases, storage_options=options, clock=clock)
+
+    # -- publishing
+
+    def publish(self, messages: Any, *, producer_id: str | None = None, producer_sequence: int | None = None) -> PublishReceipt:
+        """Publishes bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``, as one commit: all or nothing.
+
+        ``producer_id`` with ``producer_sequence`` (increasing) makes it idempotent: DuplicatePublish if that number or a higher
+        one has landed before. Raises InvalidSchema, InvalidOption.
+        """
+        if (producer_id is None) != (producer_sequence is None):
+            raise InvalidOption("producer_id and producer_sequence go together", option="producer_sequence", value=producer_sequence)
+        mark = None
+        if producer_id is not None:
+            mark = (
+                producer_mark(producer_id),
+                check_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1),
+            )
+        table = to_publish(messages, self.now())
+        if table.num_rows == 0:
+            raise InvalidOption("there is nothing to publish: the list or table is empty", option="messages", value=0)
+        return self.log.publish(table, mark=mark)
+
+    # -- looking
+
+    def now(self) -> int:
+        """The clock's time in microseconds."""
+        return micros(self.clock())
+
+    def group(self, name: str = "default", *, start: str | int | datetime = "earliest") -> ConsumerGroup:
+        """A consumer group. It comes to be at its first lease, at ``start``: "earliest", "latest", a sequence or an instant."""
+        return ConsumerGroup(self, name, start)
+
+    def groups(self) -> list[str]:
+        """The names of the groups there are."""
+        return self.leases.groups()
+
+    def horizon(self) -> int:
+        """The trim horizon: all up to this sequence may be gone. -1 before the first trim."""
+        ledger = self.leases.read(HORIZON).ledger
+        return -1 if ledger is None else ledger.head.floor
+
+    @property
+    def dead_letters(self) -> Queue:
+        """The dead-letter queue, itself a queue; made if it is not there."""
+        if self._dead_letters is None:
+            path = self.settings.dead_letter_path or delta.child(self.path, "dead_letters")
+            try:
+                self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
+            except (QueueNotFound, NotAQueue):
+                self._dead_letters = Queue._create_dead_letters(path, self.storage_options, self.clock)
+        return self._dead_letters
+
+    @classmethod
+    def _create_dead_letters(cls, path: str, options: Mapping[str, str], clock: Clock) -> Queue:
+        """A queue without an attempt limit, and so without dead letters of its own."""
+        settings = QueueSettings(GroupSettings(max_delivery_attempts=None), 36500 * 86_400 * 1_000_000, dead_letter_path=path)
+        log, leases = (
+            DeltaLog(delta.child(path, "messages"), options),
+            DeltaLeases(delta.child(path, "leases"), options),
+        )
+        if not delta.exists(log.path, options):
+            _create(log, settings.to_json())
+        if not delta.exists(leases.path, options):
+            _create(leases, json.dumps({"format": "spark_mq leases", "messages": str(log.table.metadata().id)}))
+        return cls.open(path, storage_options=options, clock=clock)
+
+    def stats(self) -> dict[str, Any]:
+        """``published``: messages in the log since it began; ``tail``: the last sequence; ``groups``: stats of each by name."""
+        index = self.log.index()
+        return {
+            "published": index.total,
+            "tail": index.tail,
+            "version": index.version,
+            "horizon": self.horizon(),
+            "groups": {name: self.group(name).stats() for name in self.groups()},
+        }
+
+    def check_file(self, path: str) -> str | None:
+        """Why a data file of ``messages/`` cannot be read, or None. Good news is remembered, for files never change."""
+        if path in self._readable:
+            return None
+        why = self.log.check(path)
+        if why is None:
+            self._readable.add(path)
+        return why
+
+
+def producer_mark(producer_id: str) -> str:
+    """The app id under which a producer's numbers are kept in ``messages/``."""
+    return "spark_mq.producer:" + check_name("producer_id", producer_id)
+
+
+def _create(table: DeltaLog | DeltaLeases, description: str) -> None:
+    try:
+        table.create(description)
+    except DeltaError:
+        # Somebody else may have made it in the same moment: that is as good.
+        if delta.open_table(table.path, table.storage_options) is None:
+            raise
+
+
+def _check_root(root: str, options: Mapping[str, str]) -> None:
+    if delta.exists(root, options):
+        raise NotAQueue(f"{root} is itself a Delta table; a queue is a directory of tables. Use a path of its own", path=root)
+
+
+def _reopen(path: str, options: Mapping[str, str], clock: Clock | None) -> Queue:
+    return Queue.open(path, storage_options=options, clock=clock)

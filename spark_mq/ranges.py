@@ -1,0 +1,318 @@
+"""Ranges of sequences in one state, and the ledger that holds them: the data that the rules in ``ledger.py`` work on.
+
+As in Kafka's share groups (KIP-932), delivery state is kept for ranges over a log, not for each message. A group's ledger is
+an Arrow table of its ranges, sorted, without overlaps, neighbours alike in everything being one; all up to the *floor* is
+settled and forgotten; what lies past the last range is unread. Pure: no storage, no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Final, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.index import CommitIndex
+
+__all__ = [
+    "DEAD",
+    "LEASED",
+    "RANGE_SCHEMA",
+    "ROUTING",
+    "SETTLED",
+    "STATES",
+    "WAITING",
+    "Draft",
+    "Head",
+    "Ledger",
+    "Range",
+]
+
+LEASED: Final = "leased"
+WAITING: Final = "waiting"
+DEAD: Final = "dead"
+ROUTING: Final = "routing"
+SETTLED: Final = "settled"
+FLOOR: Final = "floor"
+STATES: Final = (LEASED, WAITING, DEAD, ROUTING, SETTLED)
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Messages ``first..last`` (sequences, inclusive; ``message_count`` of them) in one state. Instants in microseconds."""
+
+    first: int
+    last: int
+    state: str
+    message_count: int
+    lease_id: str | None = None
+    """leased: its holder; waiting: the lease that expired, as long as it may still settle late; routing: the routing id."""
+    worker_id: str | None = None
+    leased_at: int | None = None
+    expires_at: int | None = None
+    first_leased_at: int | None = None
+    delivery_count: int = 0
+    failure_count: int = 0
+    suspect: bool = False
+    """Failed as part of a whole lease, the culprit unknown. While leased: as it was before, so that a release can restore it."""
+    available_at: int | None = None
+    reason: str | None = None
+    """dead, routing: why."""
+    error: str | None = None
+    """The last failure in its own words."""
+
+    def alike(self, other: Range) -> bool:
+        """Whether both differ in nothing but their place."""
+        return all(getattr(self, name) == getattr(other, name) for name in _LIKENESS)
+
+    def part(self, first: int, last: int, index: CommitIndex) -> Range:
+        """The piece of this range within ``first..last``."""
+        first, last = max(first, self.first), min(last, self.last)
+        if (first, last) == (self.first, self.last):
+            return self
+        count = index.count(first, last)
+        if count:  # both ends are messages, never places in a gap between commits
+            first, last = index.cut(first, 1), index.at_or_before(last) or last
+        return replace(self, first=first, last=last, message_count=count)
+
+    def settled(self) -> Range:
+        """This range with all forgotten but that it is settled."""
+        return Range(self.first, self.last, SETTLED, self.message_count)
+
+
+_FIELDS: Final = tuple(f.name for f in fields(Range))
+_LIKENESS: Final = tuple(name for name in _FIELDS if name not in ("first", "last", "message_count"))
+_INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "available_at")
+
+_TYPES: Final = {
+    "first": pa.int64(),
+    "last": pa.int64(),
+    "message_count": pa.int64(),
+    "delivery_count": pa.int32(),
+    "failure_count": pa.int32(),
+    "suspect": pa.bool_(),
+} | dict.fromkeys(_INSTANTS, _INSTANT)
+RANGE_SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in _FIELDS])
+"""One row a range. The stored table adds consumer_group (partition), revision and detail, both of the floor row only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a ledger knows besides its ranges; stored as its floor row.
+
+    ``floor``: all messages up to this sequence are settled. ``forgotten``: how many those were. ``revision`` grows with each
+    commit. ``turn``: which kind of message the next lease tries first. ``counters``: messages by outcome since the group began.
+    """
+
+    floor: int = -1
+    forgotten: int = 0
+    revision: int = 0
+    turn: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def counted(self, outcome: str, messages: int) -> Head:
+        """With `messages` more that ended as `outcome`."""
+        if messages == 0:
+            return self
+        return replace(self, counters={**self.counters, outcome: self.counters.get(outcome, 0) + messages})
+
+    def to_json(self) -> str:
+        """What has no column of its own, for the floor row."""
+        data = asdict(self)
+        return json.dumps({name: data[name] for name in ("turn", "counters", "settings")}, sort_keys=True)
+
+
+class Ledger:
+    """One group's ranges and head. Immutable; changes are made through a :class:`Draft`."""
+
+    def __init__(self, head: Head, ranges: pa.Table | None = None) -> None:
+        table = RANGE_SCHEMA.empty_table() if ranges is None else ranges
+        self.head = head
+        self.ranges: pa.Table = table.combine_chunks()
+
+    @classmethod
+    def of(cls, head: Head, ranges: Iterable[Range]) -> Ledger:
+        """From ranges in order."""
+        return cls(head, to_table(ranges))
+
+    def __len__(self) -> int:
+        return int(self.ranges.num_rows)
+
+    @cached_property
+    def firsts(self) -> Sequence[int]:
+        """The first sequence of each range, as a view that bisect can search without making Python objects of all."""
+        return _longs(self.ranges, "first")
+
+    @cached_property
+    def frontier(self) -> int:
+        """The last sequence that is not unread."""
+        return cast(int, self.ranges["last"][-1].as_py()) if len(self) else self.head.floor
+
+    def at(self, row: int) -> Range:
+        """The range in a row."""
+        return next(_ranges(self.ranges.slice(row, 1)))
+
+    def where(self, mask: pa.Array | pa.ChunkedArray) -> list[int]:
+        """The rows for which the mask holds, ascending."""
+        return cast(list[int], pc.indices_nonzero(pc.fill_null(mask, False)).to_pylist())
+
+    def select(self, rows: Sequence[int]) -> list[Range]:
+        """The ranges in some rows."""
+        return list(_ranges(self.ranges.take(pa.array(rows, pa.int64())))) if rows else []
+
+    def __iter__(self) -> Iterator[Range]:
+        return _ranges(self.ranges)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of the ranges, for vectorised conditions."""
+        return self.ranges[name]
+
+    def is_state(self, *states: str) -> pa.ChunkedArray:
+        """A mask of the rows in one of some states."""
+        return pc.is_in(self.ranges["state"], value_set=pa.array(states, pa.string()))
+
+    def count(self, mask: pa.ChunkedArray | None = None) -> int:
+        """How many messages lie in the ranges for which the mask holds (all, without one)."""
+        table = self.ranges if mask is None else self.ranges.filter(mask)
+        return pc.sum(table["message_count"]).as_py() or 0
+
+    def held_by(self, lease_id: str) -> pa.ChunkedArray:
+        """A mask of what a lease holds: leased, or expired and not leased again."""
+        return pc.and_(self.is_state(LEASED, WAITING), pc.equal(self.ranges["lease_id"], lease_id))
+
+    def overlapping(self, first: int, last: int) -> range:
+        """The rows of the ranges that share a sequence with ``first..last``, or span a gap in it."""
+        start = bisect_right(self.firsts, first) - 1
+        if start < 0 or self.ranges["last"][start].as_py() < first:
+            start += 1
+        return range(start, bisect_left(self.firsts, last + 1))
+
+
+class Draft:
+    """Changes on the way from one ledger to the next: rows are taken out, changed ranges put in."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.head = ledger.head
+        self._taken: set[int] = set()
+        self._put: list[Range] = []
+
+    @property
+    def changed(self) -> bool:
+        return bool(self._taken or self._put) or self.head != self.ledger.head
+
+    def take(self, row: int) -> Range:
+        """Takes a range out. What of it is to stay must be put back."""
+        self._taken.add(row)
+        return self.ledger.at(row)
+
+    def take_all(self, rows: Sequence[int]) -> list[Range]:
+        """Takes out several rows at once."""
+        self._taken.update(rows)
+        return self.ledger.select(rows)
+
+    def put(self, piece: Range) -> None:
+        """Puts a range in; one without messages is left out."""
+        if piece.message_count > 0:
+            self._put.append(piece)
+
+    def finish(self) -> Ledger:
+        """The next ledger: sorted, neighbours merged, what is settled at its start below the floor."""
+        if not self.changed:
+            return self.ledger
+        merged = self._merge()
+        head = self.head
+        first_left = next((row for row in range(len(self.ledger)) if row not in self._taken), None)
+        if first_left is not None and (not merged or self.ledger.firsts[first_left] < merged[0].first):
+            lowest = self.ledger.at(first_left)
+            if lowest.state == SETTLED:
+                self._taken.add(first_left)
+                head = replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
+        elif merged and merged[0].state == SETTLED:
+            lowest = merged.pop(0)
+            head = replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
+        return Ledger(head, self._table(merged))
+
+    def _merge(self) -> list[Range]:
+        """The ranges put in, joined with each other and with untouched neighbours that are alike."""
+        firsts, out = self.ledger.firsts, cast(list[Range], [])
+        puts = sorted(self._put, key=lambda r: r.first)
+        for at, piece in enumerate(puts):
+            lowest = out[-1].last if out else -1
+            before = self._untouched(range(bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1))
+            if before is not None:
+                piece = self._join_row(before, piece)
+            elif out and out[-1].alike(piece):
+                piece = _join(out.pop(), piece)
+            highest = puts[at + 1].first if at + 1 < len(puts) else None
+            stop = len(firsts) if highest is None else bisect_left(firsts, highest)
+            after = self._untouched(range(bisect_left(firsts, piece.last + 1), stop))
+            if after is not None:
+                piece = self._join_row(after, piece)
+            out.append(piece)
+        return out
+
+    def _untouched(self, rows: range) -> int | None:
+        return next((row for row in rows if row not in self._taken), None)
+
+    def _join_row(self, row: int, piece: Range) -> Range:
+        """The piece, with the untouched range of the row if that is alike."""
+        neighbour = self.ledger.at(row)
+        if not neighbour.alike(piece):
+            return piece
+        self._taken.add(row)
+        return _join(neighbour, piece)
+
+    def _table(self, merged: list[Range]) -> pa.Table:
+        table = self.ledger.ranges
+        if self._taken:
+            keep = pc.invert(pc.is_in(pa.array(range(table.num_rows), pa.int64()), value_set=pa.array(sorted(self._taken), pa.int64())))
+            table = table.filter(keep)
+        if not merged:
+            return table
+        appended = not table.num_rows or table["last"][-1].as_py() < merged[0].first
+        table = pa.concat_tables([table, to_table(merged)])
+        return table if appended else table.sort_by("first")
+
+
+def _join(one: Range, other: Range) -> Range:
+    return replace(
+        one,
+        first=min(one.first, other.first),
+        last=max(one.last, other.last),
+        message_count=one.message_count + other.message_count,
+    )
+
+
+def _longs(table: pa.Table, name: str) -> Sequence[int]:
+    chunks = table[name].chunks
+    if not chunks or not len(chunks[0]):
+        return ()
+    array = chunks[0]
+    view = memoryview(array.buffers()[1]).cast("q")
+    return cast(Sequence[int], view[array.offset : array.offset + len(array)])
+
+
+def to_table(ranges: Iterable[Range]) -> pa.Table:
+    """An Arrow table of ranges."""
+    rows = list(ranges)
+    columns = []
+    for name, kind in zip(RANGE_SCHEMA.names, RANGE_SCHEMA.types, strict=True):
+        values = [getattr(r, name) for r in rows]
+        # Instants go in as int64 and are viewed as timestamps: no datetime object is made.
+        columns.append(pa.array(values, pa.int64()).cast(kind) if name in _INSTANTS else pa.array(values, kind))
+    return pa.table(columns, schema=RANGE_SCHEMA)
+
+
+def _ranges(table: pa.Table) -> Iterator[Range]:
+    columns = [table[name].cast(pa.int64()) if name in _INSTANTS else table[name] for name in _FIELDS]
+    for values in zip(*(column.to_pylist() for column in columns), strict=True):
+        yield Range(*values)

@@ -1,0 +1,184 @@
+"""Which messages a lease takes: the rules of isolation, turns and caps. Pure, part of the ledger's rules.
+
+A lease holds one of: a piece of one suspect range; messages on their last attempt, all with failures of their own; or
+anything else that is due (waiting first, then unread, in sequence order). The kinds take turns, so none starves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.index import CommitIndex
+from spark_mq.ranges import DEAD, LEASED, ROUTING, WAITING, Draft, Ledger, Range
+from spark_mq.settings import GroupSettings
+
+__all__ = ["Grant", "Request", "isolation_size", "lease"]
+
+SUSPECT: Final = "suspect"
+LAST: Final = "last attempt"
+REST: Final = "rest"
+KINDS: Final = (SUSPECT, LAST, REST)
+
+_DEFAULT_ATTEMPTS: Final = 5
+"""The shape of isolation where a group has no limit of attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a worker asks for. ``spare``: attempts kept back for a replay (1 for the source, else 0). ``upto``: no sequence past
+    it; ``due_by``: nothing that became due later (both for Trigger.AvailableNow). Instants in microseconds."""
+
+    lease_id: str
+    worker_id: str
+    max_messages: int
+    expires_at: int
+    max_bytes: int | None = None
+    spare: int = 0
+    upto: int | None = None
+    due_by: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a lease got: its ranges in the order of sequence, or none and why (``blocked_because``, empty if nothing is due)."""
+
+    ranges: tuple[Range, ...] = ()
+    blocked_because: str = ""
+
+    @property
+    def message_count(self) -> int:
+        return sum(r.message_count for r in self.ranges)
+
+
+def isolation_size(limit: int, deliveries: int, attempts: int) -> int:
+    """How many messages of a suspect range go into one lease: fewer with each delivery, one at the last.
+
+    ``max(1, floor(limit ** ((n-1-d)/(n-1))))`` for `d` deliveries of `n` attempts. With 10,000 and n = 5: 1,000, 100, 10, 1.
+    """
+    if attempts <= 1:
+        return 1
+    exponent = min(1.0, max(0.0, (attempts - 1 - deliveries) / (attempts - 1)))
+    return max(1, min(limit, int(limit**exponent + 1e-9)))
+
+
+def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wanted: Request) -> tuple[Ledger, Grant]:
+    """Leases what the rules allow. The caller folds first. The ledger comes back unchanged if nothing was granted."""
+    attempts = None if rules.max_delivery_attempts is None else max(1, rules.max_delivery_attempts - wanted.spare)
+    limit = 1 if attempts == 1 else wanted.max_messages
+    if rules.max_in_flight is not None:
+        limit = min(limit, rules.max_in_flight - ledger.count(ledger.is_state(LEASED)))
+    waiting = _due(ledger, now, wanted, attempts)
+    may_read = _has_unread(ledger, index, wanted)
+    if limit < 1:
+        return ledger, Grant(blocked_because="max_in_flight" if may_read or any(waiting.values()) else "")
+    full = len(ledger) - ledger.where(ledger.is_state(DEAD, ROUTING)).__len__() >= rules.max_ledger_ranges
+    start = KINDS.index(ledger.head.turn) if ledger.head.turn in KINDS else 0
+    for kind in (*KINDS[start:], *KINDS[:start]):
+        draft = Draft(ledger)
+        if kind == SUSPECT and waiting[SUSPECT]:
+            row = waiting[SUSPECT][0]
+            size = isolation_size(limit, ledger.at(row).delivery_count, attempts or _DEFAULT_ATTEMPTS)
+            taken = _take(draft, [row], size, index)
+        else:
+            taken = _take(draft, waiting[kind], limit, index)
+        if kind == REST and may_read and not full:
+            taken += _read(ledger, index, limit - sum(r.message_count for r in taken), wanted.upto)
+        taken = _within_bytes(draft, taken, index, wanted.max_bytes)
+        if taken:
+            draft.head = replace(ledger.head, turn=KINDS[(KINDS.index(kind) + 1) % len(KINDS)])
+            granted = tuple(_leased(r, now, wanted) for r in taken)
+            for r in granted:
+                draft.put(r)
+            return draft.finish(), Grant(granted)
+    return ledger, Grant(blocked_because="max_ledger_ranges" if full and may_read else "")
+
+
+def _due(ledger: Ledger, now: int, wanted: Request, attempts: int | None) -> dict[str, list[int]]:
+    """The rows that are waiting and due, by kind."""
+    by = now if wanted.due_by is None else min(now, wanted.due_by)
+    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(ledger.column("available_at").cast(pa.int64()), by))
+    if wanted.upto is not None:
+        due = pc.and_(due, pc.less_equal(ledger.column("first"), wanted.upto))
+    suspect = ledger.column("suspect")
+    count = ledger.column("delivery_count")
+    last = pc.and_(pc.greater(count, 0), pc.greater_equal(count, 2**31 - 1 if attempts is None else attempts - 1))
+    clear = pc.and_(due, pc.invert(suspect))
+    return {
+        SUSPECT: ledger.where(pc.and_(due, suspect)),
+        LAST: ledger.where(pc.and_(clear, last)),
+        REST: ledger.where(pc.and_(clear, pc.invert(last))),
+    }
+
+
+def _take(draft: Draft, rows: list[int], limit: int, index: CommitIndex) -> list[Range]:
+    """Takes from ranges, lowest first, up to `limit` messages; the rest of the last one stays."""
+    taken: list[Range] = []
+    for row in rows:
+        if limit <= 0:
+            break
+        r = draft.take(row)
+        if r.message_count > limit:
+            end = index.cut(r.first, limit)
+            draft.put(r.part(end + 1, r.last, index))
+            r = r.part(r.first, end, index)
+        limit -= r.message_count
+        taken.append(r)
+    return taken
+
+
+def _has_unread(ledger: Ledger, index: CommitIndex, wanted: Request) -> bool:
+    end = index.tail if wanted.upto is None else min(index.tail, wanted.upto)
+    return index.count(ledger.frontier + 1, end) > 0
+
+
+def _read(ledger: Ledger, index: CommitIndex, limit: int, upto: int | None) -> list[Range]:
+    """The first unread messages, as one range."""
+    end = index.tail if upto is None else min(index.tail, upto)
+    first = index.at_or_after(ledger.frontier + 1)
+    if limit < 1 or first is None or first > end:
+        return []
+    count = min(limit, index.count(first, end))
+    return [Range(first, index.cut(first, count), WAITING, count)]
+
+
+def _within_bytes(draft: Draft, taken: list[Range], index: CommitIndex, max_bytes: int | None) -> list[Range]:
+    """What fits into `max_bytes` (of the files, estimated), at least one message; the rest goes back."""
+    if max_bytes is None:
+        return taken
+    kept: list[Range] = []
+    for at, r in enumerate(taken):
+        size = index.size(r.first, r.last)
+        if size <= max_bytes:
+            kept.append(r)
+            max_bytes -= size
+            continue
+        fits = r.message_count * max_bytes // size
+        if fits or not kept:
+            end = index.cut(r.first, max(1, fits))
+            kept.append(r.part(r.first, end, index))
+            rest = r.part(end + 1, r.last, index)
+        else:
+            rest = r
+        for back in [rest, *taken[at + 1 :]]:
+            if back.available_at is not None:  # unread stays unread by not being put
+                draft.put(back)
+        break
+    return kept
+
+
+def _leased(r: Range, now: int, wanted: Request) -> Range:
+    return replace(
+        r,
+        state=LEASED,
+        lease_id=wanted.lease_id,
+        worker_id=wanted.worker_id,
+        leased_at=now,
+        expires_at=wanted.expires_at,
+        first_leased_at=r.first_leased_at or now,
+        delivery_count=r.delivery_count + 1,
+        available_at=None,
+    )
