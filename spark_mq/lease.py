@@ -64,7 +64,7 @@ class Lease:
         return received(self.table())
 
     def table(self) -> pa.Table:
-        """The messages as an Arrow table: sequence, message_id, key, value, headers, published_at, delivery_count, lease_id, lease_expires_at."""
+        """The messages as an Arrow table with the columns of DELIVERY_SCHEMA, in the order of their sequence."""
         log = self.group.queue.log
         index = log.index()
         parts = [

@@ -246,7 +246,7 @@ class DeltaLog:
     def _published(self, version: int, actions: list[dict[str, Any]]) -> list[LogFile]:
         """The files that a commit publishes, with their sequences."""
         info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-        adds: list[AddAction | RemoveAction] = [a["add"] for a in actions if "add" in a]
+        adds = [a["add"] for a in actions if "add" in a]
         fresh = [a for a in adds if a["path"] not in self._seen]
         self._seen.update(a["path"] for a in adds)
         changing = [a for a in fresh if a.get("dataChange", True)]

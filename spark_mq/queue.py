@@ -76,10 +76,11 @@ class Queue:
     ) -> Queue:
         """Makes a queue, with its dead-letter queue; run again after a crash it finishes what it began.
 
-        ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no limit); ``retention``: how
-        long messages are kept once every group has settled them. Further defaults for groups: ``clock_skew``, ``retry_delay``,
+        ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no
+        limit); ``retention``: how long messages are kept once every group has settled them. Further defaults for groups: ``clock_skew``, ``retry_delay``,
         ``max_retry_delay``, ``max_in_flight``, ``max_ledger_ranges`` (:class:`~spark_mq.GroupSettings`).
-        ``dead_letter_path``: a queue of your own for the dead letters; default ``dead_letters/`` inside. Raises QueueExists unless ``exist_ok``.
+        ``dead_letter_path``: a queue of your own for the dead letters; default ``dead_letters/`` inside. Raises QueueExists
+        unless ``exist_ok``.
         """
         group = GroupSettings.checked(visibility_timeout=visibility_timeout, max_delivery_attempts=max_delivery_attempts, **group_settings)
         settings = QueueSettings(

@@ -19,8 +19,8 @@ class GroupSettings:
     ``visibility_timeout``: how long a lease lasts unless extended (60 s). ``max_delivery_attempts``: how often a message
     reaches user code at most; None: no limit (5). ``clock_skew``: margin past a deadline before another clock may call the lease
     expired (1 s). ``retry_delay`` doubles with each failure of a message, up to ``max_retry_delay``: when a nacked message
-    is due again (10 s, 15 min). ``max_in_flight``: messages under lease at a time (no limit). ``max_ledger_ranges``: size of the ledger from which on
-    nothing unread is leased (200,000).
+    is due again (10 s, 15 min). ``max_in_flight``: messages under lease at a time (no limit). ``max_ledger_ranges``: size of
+    the ledger from which on nothing unread is leased (200,000).
     """
 
     visibility_timeout: int = 60 * SECOND

@@ -41,7 +41,7 @@ class SweepReport:
 
 
 def sweep(queue: Queue, copy: Copy | None = None) -> SweepReport:
-    """All chores once: expire, route, trim, housekeeping. ``copy``: how dead letters are copied (see :func:`~spark_mq.dead_letters.route`)."""
+    """All chores once: expire, route, trim, housekeeping. ``copy``: how dead letters are copied, see ``dead_letters.route``."""
     groups = [queue.group(name) for name in queue.groups()]
     return SweepReport(
         sum(group.expire() for group in groups),
