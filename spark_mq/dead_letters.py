@@ -20,7 +20,7 @@ from spark_mq.errors import DuplicatePublish
 from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import Slice
 from spark_mq.leases import Stored, change
-from spark_mq.log import FILE_SCHEMA, DeltaLog, WrittenFile, read_slice, write_file
+from spark_mq.log import FILE_SCHEMA, MessageLog, WrittenFile, read_slice, write_file
 from spark_mq.ranges import ROUTING, Ledger, Range
 
 __all__ = ["HEADER_PREFIX", "DeadSlice", "copy_dead", "dead_table", "route"]
@@ -34,7 +34,7 @@ ROUTE_RANGES = 5_000
 DeadSlice = tuple[Slice, dict[str, str]]
 """A slice of messages that died alike, with what becomes headers of the dead letters."""
 
-Copy = Callable[[DeltaLog, DeltaLog, Sequence[DeadSlice]], list[WrittenFile]]
+Copy = Callable[[MessageLog, MessageLog, Sequence[DeadSlice]], list[WrittenFile]]
 
 
 def route(group: ConsumerGroup, copy: Copy | None = None) -> int:
@@ -113,7 +113,7 @@ def _headers(group: ConsumerGroup, r: Range) -> dict[str, str]:
     return {HEADER_PREFIX + name: value for name, value in told.items() if value is not None}
 
 
-def copy_dead(log: DeltaLog, dead_log: DeltaLog, slices: Sequence[DeadSlice]) -> list[WrittenFile]:
+def copy_dead(log: MessageLog, dead_log: MessageLog, slices: Sequence[DeadSlice]) -> list[WrittenFile]:
     """Copies dead messages into one file of the DLQ, here."""
     return [write_file(dead_log.files, dead_table(log.files, slices))]
 

@@ -65,7 +65,7 @@ class Files:
     def write(self, path: str, data: bytes) -> None:
         """Writes a new file; it is whole once this returns."""
         # Not through PyFileSystem: pyarrow 26 hands its buffers on, which the handler of deltalake 1.6 does not take.
-        out = self._handler._handler.open_output_stream(path, None)
+        out: Any = self._handler._handler.open_output_stream(path, None)
         out.write(data)
         out.close()
 

@@ -100,13 +100,13 @@ def change(
     deadline = time.monotonic() + patience
     attempts = 0
     while True:
-        stored = store.read(group)
-        ledger, result, note = step(stored)
-        app_mark = mark(result)
-        if ledger is None or (ledger is stored.ledger and app_mark is None):
-            return result
-        ledger = Ledger(replace(ledger.head, revision=ledger.head.revision + 1), ledger.ranges)
         try:
+            stored = store.read(group)
+            ledger, result, note = step(stored)
+            app_mark = mark(result)
+            if ledger is None or (ledger is stored.ledger and app_mark is None):
+                return result
+            ledger = Ledger(replace(ledger.head, revision=ledger.head.revision + 1), ledger.ranges)
             store.write(
                 stored,
                 ledger,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,13 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from spark_mq import delta
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.index import CommitIndex, LogFile, Slice, sequence
 
-__all__ = ["MESSAGE_SCHEMA", "DeltaLog", "PublishReceipt", "WrittenFile", "write_file"]
+__all__ = ["MESSAGE_SCHEMA", "DeltaLog", "MessageLog", "PublishReceipt", "WrittenFile", "read_slice", "write_file"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,13 +90,66 @@ def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
     return WrittenFile(path, buffer.tell(), table.num_rows)
 
 
-class DeltaLog:
-    """The log of one queue in a Delta table. ``path``: of ``messages/``. Not for use from several threads at once."""
+class MessageLog(ABC):
+    """The log of one queue: the other half of the storage seam. Its twin in memory is in ``spark_mq.testing``."""
+
+    path: str
+    files: delta.Files
+
+    def publish(self, table: pa.Table, *, mark: tuple[str, int] | None = None, note: Mapping[str, Any] | None = None) -> PublishReceipt:
+        """Publishes a table of messages as one commit; durable, with its sequences, when this returns."""
+        return self.commit([write_file(self.files, table)], mark=mark, note=note)
+
+    @abstractmethod
+    def commit(
+        self,
+        written: Iterable[WrittenFile],
+        *,
+        mark: tuple[str, int] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        """Publishes files that are written already (see :func:`write_file`), all or nothing.
+
+        ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that number or a higher one.
+        """
+
+    @abstractmethod
+    def last_number(self, producer_id: str) -> int | None:
+        """The last number that a producer has published, or None."""
+
+    @abstractmethod
+    def index(self) -> CommitIndex:
+        """The commit index, brought up to the latest commit. The same object each time: it only grows."""
+
+    @abstractmethod
+    def drop(self, horizon: int) -> int:
+        """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to kill and to repeat."""
+
+    def check(self, path: str) -> str | None:
+        """Why a data file cannot be read, or None."""
+        try:
+            with self.files.open(path) as file:
+                pq.ParquetFile(file)
+            return None
+        except FileNotFoundError:
+            return f"data file {path} is missing"
+        except (OSError, pa.ArrowException) as error:
+            return f"data file {path} is not readable: {error}"
+
+    def read(self, slices: Iterable[Slice], columns: list[str] | None = None) -> Iterator[tuple[Slice, pa.Table]]:
+        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in."""
+        for piece in slices:
+            yield piece, read_slice(self.files, piece, columns)
+
+
+class DeltaLog(MessageLog):
+    """The log of one queue in a Delta table. ``path``: of ``messages/``. Safe to use from several threads."""
 
     def __init__(self, path: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = delta.Files(path, self.storage_options)
+        self._lock = threading.RLock()
         self._table: DeltaTable | None = None
         self._index = CommitIndex()
         self._seen: set[str] = set()
@@ -117,15 +173,22 @@ class DeltaLog:
 
     @property
     def table(self) -> DeltaTable:
-        if self._table is None:
-            self._table = delta.open_table(self.path, self.storage_options)
+        """The table as last looked at."""
+        with self._lock:
             if self._table is None:
-                raise CorruptLog(f"there is no Delta table at {self.path} any more", path=self.path, version=None)
-        return self._table
+                self._table = delta.open_table(self.path, self.storage_options)
+                if self._table is None:
+                    raise CorruptLog(f"there is no Delta table at {self.path} any more", path=self.path, version=None)
+            return self._table
 
-    def publish(self, table: pa.Table, *, mark: tuple[str, int] | None = None, note: Mapping[str, Any] | None = None) -> PublishReceipt:
-        """Publishes a table of messages as one commit; durable, with its sequences, when this returns."""
-        return self.commit([write_file(self.files, table)], mark=mark, note=note)
+    def refresh(self) -> DeltaTable:
+        """The table at its latest version."""
+        with self._lock:
+            try:
+                self.table.update_incremental()
+            except DeltaError:
+                self._table = None  # a handle older than what is left of the log: open anew, once
+            return self.table
 
     def commit(
         self,
@@ -134,10 +197,6 @@ class DeltaLog:
         mark: tuple[str, int] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        """Publishes files that are written already (see :func:`write_file`), all or nothing.
-
-        ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that number or a higher one.
-        """
         wanted = [file for file in written if file.rows]
         adds: list[AddAction | RemoveAction] = [
             AddAction(f.path, f.size, {"lane": None}, int(time.time() * 1000), True, json.dumps({"numRecords": f.rows})) for f in wanted
@@ -145,7 +204,8 @@ class DeltaLog:
         operation = uuid.uuid4().hex
 
         def attempt(table: DeltaTable) -> None:
-            self._check_mark(table, mark)
+            if mark is not None:
+                check_mark(table.transaction_version(mark[0]), mark)
             # A schema is wanted even though the files are there; no retries of delta-rs's own: one of them landed a commit twice.
             table.create_write_transaction(
                 adds,
@@ -159,8 +219,23 @@ class DeltaLog:
         version = self._run(attempt, operation)
         return PublishReceipt(version, range(sequence(version, 0), sequence(version, sum(f.rows for f in wanted))))
 
+    def drop(self, horizon: int) -> int:
+        index = self.index()
+        old = [file.path for file in index.files if file.last <= horizon]
+        active = set(self.active())
+        # What a user's OPTIMIZE made is not in the index: it stays until its sources could go, which a later version decides.
+        gone = [path for path in old if path in active]
+        self.remove(gone)
+        for path in old:
+            self.files.delete(path)
+        return len(gone)
+
+    def active(self) -> list[str]:
+        """The data files that the table has now."""
+        return [unquote(path) for path in pa.table(self.refresh().get_add_actions(flatten=True))["path"].to_pylist()]
+
     def remove(self, paths: Iterable[str]) -> None:
-        """Drops data files from the table (a trim): no data change, so that streams on ``messages/`` are not disturbed."""
+        """Drops data files from the table: no data change, so that streams on ``messages/`` are not disturbed."""
         operation = uuid.uuid4().hex
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [RemoveAction(path, False, now, None, {"lane": None}) for path in paths]
@@ -177,58 +252,46 @@ class DeltaLog:
                 operation,
             )
 
-    def _check_mark(self, table: DeltaTable, mark: tuple[str, int] | None) -> None:
-        if mark is None:
-            return
-        last = table.transaction_version(mark[0])
-        if last is not None and last >= mark[1]:
-            producer = mark[0].rpartition(":")[2]
-            raise DuplicatePublish(
-                f"producer {producer!r} has published number {last} already, so {mark[1]} is not published again",
-                producer_id=producer,
-                last_sequence=last,
-            )
-
     def _run(self, attempt: Callable[[DeltaTable], None], operation: str) -> int:
         """One optimistic commit, tried until it lands. Returns its version."""
         deadline = time.monotonic() + _COMMIT_TIMEOUT
         tries = 0
         while True:
-            table = self.table
-            table.update_incremental()
-            base = table.version()
-            try:
-                attempt(table)
-                return base + 1
-            except DuplicatePublish:
-                raise
-            except Exception as error:
-                # After any failure: has it landed all the same (a PUT whose reply got lost)?
-                table.update_incremental()
-                latest = table.version()
-                landed = delta.landed_since(self.files, self.path, base, latest, operation)
-                if landed is not None:
-                    return landed
-                if latest == base:
-                    raise  # nobody else committed: this is no lost race
-                tries += 1
-                if time.monotonic() > deadline:
-                    raise ContentionTimeout(
-                        f"publishing to {self.path} lost {tries} races in {_COMMIT_TIMEOUT:.0f} s; nothing was published",
-                        group=None,
-                        attempts=tries,
-                    ) from error
-                time.sleep(min(0.2, 0.002 * 2 ** min(tries, 7)) * (0.5 + uuid.uuid4().int % 100 / 100))
+            with self._lock:
+                table = self.refresh()
+                base = table.version()
+                try:
+                    attempt(table)
+                    return base + 1
+                except DuplicatePublish:
+                    raise
+                except Exception as error:
+                    # After any failure: has it landed all the same (a PUT whose reply got lost)?
+                    latest = self.refresh().version()
+                    landed = delta.landed_since(self.files, self.path, base, latest, operation)
+                    if landed is not None:
+                        return landed
+                    if latest == base:
+                        raise  # nobody else committed: this is no lost race
+                    tries += 1
+                    if time.monotonic() > deadline:
+                        raise ContentionTimeout(
+                            f"publishing to {self.path} lost {tries} races in {_COMMIT_TIMEOUT:.0f} s; nothing was published",
+                            group=None,
+                            attempts=tries,
+                        ) from error
+            time.sleep(min(0.2, 0.002 * 2 ** min(tries, 7)) * (0.5 + uuid.uuid4().int % 100 / 100))
 
     def last_number(self, producer_id: str) -> int | None:
-        """The last number that a producer has published, or None."""
-        self.table.update_incremental()
-        return self.table.transaction_version(producer_id)
+        return self.refresh().transaction_version(producer_id)
 
-    def index(self, upto: int | None = None) -> CommitIndex:
-        """The commit index, brought up to the latest commit. The same object each time: it only grows."""
-        self.table.update_incremental()
-        latest = self.table.version()
+    def index(self) -> CommitIndex:
+        with self._lock:
+            self._catch_up(self.refresh().version())
+            return self._index
+
+    def _catch_up(self, latest: int) -> None:
+        """Takes the commits up to `latest` into the index."""
         while self._index.version < latest:
             version = self._index.version + 1
             try:
@@ -241,7 +304,6 @@ class DeltaLog:
                     version=version,
                 ) from error
             self._index.extend(self._published(version, actions), version)
-        return self._index
 
     def _published(self, version: int, actions: list[dict[str, Any]]) -> list[LogFile]:
         """The files that a commit publishes, with their sequences."""
@@ -275,21 +337,16 @@ class DeltaLog:
                 count = pq.ParquetFile(file).metadata.num_rows
         return int(count)
 
-    def check(self, path: str) -> str | None:
-        """Why a data file cannot be read, or None."""
-        try:
-            with self.files.open(path) as file:
-                pq.ParquetFile(file)
-            return None
-        except FileNotFoundError:
-            return f"data file {path} is missing"
-        except (OSError, pa.ArrowException) as error:
-            return f"data file {path} is not readable: {error}"
 
-    def read(self, slices: Iterable[Slice], columns: list[str] | None = None) -> Iterator[tuple[Slice, pa.Table]]:
-        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in."""
-        for piece in slices:
-            yield piece, read_slice(self.files, piece, columns)
+def check_mark(last: int | None, mark: tuple[str, int]) -> None:
+    """Raises DuplicatePublish where a producer's `last` number is its new one, or higher."""
+    if last is not None and last >= mark[1]:
+        producer = mark[0].rpartition(":")[2]
+        raise DuplicatePublish(
+            f"producer {producer!r} has published number {last} already, so {mark[1]} is not published again",
+            producer_id=producer,
+            last_sequence=last,
+        )
 
 
 def read_slice(files: delta.Files, piece: Slice, columns: list[str] | None = None) -> pa.Table:

@@ -14,7 +14,7 @@ from spark_mq.checks import check_count, check_duration, check_name, micros
 from spark_mq.errors import InvalidOption, NotAQueue, QueueExists, QueueNotFound
 from spark_mq.group import ConsumerGroup
 from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
-from spark_mq.log import DeltaLog, PublishReceipt
+from spark_mq.log import DeltaLog, MessageLog, PublishReceipt
 from spark_mq.messages import to_publish
 from spark_mq.settings import GroupSettings, QueueSettings
 
@@ -23,7 +23,8 @@ __all__ = ["Queue"]
 Clock = Callable[[], datetime]
 
 
-def _system_clock() -> datetime:
+def system_clock() -> datetime:
+    """The time of this machine. A module's function, so that a queue with it can be pickled."""
     return datetime.now(UTC)
 
 
@@ -37,26 +38,29 @@ class Queue:
         self,
         path: str,
         settings: QueueSettings,
-        log: DeltaLog,
+        log: MessageLog,
         leases: LeaseStore,
         *,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
+        dead_letters: Queue | None = None,
     ) -> None:
         self.path = path
         self.settings = settings
         self.log = log
         self.leases = leases
         self.storage_options = dict(storage_options or {})
-        self.clock = clock or _system_clock
+        self.clock = clock or system_clock
         self._readable: set[str] = set()
-        self._dead_letters: Queue | None = None
+        self._dead_letters = dead_letters
 
     def __repr__(self) -> str:
         return f"Queue({self.path!r})"
 
     def __reduce__(self) -> Any:
-        return _reopen, (self.path, self.storage_options, None if self.clock is _system_clock else self.clock)
+        if not isinstance(self.log, DeltaLog):
+            raise TypeError(f"{self!r} is kept in memory: it cannot be pickled, nor used by another process")
+        return _reopen, (self.path, self.storage_options, None if self.clock is system_clock else self.clock)
 
     # -- making and opening
 
@@ -77,8 +81,8 @@ class Queue:
         """Makes a queue, with its dead-letter queue; run again after a crash it finishes what it began.
 
         ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no
-        limit); ``retention``: how long messages are kept once every group has settled them. Further defaults for groups: ``clock_skew``, ``retry_delay``,
-        ``max_retry_delay``, ``max_in_flight``, ``max_ledger_ranges`` (:class:`~spark_mq.GroupSettings`).
+        limit); ``retention``: how long messages are kept once every group has settled them. Further defaults for groups:
+        ``clock_skew``, ``retry_delay``, ``max_retry_delay``, ``max_in_flight``, ``max_ledger_ranges`` (:class:`~spark_mq.GroupSettings`).
         ``dead_letter_path``: a queue of your own for the dead letters; default ``dead_letters/`` inside. Raises QueueExists
         unless ``exist_ok``.
         """
@@ -191,8 +195,7 @@ class Queue:
 
     @classmethod
     def _create_dead_letters(cls, path: str, options: Mapping[str, str], clock: Clock) -> Queue:
-        """A queue without an attempt limit, and so without dead letters of its own."""
-        settings = QueueSettings(GroupSettings(max_delivery_attempts=None), 36500 * 86_400 * 1_000_000, dead_letter_path=path)
+        settings = QueueSettings.of_dead_letters(path)
         log, leases = (
             DeltaLog(delta.child(path, "messages"), options),
             DeltaLeases(delta.child(path, "leases"), options),

@@ -64,6 +64,11 @@ class QueueSettings:
 
     MARK: ClassVar[str] = "spark_mq queue"
 
+    @classmethod
+    def of_dead_letters(cls, path: str) -> QueueSettings:
+        """Those of the dead-letter queue at `path`: no attempt limit, and so no dead letters of its own; nothing is trimmed."""
+        return cls(GroupSettings(max_delivery_attempts=None), 36500 * 86_400 * SECOND, dead_letter_path=path)
+
     def to_json(self) -> str:
         return json.dumps({"format": self.MARK, "format_version": 1, **asdict(self)}, sort_keys=True)
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from spark_mq import delta
@@ -69,17 +68,7 @@ def trim(queue: Queue) -> int:
         note = {"operation": "trim", "ranges": f"-{horizon}"}
         return Ledger(Head(floor=horizon)) if horizon > before else None, horizon, note
 
-    horizon = change(queue.leases, HORIZON, step, whole_table=True)
-    index = queue.log.index()
-    known = {file.path: file for file in index.files}
-    active = pa.table(queue.log.table.get_add_actions(flatten=True))["path"].to_pylist()
-    # What a user's OPTIMIZE made is not in the index: it stays until its sources could go, which a later version decides.
-    gone = [path for path in active if path in known and known[path].last <= horizon]
-    queue.log.remove(gone)
-    for file in index.files:
-        if file.last <= horizon:
-            queue.log.files.delete(file.path)
-    return len(gone)
+    return queue.log.drop(change(queue.leases, HORIZON, step, whole_table=True))
 
 
 def _settled_and_old(queue: Queue, index: CommitIndex) -> int:
@@ -99,7 +88,7 @@ def _settled_and_old(queue: Queue, index: CommitIndex) -> int:
 
 def housekeep(queue: Queue, *, keep_versions: int = KEEP_VERSIONS, keep_seconds: float = KEEP_SECONDS) -> int:
     """Checkpoints both tables and drops old versions of the ledger with the files only they need. Returns how many files went."""
-    if not isinstance(queue.leases, DeltaLeases):
+    if not isinstance(queue.leases, DeltaLeases) or not isinstance(queue.log, DeltaLog):
         return 0
     checkpoint(queue.log)
     return clean(queue.leases, keep_versions, keep_seconds)

@@ -1,0 +1,221 @@
+"""For tests of code that uses a queue: a queue in memory, and a clock that is moved by hand.
+
+    >>> from spark_mq.testing import ManualClock, memory_queue
+    >>> clock = ManualClock()
+    >>> queue = memory_queue(clock, visibility_timeout="30s")
+    >>> receipt = queue.publish(["a", "b"])
+    >>> lease = queue.group().lease("worker-1", max_messages=10)
+    >>> [message.value for message in lease.messages]
+    [b'a', b'b']
+    >>> clock.advance("32s")  # the worker hangs
+    >>> queue.group().stats().ready
+    2
+
+The queue in memory follows the same rules as one on Delta tables, for all but the two storage classes is the same code, and both pass
+the same tests. It lives in one process: it cannot be pickled, and a Spark stream cannot read it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from spark_mq import delta
+from spark_mq.checks import RESERVED_PREFIX, check_duration, micros
+from spark_mq.errors import LostRace
+from spark_mq.index import CommitIndex, LogFile, sequence
+from spark_mq.leases import Stored
+from spark_mq.log import MessageLog, PublishReceipt, WrittenFile, check_mark
+from spark_mq.queue import Clock, Queue, system_clock
+from spark_mq.ranges import Ledger
+from spark_mq.settings import GroupSettings, QueueSettings
+
+__all__ = ["ManualClock", "MemoryFiles", "MemoryLeases", "MemoryLog", "memory_queue"]
+
+
+class ManualClock:
+    """A clock that stands still until it is moved. Pass it as ``clock`` to a queue. Picklable; a copy goes its own way.
+
+        >>> clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+        >>> clock.advance("1h")
+        >>> clock()
+        datetime.datetime(2026, 1, 1, 1, 0, tzinfo=datetime.timezone.utc)
+
+    Without ``start`` it starts at the present. (Delta commits carry the time of the machine, whatever a queue's clock says.)
+    """
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._now = datetime.now(UTC)
+        if start is not None:
+            self.set(start)
+
+    def __call__(self) -> datetime:
+        return self._now
+
+    def __repr__(self) -> str:
+        return f"ManualClock({self._now.isoformat()})"
+
+    def advance(self, duration: Any) -> None:
+        """Moves on by seconds, a timedelta, or text like "30s"."""
+        self._now += timedelta(microseconds=check_duration("duration", duration, zero=True))
+
+    def set(self, to: datetime) -> None:
+        """Moves to an aware datetime, also back."""
+        micros(to)  # refuses a naive one
+        self._now = to.astimezone(UTC)
+
+
+def memory_queue(clock: Clock | None = None, *, retention: Any = "7d", **group_settings: Any) -> Queue:
+    """A queue in memory, with a dead-letter queue in memory. Settings as for :meth:`spark_mq.Queue.create`.
+
+        >>> queue = memory_queue(ManualClock(), max_delivery_attempts=1)
+        >>> _ = queue.publish("poison")
+        >>> _ = queue.group().lease("worker-1").nack()
+        >>> from spark_mq.sweep import sweep
+        >>> sweep(queue).routed
+        1
+        >>> queue.dead_letters.group().lease("worker-1").messages[0].value
+        b'poison'
+
+    ``clock`` gives the time of commits too, so that retention follows it.
+    """
+    settings = QueueSettings(GroupSettings.checked(**group_settings), check_duration("retention", retention, zero=True))
+    ticking = clock or system_clock
+    dead_letters = Queue(
+        "memory/dead_letters", QueueSettings.of_dead_letters("memory/dead_letters"), MemoryLog(ticking), MemoryLeases(), clock=ticking
+    )
+    return Queue("memory", settings, MemoryLog(ticking), MemoryLeases(), clock=ticking, dead_letters=dead_letters)
+
+
+class MemoryFiles(delta.Files):
+    """The files under a root that exists in memory only. They are Parquet there too: reading takes the same way as from disk."""
+
+    def __init__(self) -> None:
+        super().__init__("memory")
+        self._held: dict[str, bytes] = {}
+
+    def open(self, path: str) -> Any:
+        return pa.BufferReader(self.read(path))
+
+    def read(self, path: str) -> bytes:
+        try:
+            return self._held[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    def write(self, path: str, data: bytes) -> None:
+        self._held[path] = data
+
+    def delete(self, path: str) -> None:
+        self._held.pop(path, None)
+
+    def exists(self, path: str) -> bool:
+        return path in self._held
+
+    def list(self, folder: str) -> list[str]:
+        return sorted(path for path in self._held if path.rpartition("/")[0] == folder)
+
+
+class MemoryLog(MessageLog):
+    """The twin of :class:`~spark_mq.log.DeltaLog`: the same sequences, marks and files, no Delta table."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.path = "memory/messages"
+        self.files = MemoryFiles()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._index = CommitIndex(version=0)  # as if version 0 had made the table
+        self._active: set[str] = set()
+        self._numbers: dict[str, int] = {}
+
+    def commit(
+        self,
+        written: Iterable[WrittenFile],
+        *,
+        mark: tuple[str, int] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        with self._lock:
+            if mark is not None:
+                check_mark(self._numbers.get(mark[0]), mark)
+                self._numbers[mark[0]] = mark[1]
+            version, at = self._index.version + 1, micros(self._clock())
+            files, ordinal = [], 0
+            for file in written:
+                files.append(LogFile(sequence(version, ordinal), file.rows, file.path, file.size, at))
+                ordinal += file.rows
+            self._index.extend(files, version)
+            self._active.update(file.path for file in files)
+            return PublishReceipt(version, range(sequence(version, 0), sequence(version, ordinal)))
+
+    def last_number(self, producer_id: str) -> int | None:
+        return self._numbers.get(producer_id)
+
+    def index(self) -> CommitIndex:
+        return self._index
+
+    def drop(self, horizon: int) -> int:
+        with self._lock:
+            gone = {file.path for file in self._index.files if file.last <= horizon} & self._active
+            if gone:
+                self._active -= gone
+                self._index.extend((), self._index.version + 1)
+            for path in gone:
+                self.files.delete(path)
+            return len(gone)
+
+
+class MemoryLeases:
+    """The twin of :class:`~spark_mq.leases.DeltaLeases`: optimistic commits on ledgers in a dict.
+
+    ``notes``: what each commit said it did, oldest first; the audit trail that DESCRIBE HISTORY shows of a Delta table.
+    """
+
+    def __init__(self) -> None:
+        self.notes: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._ledgers: dict[str, Ledger] = {}
+        self._changed: dict[str, int] = {}  # the version that changed a group last
+        self._marks: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
+
+    def read(self, group: str) -> Stored:
+        with self._lock:
+            return Stored(group, self._ledgers.get(group), len(self.notes))
+
+    def write(
+        self,
+        stored: Stored,
+        ledger: Ledger,
+        *,
+        operation_id: str,
+        note: Mapping[str, Any],
+        mark: tuple[str, int] | None = None,
+        whole_table: bool = False,
+    ) -> Stored:
+        with self._lock:
+            latest = len(self.notes)
+            if (latest if whole_table else self._changed.get(stored.group, 0)) > stored.token:
+                raise LostRace(f"group {stored.group} has changed since it was read")
+            if mark is not None and self._marks.get(mark[0], (0, 0))[1] > stored.token:
+                raise LostRace(f"{mark[0]} has been marked since")
+            self.notes.append({"operation_id": operation_id, **note})
+            self._ledgers[stored.group] = ledger
+            self._changed[stored.group] = latest + 1
+            if mark is not None:
+                self._marks[mark[0]] = (mark[1], latest + 1)
+            return Stored(stored.group, ledger, latest + 1)
+
+    def mark(self, stored: Stored, app: str) -> int | None:
+        with self._lock:
+            number, version = self._marks.get(app, (None, 0))
+            if version > stored.token:
+                raise LostRace(f"{app} has been marked since")
+            return number
+
+    def groups(self) -> list[str]:
+        with self._lock:
+            return sorted(name for name in self._ledgers if not name.startswith(RESERVED_PREFIX))
