@@ -1,0 +1,595 @@
+"""What every storage of a queue must do: one suite over the queue in memory and the queue on Delta tables."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import again
+from deltalake import DeltaTable, write_deltalake
+from deltalake.transaction import AddAction
+
+from spark_mq import GroupStats, Lease, Message, Queue, Received, SettleResult, errors
+from spark_mq.checks import to_datetime
+from spark_mq.index import sequence
+from spark_mq.log import MESSAGE_SCHEMA
+from spark_mq.messages import DELIVERY_SCHEMA
+from spark_mq.testing import ManualClock, memory_queue
+
+Make = Callable[..., Queue]
+
+
+def take(queue: Queue, count: int = 1000, *, group: str = "default", worker: str = "w", **options: Any) -> Lease:
+    """A lease that is expected to hold something."""
+    lease = queue.group(group).lease(worker, max_messages=count, **options)
+    assert lease is not None
+    return lease
+
+
+def values(lease: Lease) -> list[bytes]:
+    return [message.value for message in lease.messages]
+
+
+def stats(queue: Queue, group: str = "default") -> GroupStats:
+    return queue.group(group).stats()
+
+
+# -- publishing
+
+
+def test_sequences_are_the_commit_and_the_place_in_it(queue: Queue) -> None:
+    first, second = queue.publish(["a", "b", "c"]), queue.publish("d")
+    assert list(first.sequences) == [sequence(first.version, n) for n in range(3)]
+    assert list(second.sequences) == [sequence(first.version + 1, 0)]
+    assert [m.sequence for m in take(queue).messages] == [*first.sequences, *second.sequences]
+
+
+def test_what_is_published_is_delivered(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("größe", key="k", headers={"a": "1", "b": ""}, message_id="id-1"), Message(b"\x00\xff"), Message(b"")])
+    first, second, third = take(queue).messages
+    receipt_at = sequence(1, 0)
+    assert first == Received(receipt_at, "id-1", "k", "größe".encode(), {"a": "1", "b": ""}, clock(), 1)
+    assert (second.key, second.value, second.headers) == (None, b"\x00\xff", {})
+    assert third.value == b""
+    assert len({first.message_id, second.message_id, third.message_id}) == 3
+
+
+def test_a_table_keeps_its_ids_and_times_and_gets_those_it_lacks(queue: Queue, clock: ManualClock) -> None:
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+    queue.publish(
+        pa.table({"value": ["x", "y"], "message_id": ["mine", None], "published_at": pa.array([at, at], pa.timestamp("ms", "UTC"))})
+    )
+    queue.publish(pa.table({"value": pa.array(["z"], pa.large_string())}))
+    mine, yours, latest = take(queue).messages
+    assert (mine.message_id, mine.published_at, yours.published_at) == ("mine", at, at)
+    assert yours.message_id not in (None, "", "mine")
+    assert (latest.value, latest.published_at) == (b"z", clock())
+
+
+def test_a_lease_hands_out_one_schema(queue: Queue) -> None:
+    queue.publish([Message("a", headers={"h": "1"}), "b"])
+    table = take(queue).table()
+    assert table.schema == DELIVERY_SCHEMA
+    assert table.num_rows == 2
+
+
+def test_a_million_sequences_apart_is_as_near_as_one(queue: Queue) -> None:
+    """Files of many rows are read by slice, across row groups."""
+    receipt = queue.publish(pa.table({"value": [str(n) for n in range(45_000)]}))
+    lease = take(queue, 19_990)
+    assert values(lease) == [str(n).encode() for n in range(19_990)]
+    across = take(queue, 20)
+    assert values(across) == [str(n).encode() for n in range(19_990, 20_010)]
+    assert across.messages[0].sequence == receipt.sequences[19_990]
+
+
+def test_a_producer_that_repeats_itself_publishes_once(queue: Queue) -> None:
+    queue.publish("one", producer_id="p", producer_sequence=1)
+    queue.publish("three", producer_id="p", producer_sequence=3)
+    for handle in (queue, again(queue)):
+        for number in (3, 2):
+            with pytest.raises(errors.DuplicatePublish) as caught:
+                handle.publish("again", producer_id="p", producer_sequence=number)
+            assert (caught.value.producer_id, caught.value.last_sequence) == ("p", 3)
+    again(queue).publish("other", producer_id="q", producer_sequence=0)
+    assert values(take(queue)) == [b"one", b"three", b"other"]
+
+
+def test_two_handles_see_what_the_other_published(queue: Queue) -> None:
+    other = again(queue)
+    queue.publish("a")
+    assert stats(other).ready == 1
+    other.publish("b")
+    assert stats(queue).ready == 2
+
+
+# -- leasing and settling
+
+
+def test_acked_is_never_delivered_again(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b"])
+    lease = take(queue)
+    assert lease.ack() == SettleResult(2)
+    clock.advance("1d")
+    assert queue.group().lease("w") is None
+    assert (stats(queue).acked, stats(queue).ready, stats(queue).floor) == (2, 0, lease.messages[-1].sequence)
+
+
+def test_no_two_leases_hold_a_message(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(10)])
+    other = again(queue)
+    leases = [take(queue, 4, worker="a"), take(other, 4, worker="b"), take(queue, 4, worker="a")]
+    assert [len(lease) for lease in leases] == [4, 4, 2]
+    assert sorted(v for lease in leases for v in values(lease)) == [str(n).encode() for n in range(10)]
+    assert other.group().lease("b") is None
+
+
+def test_some_of_a_lease_is_acked_by_name(queue: Queue) -> None:
+    queue.publish(["a", "b", "c", "d"])
+    lease = take(queue)
+    sequences = [m.sequence for m in lease.messages]
+    assert lease.ack([sequences[2], sequences[0]]) == SettleResult(2)
+    assert lease.ack(sequences[:2]) == SettleResult(1, already_settled=1)
+    assert lease.ack() == SettleResult(1)
+    assert lease.ack() == SettleResult(0)
+    assert stats(queue).acked == 4
+
+
+def test_nack_gives_back_after_the_delay_and_counts(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    assert take(queue).nack(delay="5s", error="no luck") == SettleResult(1)
+    assert queue.group().lease("w") is None
+    assert stats(queue).delayed == 1
+    clock.advance("5s")
+    assert take(queue).messages[0].delivery_count == 2
+
+
+def test_nack_backs_off_by_default(make: Make, clock: ManualClock) -> None:
+    queue = make(retry_delay="10s", max_retry_delay="15s")
+    queue.publish("a")
+    for least, most in ((10, 11), (15, 16.5)):
+        lease = take(queue)
+        lease.nack([lease.messages[0].sequence])
+        clock.advance(least - 0.001)
+        assert queue.group().lease("w") is None
+        clock.advance(most - least + 0.001)
+    assert take(queue).messages[0].delivery_count == 3
+
+
+def test_a_message_is_dead_at_its_last_attempt(make: Make, clock: ManualClock) -> None:
+    queue = make(max_delivery_attempts=2)
+    queue.publish("a")
+    take(queue).nack(delay=0)
+    take(queue).nack(delay=0, error="boom")
+    assert queue.group().lease("w") is None
+    assert stats(queue).dead == 1
+
+
+def test_reject_makes_dead_at_once(queue: Queue) -> None:
+    queue.publish(["bad", "good"])
+    lease = take(queue)
+    assert lease.reject([lease.messages[0].sequence], error="no JSON") == SettleResult(1)
+    lease.ack()
+    assert (stats(queue).dead, stats(queue).acked) == (1, 1)
+
+
+def test_release_is_as_if_it_had_never_been_leased(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    assert take(queue).release() == SettleResult(2)
+    assert [m.delivery_count for m in take(queue).messages] == [1, 1]
+
+
+def test_extend_moves_the_deadline_and_never_back(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    lease = take(queue)
+    assert lease.expires_at == clock() + timedelta(seconds=60)
+    lease.extend("10m")
+    assert lease.expires_at == clock() + timedelta(minutes=10)
+    lease.extend("1s")
+    assert lease.expires_at == clock() + timedelta(minutes=10)
+    clock.advance("9m")
+    assert queue.group().lease("other") is None
+    assert lease.ack() == SettleResult(1)
+
+
+def test_a_lease_expires_after_its_deadline_and_the_clock_skew(make: Make, clock: ManualClock) -> None:
+    queue = make(visibility_timeout="30s", clock_skew="2s")
+    queue.publish("a")
+    take(queue)
+    clock.advance("32s")
+    assert queue.group().lease("other") is None
+    clock.advance("1ms")
+    assert take(queue, worker="other").messages[0].delivery_count == 2
+
+
+def test_expire_folds_now(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b"])
+    take(queue)
+    assert queue.group().expire() == 0
+    clock.advance("62s")
+    assert queue.group().expire() == 2
+    assert queue.group().expire() == 0
+    assert (stats(queue).in_flight, stats(queue).ready) == (0, 2)
+
+
+def test_auto_ack_settles_with_the_lease(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b"])
+    assert values(take(queue, auto_ack=True)) == [b"a", b"b"]
+    clock.advance("1d")
+    assert queue.group().lease("w") is None
+
+
+def test_the_verbs_work_by_lease_id_from_another_handle(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b", "c", "d"])
+    lease, elsewhere = take(queue), again(queue).group()
+    first, second, third, _ = (m.sequence for m in lease.messages)
+    assert elsewhere.ack(lease.lease_id, [first]) == SettleResult(1)
+    assert elsewhere.nack(lease.lease_id, [second], delay=0) == SettleResult(1)
+    assert elsewhere.reject(lease.lease_id, [third]) == SettleResult(1)
+    assert elsewhere.extend(lease.lease_id, "5m") == SettleResult(1)
+    assert elsewhere.release(lease.lease_id) == SettleResult(1)
+    assert (stats(queue).acked, stats(queue).dead, stats(queue).ready, stats(queue).in_flight) == (1, 1, 2, 0)
+
+
+# -- late
+
+
+def test_a_late_ack_counts_while_nobody_else_took_over(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    lease = take(queue)
+    clock.advance("1h")
+    queue.group().expire()
+    assert lease.ack() == SettleResult(1)
+    assert queue.group().lease("w") is None
+
+
+def test_a_late_reject_counts(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    lease = take(queue)
+    clock.advance("1h")
+    assert lease.reject() == SettleResult(1)
+    assert stats(queue).dead == 1
+
+
+def test_a_late_extend_revives(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    lease = take(queue)
+    clock.advance("1h")
+    queue.group().expire()
+    lease.extend()
+    assert queue.group().lease("other") is None
+    assert lease.ack() == SettleResult(1)
+
+
+@pytest.mark.parametrize("verb", ["nack", "release"])
+def test_a_late_nack_or_release_gives_up_the_claim(queue: Queue, clock: ManualClock, verb: str) -> None:
+    queue.publish("a")
+    lease = take(queue)
+    clock.advance("1h")
+    queue.group().expire()
+    getattr(queue.group(), verb)(lease.lease_id)
+    with pytest.raises(errors.LeaseLost):
+        queue.group().ack(lease.lease_id)
+    assert stats(queue).ready == 1
+
+
+def test_a_settle_of_what_another_holds_is_refused_and_the_rest_is_done(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([str(n) for n in range(3)])
+    slow = take(queue)
+    sequences = [m.sequence for m in slow.messages]
+    slow.ack(sequences[:1])
+    clock.advance("1h")
+    other = take(queue, 1, worker="other")
+    assert other.messages[0].sequence == sequences[1]
+    with pytest.raises(errors.LeaseLost) as caught:
+        slow.ack(sequences)
+    assert caught.value.lease_id == slow.lease_id
+    assert caught.value.lost == [(sequences[1], sequences[1], f"leased by {other.lease_id}")]
+    assert caught.value.result == SettleResult(1, already_settled=1)
+    assert other.ack() == SettleResult(1)
+    assert stats(queue).acked == 3
+
+
+def test_a_settle_of_what_was_settled_by_the_next_holder_is_no_loss(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    slow = take(queue)
+    clock.advance("1h")
+    take(queue, worker="other").ack()
+    assert slow.ack() == SettleResult(0, already_settled=1)
+
+
+def test_unknown_leases_and_foreign_sequences_are_lost(queue: Queue) -> None:
+    receipt = queue.publish(["a", "b"])
+    lease = take(queue, 1)
+    with pytest.raises(errors.LeaseLost) as caught:
+        queue.group().ack("nobody")
+    assert caught.value.lost == []
+    with pytest.raises(errors.LeaseLost) as caught:
+        lease.ack([receipt.sequences[1], 5])
+    assert [(first, last) for first, last, _ in caught.value.lost] == [(5, 5), (receipt.sequences[1], receipt.sequences[1])]
+    assert lease.ack() == SettleResult(1)
+
+
+def test_settling_in_a_group_that_is_not_there_says_so(queue: Queue) -> None:
+    with pytest.raises(errors.GroupNotFound) as caught:
+        queue.group("nobody").ack("x")
+    assert caught.value.group == "nobody"
+    assert queue.groups() == []
+
+
+# -- groups
+
+
+def test_groups_are_independent(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b"])
+    one, two = take(queue, group="one"), take(queue, group="two")
+    assert values(one) == values(two) == [b"a", b"b"]
+    one.ack()
+    with pytest.raises(errors.LeaseLost):
+        queue.group("two").ack(one.lease_id)
+    two.nack(delay=0)
+    assert take(queue, group="two").messages[0].delivery_count == 2
+    assert (stats(queue, "one").acked, stats(queue, "two").acked) == (2, 0)
+    assert queue.groups() == ["one", "two"]
+
+
+def test_a_group_starts_where_it_is_told(queue: Queue, clock: ManualClock) -> None:
+    receipts = []
+    for value in "abc":
+        receipts.append(queue.publish(value))
+        clock.advance("1m")
+    times = [to_datetime(file.committed_at) for file in queue.log.index().files]
+
+    def read(name: str, start: Any) -> list[bytes]:
+        lease = queue.group(name, start=start).lease("w", max_messages=10)
+        return values(lease) if lease else []
+
+    assert read("earliest", "earliest") == [b"a", b"b", b"c"]
+    assert read("sequence", receipts[1].sequences[0]) == [b"b", b"c"]
+    assert read("between", receipts[0].sequences[0] + 1) == [b"b", b"c"]
+    assert read("time", times[1]) == [b"b", b"c"]
+    assert read("late", times[2] + timedelta(hours=1)) == []
+    assert read("latest", "latest") == []
+    queue.publish("d")
+    assert read("late", "earliest") == read("latest", "earliest") == [b"d"]  # the group is there: its start is past
+
+
+def test_seek_replays_and_skips(queue: Queue) -> None:
+    receipt = queue.publish([str(n) for n in range(6)])
+    group = queue.group()
+    held = take(queue, 2)
+    take(queue, 2).ack()
+    group.seek(receipt.sequences[1])
+    with pytest.raises(errors.LeaseLost):
+        group.ack(held.lease_id)
+    again_read = take(queue)
+    assert values(again_read) == [b"1", b"2", b"3", b"4", b"5"]
+    group.seek("latest")
+    assert group.lease("w") is None
+    assert stats(queue).ready == 0
+    group.seek("earliest")
+    assert len(take(queue)) == 6
+
+
+def test_of_two_that_make_a_group_one_decides_its_start(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.publish(["a", "b"])
+    other, original = again(queue), queue.leases.write
+
+    def beaten(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(queue.leases, "write", original)
+        other.group("g", start="latest").ensure()
+        return original(*args, **options)
+
+    monkeypatch.setattr(queue.leases, "write", beaten)
+    group = queue.group("g", start="earliest").ensure()
+    assert group.lease("w") is None
+    assert group.stats().ready == 0
+    assert queue.groups() == ["g"]
+
+
+def test_a_group_keeps_the_settings_it_was_made_with(make: Make, clock: ManualClock) -> None:
+    queue = make(visibility_timeout="10s")
+    queue.publish("a")
+    assert take(queue).expires_at == clock() + timedelta(seconds=10)
+    assert take(queue, group="g", visibility_timeout="20s").expires_at == clock() + timedelta(seconds=20)
+
+
+# -- caps
+
+
+def test_max_in_flight_cuts_a_lease_and_then_says_why(make: Make) -> None:
+    queue = make(max_in_flight=3)
+    queue.publish([str(n) for n in range(10)])
+    first = take(queue, 2)
+    assert len(take(queue, 2)) == 1
+    with pytest.raises(errors.LedgerFull) as caught:
+        queue.group().lease("w")
+    assert (caught.value.group, caught.value.blocked_because) == ("default", "max_in_flight")
+    assert stats(queue).blocked_because == "max_in_flight"
+    first.ack()
+    assert len(take(queue)) == 2
+
+
+def test_max_ledger_ranges_stops_unread_but_not_what_waits(make: Make) -> None:
+    queue = make(max_ledger_ranges=3)
+    queue.publish([str(n) for n in range(10)])
+    lease = take(queue, 4)
+    lease.nack([lease.messages[1].sequence], delay=0)
+    assert take(queue, 1).messages[0].delivery_count == 2
+    with pytest.raises(errors.LedgerFull) as caught:
+        queue.group().lease("w")
+    assert caught.value.blocked_because == "max_ledger_ranges"
+    lease.ack()
+    assert len(take(queue, 1)) == 1
+
+
+# -- looking
+
+
+def test_stats_tell_every_message_once(queue: Queue, clock: ManualClock) -> None:
+    receipt = queue.publish([str(n) for n in range(10)])
+    lease = take(queue, 5)
+    sequences = [m.sequence for m in lease.messages]
+    lease.ack(sequences[:1])
+    lease.nack(sequences[1:2], delay="1h")
+    lease.nack(sequences[2:3], delay=0)
+    lease.reject(sequences[3:4])
+    told = stats(queue)
+    assert (told.ready, told.unread, told.delayed, told.in_flight, told.dead, told.acked) == (6, 5, 1, 1, 1, 1)
+    assert (told.floor, told.tail) == (sequences[0], receipt.sequences[-1])
+    whole = queue.stats()
+    assert (whole["published"], whole["tail"], whole["horizon"], whole["groups"]) == (10, told.tail, -1, {"default": told})
+
+
+def test_an_empty_queue_has_nothing_to_lease(queue: Queue) -> None:
+    assert queue.group().lease("w") is None
+    assert queue.stats()["published"] == 0
+    assert queue.group("other").stats().ready == 0
+    assert queue.groups() == ["default"]
+
+
+def test_waiting_for_a_message_ends_when_one_comes(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause between two looks publishes: no clock decides."""
+    monkeypatch.setattr("spark_mq.group.time.sleep", lambda _: queue.publish("a"))
+    assert values(take(queue, wait="1m")) == [b"a"]
+
+
+def test_an_unreadable_file_makes_its_messages_dead_and_the_rest_go_on(queue: Queue) -> None:
+    queue.publish("bad")
+    queue.publish("good")
+    queue.publish("gone")
+    bad, _, gone = (file.path for file in queue.log.index().files)
+    if queue.path != "memory":
+        queue.log.files.delete(bad)
+    queue.log.files.write(bad, b"garbage")
+    queue.log.files.delete(gone)
+    assert values(take(queue)) == [b"good"]
+    assert stats(queue).dead == 2
+
+
+# -- across processes
+
+
+def test_a_queue_and_its_group_can_be_pickled(delta_queue: Make, clock: ManualClock) -> None:
+    queue = delta_queue(visibility_timeout="10s")
+    queue.publish(["a", "b"])
+    lease = take(queue, 1)
+    copy, group = pickle.loads(pickle.dumps((queue, queue.group())))
+    assert (copy.path, copy.settings, copy.now()) == (queue.path, queue.settings, queue.now())
+    assert group.ack(lease.lease_id) == SettleResult(1)
+    assert values(take(copy)) == [b"b"]
+
+
+def test_a_queue_in_memory_says_why_it_cannot_be_pickled() -> None:
+    with pytest.raises(TypeError, match="memory"):
+        pickle.dumps(memory_queue())
+
+
+@pytest.mark.parametrize("kind", [getattr(errors, name) for name in errors.__all__])
+def test_errors_survive_pickling_with_their_data(kind: type[errors.SparkMQError]) -> None:
+    error = kind("what happened", group="g", lost=[(1, 2, "why")], result=SettleResult(1, 2))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.data) == (kind, "what happened", error.data)
+    assert (copy.group, copy.lost, copy.result) == ("g", [(1, 2, "why")], SettleResult(1, 2))
+
+
+# -- other writers of messages/ (Delta only)
+
+
+def append(queue: Queue, table: pa.Table) -> None:
+    write_deltalake(DeltaTable(queue.log.path), table, mode="append", schema_mode="merge")
+
+
+def test_a_foreign_append_of_values_alone_is_a_publish(delta_queue: Make) -> None:
+    queue = delta_queue()
+    append(queue, pa.table({"value": pa.array([b"a", b"b"])}))
+    file = queue.log.index().files[0]
+    messages = take(queue).messages
+    assert [(m.value, m.message_id) for m in messages] == [(b"a", str(sequence(1, 0))), (b"b", str(sequence(1, 1)))]
+    assert {m.published_at for m in messages} == {to_datetime(file.committed_at)}
+    assert abs(messages[0].published_at - datetime.now(UTC)) < timedelta(minutes=1)
+    assert [(m.key, m.headers) for m in messages] == [(None, {}), (None, {})]
+
+
+def test_a_foreign_append_may_have_nulls_between(delta_queue: Make) -> None:
+    queue = delta_queue()
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+    rows = [{"value": b"a", "message_id": "x", "published_at": at}, {"value": b"b", "lane": 3}, {"value": b"c", "key": "k"}]
+    append(queue, pa.Table.from_pylist(rows, schema=MESSAGE_SCHEMA))
+    found = sorted(take(queue).messages, key=lambda m: m.value)
+    assert [m.message_id for m in found] == ["x", str(found[1].sequence), str(found[2].sequence)]
+    assert found[0].published_at == at
+    assert found[1].published_at == found[2].published_at != at
+    assert len({m.sequence for m in found}) == 3
+
+
+def test_compaction_publishes_nothing_and_reading_goes_on(delta_queue: Make) -> None:
+    queue = delta_queue()
+    for n in range(5):
+        queue.publish(str(n))
+    half = take(queue, 2)
+    metrics = DeltaTable(queue.log.path).optimize.compact()
+    assert metrics["numFilesRemoved"] == 5
+    DeltaTable(queue.log.path).vacuum(dry_run=False)
+    queue.publish("5")
+    assert values(half) == [b"0", b"1"]
+    assert values(take(again(queue))) == [b"2", b"3", b"4", b"5"]
+    assert queue.stats()["published"] == 6
+
+
+def test_restore_publishes_nothing(delta_queue: Make) -> None:
+    queue = delta_queue()
+    first = queue.publish("a")
+    queue.publish("b")
+    DeltaTable(queue.log.path).restore(first.version)
+    DeltaTable(queue.log.path).restore(first.version + 1)
+    queue.publish("c")
+    for handle in (queue, again(queue)):
+        assert handle.stats()["published"] == 3
+    assert values(take(queue)) == [b"a", b"b", b"c"]
+
+
+def test_a_path_added_twice_counts_once(delta_queue: Make) -> None:
+    """As a writer does whose commit landed while its reply got lost."""
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    file = queue.log.index().files[0]
+    add = AddAction(file.path, file.size, {"lane": None}, 0, True, "{}")
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    for handle in (queue, again(queue)):
+        assert handle.stats()["published"] == 2
+    assert values(take(queue)) == [b"a", b"b"]
+
+
+def test_files_without_statistics_are_counted_by_their_footer(delta_queue: Make) -> None:
+    queue = delta_queue()
+    path = "lane=__HIVE_DEFAULT_PARTITION__/foreign file.parquet"  # and a name that the log writes in percent signs
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"value": [b"a", b"b", b"c"]}), sink)
+    queue.log.files.write(path, sink.getvalue())
+    add = AddAction(path, len(sink.getvalue()), {"lane": None}, 0, True, "{}")
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    assert values(take(queue)) == [b"a", b"b", b"c"]
+
+
+def test_a_rewrite_is_reported_and_publishes_nothing(delta_queue: Make, caplog: pytest.LogCaptureFixture) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    table = DeltaTable(queue.log.path)
+    table.alter.set_table_properties({"delta.appendOnly": "false"})
+    table.delete("value = 'a'")
+    assert queue.stats()["published"] == 2
+    assert "rewrites messages" in caplog.text
+
+
+def test_the_tables_refuse_what_would_break_the_log(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    with pytest.raises(Exception, match=r"(?i)append"):
+        DeltaTable(queue.log.path).delete()
