@@ -107,7 +107,7 @@ class ConsumerGroup:
         def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
             index = self.queue.log.index()
             position = max(self._position(index, target), self.queue.horizon() + 1)
-            return rules_of.seek(_found(stored), index, position), None, {"operation": "seek", "ranges": f"{position}-"}
+            return rules_of.seek(self.found(stored), index, position), None, {"operation": "seek", "ranges": f"{position}-"}
 
         change(self.queue.leases, self.name, step, whole_table=True)
 
@@ -168,7 +168,7 @@ class ConsumerGroup:
         """Commits a lease; `request` makes it from (now, visibility timeout), in microseconds. Returns the grant and its deadline."""
 
         def step(stored: Stored) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
-            ledger, rules = _found(stored), self.rules(stored)
+            ledger, rules = self.found(stored), self.rules(stored)
             now = self.queue.now()
             wanted = request(now, rules.visibility_timeout)
             after, grant = selection.lease(rules_of.fold(ledger, now, rules), self.queue.log.index(), now, rules, wanted)
@@ -216,7 +216,7 @@ class ConsumerGroup:
 
         def step(stored: Stored) -> tuple[Ledger | None, Outcome, Mapping[str, Any]]:
             rules, now = self.rules(stored), self.queue.now()
-            folded = rules_of.fold(_found(stored), now, rules, [lease_id])
+            folded = rules_of.fold(self.found(stored), now, rules, [lease_id])
             after, outcome = rules_of.extend(folded, lease_id, now + (given or rules.visibility_timeout))
             return after if outcome.settled else None, outcome, {"operation": "extend", "lease_id": lease_id}
 
@@ -229,7 +229,7 @@ class ConsumerGroup:
         """Several settles in one commit, in order. Raises nothing for what is not held: see each Outcome."""
 
         def step(stored: Stored) -> tuple[Ledger | None, list[Outcome], Mapping[str, Any]]:
-            ledger, rules, now = _found(stored), self.rules(stored), self.queue.now()
+            ledger, rules, now = self.found(stored), self.rules(stored), self.queue.now()
             ledger = rules_of.fold(ledger, now, rules, {w.lease_id for w in wanted})
             index = self.queue.log.index() if any(w.intervals is not None for w in wanted) else CommitIndex()
             outcomes = []
@@ -245,7 +245,7 @@ class ConsumerGroup:
         """Folds leases past their deadline now, not at the next operation. Returns how many messages they held."""
 
         def step(stored: Stored) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-            ledger = _found(stored)
+            ledger = self.found(stored)
             after = rules_of.fold(ledger, self.queue.now(), self.rules(stored))
             before_count, after_count = (x.count(x.is_state(LEASED)) for x in (ledger, after))
             return after, before_count - after_count, {"operation": "expire", "messages": before_count - after_count}
@@ -257,6 +257,12 @@ class ConsumerGroup:
     def rules(self, stored: Stored) -> GroupSettings:
         """The settings of the group, as stored with it."""
         return GroupSettings(**stored.ledger.head.settings) if stored.ledger is not None else self.queue.settings.group
+
+    def found(self, stored: Stored) -> Ledger:
+        """The ledger that was read. Raises GroupNotFound if there is none."""
+        if stored.ledger is None:
+            raise GroupNotFound(f"there is no consumer group {self.name!r}; it is made by its first lease", group=self.name)
+        return stored.ledger
 
     def ledger(self) -> Ledger:
         """The group's ledger as it would be after the next operation's fold; that of a new group if it is not there."""
@@ -323,12 +329,6 @@ def settle_note(wanted: Sequence[Settle], outcomes: Sequence[Outcome]) -> dict[s
 def _told(ranges: Sequence[Interval]) -> str:
     told = ",".join(f"{first}-{last}" for first, last in ranges[:_LONGEST_NOTE])
     return told + (f",... {len(ranges) - _LONGEST_NOTE} more" if len(ranges) > _LONGEST_NOTE else "")
-
-
-def _found(stored: Stored) -> Ledger:
-    if stored.ledger is None:
-        raise GroupNotFound(f"there is no consumer group {stored.group!r}; it is made by its first lease", group=stored.group)
-    return stored.ledger
 
 
 def _intervals(sequences: Iterable[int] | None) -> list[Interval] | None:

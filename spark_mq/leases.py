@@ -208,9 +208,7 @@ class DeltaLeases:
         whole_table: bool = False,
     ) -> Stored:
         with self._lock:
-            table = self._table
-            if table is None or table.version() != stored.token:
-                raise LostRace("the handle has moved on")
+            table = self._pinned(stored)
             try:
                 # The group's name is checked (letters, digits, dot, hyphen, underscore): it can end no literal.
                 write_deltalake(
@@ -233,19 +231,29 @@ class DeltaLeases:
                     raise LostRace(str(error)) from error
             else:
                 self._cache[stored.group] = (self._paths(table, stored.group), ledger)
-            return Stored(stored.group, ledger, self._table.version() if self._table else stored.token)
+            return Stored(stored.group, ledger, self.refresh().version())
 
     def mark(self, stored: Stored, app: str) -> int | None:
         with self._lock:
-            table = self._table
-            if table is None or table.version() != stored.token:
-                raise LostRace("the handle has moved on")
-            return table.transaction_version(app)
+            return self._pinned(stored).transaction_version(app)
 
     def groups(self) -> list[str]:
-        adds = pa.table(self.refresh().get_add_actions(flatten=True))
+        with self._lock:
+            adds = pa.table(self.refresh().get_add_actions(flatten=True))
         names = adds["partition.consumer_group"].to_pylist() if adds.num_rows else []
         return sorted({name for name in names if not name.startswith(RESERVED_PREFIX)})
+
+    def _pinned(self, stored: Stored) -> DeltaTable:
+        """The table at the version that was read: the shared handle, or, where another thread has moved that on, one of its own.
+
+        (To call it a lost race would let the threads of a busy group starve those of another.)
+        """
+        if self._table is not None and self._table.version() == stored.token:
+            return self._table
+        try:
+            return DeltaTable(self.path, version=stored.token, storage_options=self.storage_options)
+        except DeltaError as error:
+            raise LostRace(f"version {stored.token} has been cleaned away") from error
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:

@@ -102,7 +102,7 @@ def fold(ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = (
     if kept:
         mask = pc.and_(mask, pc.invert(pc.is_in(ledger.column("lease_id"), value_set=pa.array(kept, pa.string()))))
     draft = Draft(ledger)
-    for r in draft.take_all(ledger.where(mask)):
+    for r in draft.take(ledger.where(mask)):
         draft.put(_expired(r, rules) if r.state == LEASED else _dead(r, ATTEMPTS_USED, r.error))
     return draft.finish()
 
@@ -115,12 +115,11 @@ def settle(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, w
     """
     settling = _Settling(ledger, index, now, rules, wanted)
     if wanted.intervals is None:
-        for r in settling.draft.take_all(ledger.where(ledger.held_by(wanted.lease_id))):
+        for r in settling.draft.take(ledger.where(ledger.held_by(wanted.lease_id))):
             settling.apply(r)
     else:
-        for first, last in normalise(wanted.intervals):
-            settling.interval(first, last)
-        settling.put_rest()
+        settling.intervals(normalise(wanted.intervals))
+    settling.draft.head = ledger.head.counted("acked", settling.acked)
     return settling.draft.finish(), settling.outcome
 
 
@@ -131,50 +130,62 @@ class _Settling:
         self.ledger, self.index, self.now, self.rules, self.wanted = ledger, index, now, rules, wanted
         self.draft = Draft(ledger)
         self.outcome = Outcome()
-        self._rest: dict[int, Range | None] = {}  # of a row that was cut: what lies above the last cut
+        self.acked = 0
+        self._left: dict[int, Range] = {}  # by row: what lies above the last cut
 
-    def interval(self, first: int, last: int) -> None:
-        """Settles what lies in an interval. Intervals come in ascending order."""
-        floor = self.ledger.head.floor
-        reach = first  # all below has been dealt with
-        if first <= floor:
-            self.outcome.already_settled += self.index.count(first, min(last, floor))
-            reach = floor + 1
-        for row in self.ledger.overlapping(first, last):
-            r = self._rest[row] if row in self._rest else self.ledger.at(row)
-            if r is not None and r.last >= first:
-                self._cut(row, r, max(first, r.first), min(last, r.last))
-                reach = r.last + 1
-        # Between ranges lie only gaps of the log, so what is left over is past the frontier, or in a gap as a whole.
-        if reach <= last and (last > self.ledger.frontier or not self.index.count(first, last)):
-            self.outcome.lose(max(reach, first), last, "unread, or no message")
+    def intervals(self, intervals: Sequence[Interval]) -> None:
+        """Settles what lies in some intervals, which are in ascending order."""
+        rows = sorted({row for first, last in intervals for row in self.ledger.overlapping(first, last)})
+        self._left = dict(zip(rows, self.ledger.select(rows), strict=True))
+        held = [row for row in rows if self._holds(self._left[row])]
+        self.draft.take(held)
+        for first, last in intervals:
+            self._interval(first, last)
+        for row in held:
+            self.draft.put(self._left[row])
 
-    def _cut(self, row: int, r: Range, low: int, high: int) -> None:
+    def _holds(self, r: Range) -> bool:
+        return r.state in (LEASED, WAITING) and r.lease_id == self.wanted.lease_id
+
+    def _interval(self, first: int, last: int) -> None:
+        low, high = self.index.at_or_after(first), self.index.at_or_before(last)
+        if low is None or high is None or low > high:
+            self._lose_gap(first, last)
+            return
+        self._lose_gap(first, low - 1)
+        head, frontier = self.ledger.head, self.ledger.frontier
+        self.outcome.already_settled += self.index.count(low, min(high, head.floor))
+        for row in self.ledger.overlapping(low, high):
+            self._cut(row, low, high)
+        if high > frontier:
+            self.outcome.lose(max(low, frontier + 1), high, "unread")
+        self._lose_gap(high + 1, last)
+
+    def _lose_gap(self, first: int, last: int) -> None:
+        """Sequences that no message has. Those of a whole lease are no mistake: what is left of its ranges may end in a gap."""
+        if first <= last and not self.wanted.whole:
+            self.outcome.lose(first, last, "no message")
+
+    def _cut(self, row: int, low: int, high: int) -> None:
+        r = self._left[row]
         piece = r.part(low, high, self.index)
         if piece.message_count == 0:
             return
         if r.state == SETTLED:
             self.outcome.already_settled += piece.message_count
-        elif r.lease_id != self.wanted.lease_id or r.state not in (LEASED, WAITING):
+        elif not self._holds(r):
             self.outcome.lose(piece.first, piece.last, _why_not(r))
         else:
-            self.draft.take(row)
             self.draft.put(r.part(r.first, low - 1, self.index))
             self.apply(piece)
-            self._rest[row] = r.part(high + 1, r.last, self.index) if high < r.last else None
-
-    def put_rest(self) -> None:
-        """Puts back what lies above the last cut of each range."""
-        for r in self._rest.values():
-            if r is not None:
-                self.draft.put(r)
+            self._left[row] = r.part(high + 1, r.last, self.index)
 
     def apply(self, r: Range) -> None:
         """Does to a range that the lease holds what the settle wants."""
         self.outcome.settled += r.message_count
         self.outcome.ranges.append((r.first, r.last))
         if self.wanted.verb == ACK:
-            self.draft.head = self.draft.head.counted("acked", r.message_count)
+            self.acked += r.message_count
             self.draft.put(r.settled())
         elif self.wanted.verb == REJECT:
             self.draft.put(_dead(r, self.wanted.reason, self.wanted.error))
@@ -242,7 +253,7 @@ def _dead(r: Range, reason: str, error: str | None) -> Range:
 def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Outcome]:
     """Moves the deadline of what a lease holds to `expires_at`, never earlier. What had expired, unclaimed, is leased again."""
     draft, outcome = Draft(ledger), Outcome()
-    for r in draft.take_all(ledger.where(ledger.held_by(lease_id))):
+    for r in draft.take(ledger.where(ledger.held_by(lease_id))):
         if r.state == WAITING:
             r = replace(r, state=LEASED, failure_count=r.failure_count - 1, available_at=None, expires_at=expires_at)
         draft.put(replace(r, expires_at=max(expires_at, r.expires_at or 0)))
@@ -274,7 +285,7 @@ def take_over(
     """
     rows = held_by_batch(ledger, prefix)
     draft = Draft(ledger)
-    held = draft.take_all(rows)
+    held = draft.take(rows)
     limit = rules.max_delivery_attempts
     alone = sum(r.message_count for r in held) == 1
     last = limit is not None and any(r.delivery_count + 1 >= limit for r in held)
@@ -313,7 +324,7 @@ def give_back(r: Range, now: int, rules: GroupSettings) -> Range:
 def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, list[Range]]:
     """First step of routing: up to `limit` dead ranges are set aside under a routing id."""
     draft = Draft(ledger)
-    frozen = [replace(r, state=ROUTING, lease_id=routing_id) for r in draft.take_all(ledger.where(ledger.is_state(DEAD))[:limit])]
+    frozen = [replace(r, state=ROUTING, lease_id=routing_id) for r in draft.take(ledger.where(ledger.is_state(DEAD))[:limit])]
     for r in frozen:
         draft.put(r)
     return draft.finish(), frozen
@@ -324,7 +335,7 @@ def routed(ledger: Ledger, routing_id: str) -> tuple[Ledger, int]:
     draft = Draft(ledger)
     rows = ledger.where(pc.and_(ledger.is_state(ROUTING), pc.equal(ledger.column("lease_id"), routing_id)))
     total = 0
-    for r in draft.take_all(rows):
+    for r in draft.take(rows):
         draft.put(r.settled())
         total += r.message_count
     draft.head = draft.head.counted("dead_lettered", total)

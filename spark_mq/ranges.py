@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -70,7 +71,7 @@ class Range:
 
     def alike(self, other: Range) -> bool:
         """Whether both differ in nothing but their place."""
-        return all(getattr(self, name) == getattr(other, name) for name in _LIKENESS)
+        return bool(_likeness(self) == _likeness(other))
 
     def part(self, first: int, last: int, index: CommitIndex) -> Range:
         """The piece of this range within ``first..last``."""
@@ -88,7 +89,7 @@ class Range:
 
 
 _FIELDS: Final = tuple(f.name for f in fields(Range))
-_LIKENESS: Final = tuple(name for name in _FIELDS if name not in ("first", "last", "message_count"))
+_likeness: Final = attrgetter(*(name for name in _FIELDS if name not in ("first", "last", "message_count")))
 _INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "available_at")
 
 _TYPES: Final = {
@@ -152,13 +153,32 @@ class Ledger:
         return _longs(self.ranges, "first")
 
     @cached_property
+    def lasts(self) -> Sequence[int]:
+        """The last sequence of each range, as a view."""
+        return _longs(self.ranges, "last")
+
+    @cached_property
+    def counts(self) -> Sequence[int]:
+        """The messages in each range, as a view."""
+        return _longs(self.ranges, "message_count")
+
+    @cached_property
+    def _columns(self) -> list[pa.Array]:
+        """The columns, as plain arrays: reading one row of these is ten times as fast as slicing the table."""
+        return [column.combine_chunks() for column in _plain(self.ranges)]
+
+    @cached_property
     def frontier(self) -> int:
         """The last sequence that is not unread."""
-        return cast(int, self.ranges["last"][-1].as_py()) if len(self) else self.head.floor
+        return self.lasts[-1] if len(self) else self.head.floor
 
     def at(self, row: int) -> Range:
         """The range in a row."""
-        return next(_ranges(self.ranges.slice(row, 1)))
+        return Range(*(column[row].as_py() for column in self._columns))
+
+    def state_at(self, row: int) -> str:
+        """The state of the range in a row."""
+        return cast(str, self._columns[_FIELDS.index("state")][row].as_py())
 
     def where(self, mask: pa.Array | pa.ChunkedArray) -> list[int]:
         """The rows for which the mask holds, ascending."""
@@ -191,13 +211,20 @@ class Ledger:
     def overlapping(self, first: int, last: int) -> range:
         """The rows of the ranges that share a sequence with ``first..last``, or span a gap in it."""
         start = bisect_right(self.firsts, first) - 1
-        if start < 0 or self.ranges["last"][start].as_py() < first:
+        if start < 0 or self.lasts[start] < first:
             start += 1
         return range(start, bisect_left(self.firsts, last + 1))
 
 
+_Span = tuple[int, int, int]
+"""First and last sequence, and how many messages."""
+
+
 class Draft:
-    """Changes on the way from one ledger to the next: rows are taken out, changed ranges put in."""
+    """Changes on the way from one ledger to the next: rows are taken out, changed ranges put in.
+
+    Leases of thousands of ranges are normal in a ledger of many holes, so nothing here may cost a table operation a range.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -209,13 +236,8 @@ class Draft:
     def changed(self) -> bool:
         return bool(self._taken or self._put) or self.head != self.ledger.head
 
-    def take(self, row: int) -> Range:
-        """Takes a range out. What of it is to stay must be put back."""
-        self._taken.add(row)
-        return self.ledger.at(row)
-
-    def take_all(self, rows: Sequence[int]) -> list[Range]:
-        """Takes out several rows at once."""
+    def take(self, rows: Sequence[int]) -> list[Range]:
+        """Takes ranges out. What of them is to stay must be put back."""
         self._taken.update(rows)
         return self.ledger.select(rows)
 
@@ -243,39 +265,43 @@ class Draft:
 
     def _merge(self) -> list[Range]:
         """The ranges put in, joined with each other and with untouched neighbours that are alike."""
-        firsts, out = self.ledger.firsts, cast(list[Range], [])
+        firsts = self.ledger.firsts
+        out: list[tuple[Range, _Span]] = []  # what it is, and where: joined ranges are made once, at the end
         puts = sorted(self._put, key=lambda r: r.first)
         for at, piece in enumerate(puts):
-            lowest = out[-1].last if out else -1
+            span: _Span = (piece.first, piece.last, piece.message_count)
+            lowest = out[-1][1][1] if out else -1
             before = self._untouched(range(bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1))
             if before is not None:
-                piece = self._join_row(before, piece)
-            elif out and out[-1].alike(piece):
-                piece = _join(out.pop(), piece)
-            highest = puts[at + 1].first if at + 1 < len(puts) else None
-            stop = len(firsts) if highest is None else bisect_left(firsts, highest)
+                span = self._join_row(before, piece, span)
+            elif out and out[-1][0].alike(piece):
+                span = _join(out.pop()[1], span)
+            stop = bisect_left(firsts, puts[at + 1].first) if at + 1 < len(puts) else len(firsts)
             after = self._untouched(range(bisect_left(firsts, piece.last + 1), stop))
             if after is not None:
-                piece = self._join_row(after, piece)
-            out.append(piece)
-        return out
+                span = self._join_row(after, piece, span)
+            out.append((piece, span))
+        return [
+            piece if span[2] == piece.message_count else replace(piece, first=span[0], last=span[1], message_count=span[2])
+            for piece, span in out
+        ]
 
     def _untouched(self, rows: range) -> int | None:
         return next((row for row in rows if row not in self._taken), None)
 
-    def _join_row(self, row: int, piece: Range) -> Range:
-        """The piece, with the untouched range of the row if that is alike."""
-        neighbour = self.ledger.at(row)
-        if not neighbour.alike(piece):
-            return piece
+    def _join_row(self, row: int, piece: Range, span: _Span) -> _Span:
+        """The piece's span, with that of the untouched range of the row if it is alike."""
+        ledger = self.ledger
+        # Neighbours mostly differ in state, and settled ranges in nothing: both are told without making a Range.
+        if ledger.state_at(row) != piece.state or (piece.state != SETTLED and not ledger.at(row).alike(piece)):
+            return span
         self._taken.add(row)
-        return _join(neighbour, piece)
+        return _join((ledger.firsts[row], ledger.lasts[row], ledger.counts[row]), span)
 
     def _table(self, merged: list[Range]) -> pa.Table:
         table = self.ledger.ranges
         if self._taken:
-            keep = pc.invert(pc.is_in(pa.array(range(table.num_rows), pa.int64()), value_set=pa.array(sorted(self._taken), pa.int64())))
-            table = table.filter(keep)
+            table = table.filter(_all_but(self._taken, table.num_rows))
         if not merged:
             return table
         appended = not table.num_rows or table["last"][-1].as_py() < merged[0].first
@@ -283,13 +309,8 @@ class Draft:
         return table if appended else table.sort_by("first")
 
 
-def _join(one: Range, other: Range) -> Range:
-    return replace(
-        one,
-        first=min(one.first, other.first),
-        last=max(one.last, other.last),
-        message_count=one.message_count + other.message_count,
-    )
+def _join(one: _Span, other: _Span) -> _Span:
+    return min(one[0], other[0]), max(one[1], other[1]), one[2] + other[2]
 
 
 def _longs(table: pa.Table, name: str) -> Sequence[int]:
@@ -312,7 +333,19 @@ def to_table(ranges: Iterable[Range]) -> pa.Table:
     return pa.table(columns, schema=RANGE_SCHEMA)
 
 
+def _all_but(rows: Iterable[int], length: int) -> pa.Array:
+    """A mask of `length` that holds for all but some rows."""
+    keep = bytearray(b"\x01") * length
+    for row in rows:
+        keep[row] = 0
+    return pa.Array.from_buffers(pa.uint8(), length, [None, pa.py_buffer(keep)]).cast(pa.bool_())
+
+
+def _plain(table: pa.Table) -> list[pa.ChunkedArray]:
+    """The columns in the order of Range's fields, with instants as integers."""
+    return [table[name].cast(pa.int64()) if name in _INSTANTS else table[name] for name in _FIELDS]
+
+
 def _ranges(table: pa.Table) -> Iterator[Range]:
-    columns = [table[name].cast(pa.int64()) if name in _INSTANTS else table[name] for name in _FIELDS]
-    for values in zip(*(column.to_pylist() for column in columns), strict=True):
+    for values in zip(*(column.to_pylist() for column in _plain(table)), strict=True):
         yield Range(*values)

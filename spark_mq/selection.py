@@ -116,17 +116,18 @@ def _due(ledger: Ledger, now: int, wanted: Request, attempts: int | None) -> dic
 
 def _take(draft: Draft, rows: list[int], limit: int, index: CommitIndex) -> list[Range]:
     """Takes from ranges, lowest first, up to `limit` messages; the rest of the last one stays."""
-    taken: list[Range] = []
-    for row in rows:
-        if limit <= 0:
+    counts, enough = draft.ledger.counts, 0
+    for size, row in enumerate(rows):
+        if enough >= limit:
+            rows = rows[:size]
             break
-        r = draft.take(row)
-        if r.message_count > limit:
-            end = index.cut(r.first, limit)
-            draft.put(r.part(end + 1, r.last, index))
-            r = r.part(r.first, end, index)
-        limit -= r.message_count
-        taken.append(r)
+        enough += counts[row]
+    taken = draft.take(rows)
+    if enough > limit:
+        r = taken.pop()
+        end = index.cut(r.first, r.message_count - (enough - limit))
+        draft.put(r.part(end + 1, r.last, index))
+        taken.append(r.part(r.first, end, index))
     return taken
 
 

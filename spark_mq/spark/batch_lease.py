@@ -1,0 +1,78 @@
+"""Which lease a foreachBatch batch belongs to, found without a Spark job wherever the session allows.
+
+The batch number n of each stream is in the batch's own offsets; the runner's nonce is in its rows, and learned from them once
+a run. Never from a worker's name: a zombie driver has the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from spark_mq.stream import check_offset, lease_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["LeaseFinder"]
+
+_log = logging.getLogger(__name__)
+
+FORMAT = "spark_mq"
+
+
+class LeaseFinder:
+    """Finds the lease ids of the batches of one run of a query."""
+
+    def __init__(self) -> None:
+        self._runners: dict[str, str] = {}  # of each stream, its runner in this run
+        self._run: str | None = None
+
+    def find(self, batch: DataFrame) -> tuple[list[str], bool]:
+        """The lease ids of a batch, and whether they may belong to a replay (the first batch of a run). None if no row tells."""
+        batches = self._batches(batch.sparkSession)
+        if batches and all(stream in self._runners for stream in batches):
+            return [f"{stream}/{n}/{self._runners[stream]}" for stream, n in batches.items()], False
+        ids = self._from_rows(batch, len(batches))
+        for lease_id in ids:
+            parts = lease_stream(lease_id)
+            if parts and parts[0] in batches:
+                self._runners[parts[0]] = parts[2]
+        return ids, True
+
+    @staticmethod
+    def _from_rows(batch: DataFrame, sources: int) -> list[str]:
+        column = batch.select("lease_id").where("lease_id is not null")
+        rows = column.limit(1).collect() if sources == 1 else column.distinct().collect()
+        return sorted(row[0] for row in rows)
+
+    def _batches(self, spark: Any) -> dict[str, int]:
+        """n of each spark_mq stream in the batch that runs now; empty where the session does not tell (Spark Connect)."""
+        try:
+            context = spark.sparkContext
+            query_id = context.getLocalProperty("sql.streaming.queryId")
+            # The batch's session is a clone and knows no queries; the shared state knows all that run.
+            query = spark._jsparkSession.sharedState().activeStreamingQueries().get(spark._jvm.java.util.UUID.fromString(query_id))
+            run = query.runId().toString()
+            if run != self._run:
+                self._run, self._runners = run, {}
+            return dict(_offsets(query))
+        except Exception as error:
+            _log.debug("the batch's offsets are not to be had, so its rows are asked: %s", error)
+            return {}
+
+
+def _offsets(query: Any) -> list[tuple[str, int]]:
+    """(stream, n) of each spark_mq source of a running query, from the end offsets of its current batch."""
+    leaves, sources, ends = query.analyzedPlan().collectLeaves(), query.sources(), query.availableOffsets()
+    names = [
+        leaf.sourceName()
+        for leaf in (leaves.apply(i) for i in range(leaves.size()))
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2"
+    ]
+    if len(names) != sources.size():
+        raise LookupError("the plan and the sources differ")
+    ours = [sources.apply(i) for i, name in enumerate(names) if name == FORMAT]
+    found = [ends.get(source) for source in ours]
+    return [check_offset(json.loads(end.get().json())) for end in found if end.isDefined()]

@@ -1,0 +1,191 @@
+"""Settling from foreachBatch: `process(batch, lease)` does the work, what it leaves is settled when it returns or fails."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from spark_mq.checks import check_choice
+from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
+from spark_mq.group import ConsumerGroup
+from spark_mq.lease import SettleResult
+from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Settle, held_by_batch
+from spark_mq.spark import settle as rows
+from spark_mq.spark.batch_lease import LeaseFinder
+from spark_mq.stream import lease_stream, mark_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["BatchLease", "ForEachBatch", "for_each_batch"]
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_ERROR = 2_000
+
+Process = Callable[["DataFrame", "BatchLease"], "DataFrame | None"]
+
+
+def for_each_batch(group: ConsumerGroup, process: Process, on_error: str = "nack") -> ForEachBatch:
+    """A function for ``writeStream.foreachBatch`` that calls ``process(batch, lease)`` and settles the batch's lease.
+
+    When `process` returns, the lease is acked: *the lease minus the failures*, also messages that a filter dropped. Rows it returns (a
+    DataFrame with ``lease_id`` and ``sequence``, and ``error`` if you like) are failures, settled one by one by `on_error`. On an exception
+    the lease is settled by `on_error`: "nack" (again after a backoff), "reject" (to the dead letters), "raise" (the query ends).
+
+    Return failures only for verdicts that depend on the rows alone. A verdict that may differ between two runs over the same rows (an API
+    answered this time) must be settled with ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is written: on a replay the
+    sink skips the batch, and a row that failed the first time would be acked unwritten.
+
+    Examples
+    --------
+    >>> def process(batch, lease):
+    ...     lease.reject(batch.where("value IS NULL"), error="empty")
+    ...     batch.where("value IS NOT NULL").write.format("delta").mode("append").options(**lease.delta_options).save("/tables/out")
+    >>> stream.writeStream.foreachBatch(group.for_each_batch(process)).start()  # doctest: +SKIP
+    """
+    if not callable(process):
+        raise InvalidOption(f"process={process!r} is not callable: give a function (batch, lease)", option="process", value=process)
+    return ForEachBatch(group, process, check_choice("on_error", on_error, ("nack", "reject", "raise")))
+
+
+class BatchLease:
+    """The lease of the batch in hand. ``lease_id``: of its one lease (of a union of queues: the first; see ``lease_ids``)."""
+
+    def __init__(self, group: ConsumerGroup, lease_ids: list[str]) -> None:
+        self.group = group
+        self.lease_ids = tuple(lease_ids)
+        self.settled = 0
+
+    @property
+    def lease_id(self) -> str:
+        return self.lease_ids[0]
+
+    @property
+    def delta_options(self) -> dict[str, str]:
+        """Options that make an append to a Delta table happen once for this batch: ``txnAppId`` the stream, ``txnVersion`` n.
+
+        Never a constant app id with Spark's batch id: two workers, or a new checkpoint, count from 0 again, and Delta skips silently.
+        """
+        parts = lease_stream(self.lease_id)
+        if parts is None or len(self.lease_ids) != 1:
+            raise InvalidOption(
+                f"this batch holds {len(self.lease_ids)} leases, so no one transaction stands for it: write each queue's rows by itself",
+                option="delta_options", value=self.lease_ids,
+            )  # fmt: skip
+        return {"txnAppId": parts[0], "txnVersion": str(parts[1])}
+
+    def ack(self, df: DataFrame) -> SettleResult:
+        """Settles some rows as done, now."""
+        return self._count(rows.ack(df, self.group))
+
+    def nack(self, df: DataFrame, *, delay: Any = None, error: str | None = None) -> SettleResult:
+        """Gives some rows back as failed, now."""
+        return self._count(rows.nack(df, self.group, delay=delay, error=error))
+
+    def reject(self, df: DataFrame, *, error: str | None = None) -> SettleResult:
+        """Makes some rows dead, now."""
+        return self._count(rows.reject(df, self.group, error=error))
+
+    def _count(self, result: SettleResult) -> SettleResult:
+        self.settled += result.settled + result.already_settled
+        return result
+
+
+class ForEachBatch:
+    """What foreachBatch calls. :meth:`close` lets the batch in hand finish and gives back what comes after it."""
+
+    def __init__(self, group: ConsumerGroup, process: Process, on_error: str) -> None:
+        self.group, self._process, self._on_error = group, process, on_error
+        self._finder = LeaseFinder()
+        self._idle = threading.Condition()
+        self._busy = self._closing = False
+        self.last_batch: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"group": self.group, "process": self._process, "on_error": self._on_error}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        rows.check_columns(batch)
+        with self._idle:
+            self._busy = True
+            closing = self._closing
+        try:
+            lease_ids, first_of_run = self._finder.find(batch)
+            # Without a row nothing is known of the lease: ackMode onCommit settles such a batch.
+            if lease_ids and closing:
+                self.group.settle([Settle(RELEASE, lease_id) for lease_id in lease_ids])
+            elif lease_ids:
+                self._run(batch, BatchLease(self.group, lease_ids), first_of_run)
+        finally:
+            with self._idle:
+                self._busy = False
+                self.last_batch = batch_id
+                self._idle.notify_all()
+
+    def close(self, timeout: float) -> bool:
+        """From now on batches are given back, uncounted. Waits `timeout` seconds for the one in hand; False if it still runs."""
+        with self._idle:
+            self._closing = True
+            return self._idle.wait_for(lambda: not self._busy, timeout)
+
+    def _run(self, batch: DataFrame, lease: BatchLease, first_of_run: bool) -> None:
+        try:
+            failures = self._process(batch, lease)
+            settles = self._failed(failures)
+            verb, error = ACK, None
+        except StreamFenced:
+            raise
+        except Exception as failure:
+            if self._on_error == "raise":
+                self._check_owner(lease, first_of_run)
+                raise
+            _log.exception("a batch failed; its lease is %sed", self._on_error)
+            settles, verb = [], NACK if self._on_error == "nack" else REJECT
+            error = f"{type(failure).__name__}: {failure}"[:_LONGEST_ERROR]
+        settles += [Settle(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
+        outcomes = self.group.settle(settles)
+        lease.settled += sum(o.settled + o.already_settled for o in outcomes)
+        try:
+            rows.settled(settles, outcomes)
+        except LeaseLost as lost:
+            _log.warning("some messages of this batch will come again, to another worker: %s", lost)
+        if not lease.settled or any(o.lost for o in outcomes):
+            self._check_owner(lease, first_of_run)
+
+    def _failed(self, failures: DataFrame | None) -> list[Settle]:
+        """The settles of the rows that `process` returned."""
+        if failures is None:
+            return []
+        if not hasattr(failures, "columns"):
+            raise InvalidOption(
+                f"process returned {type(failures).__name__}: return None, or a DataFrame of the rows that failed",
+                option="process", value=type(failures).__name__,
+            )  # fmt: skip
+        return rows.settles_of(rows.rows_to_runs(failures), REJECT if self._on_error == "reject" else NACK)
+
+    def _check_owner(self, lease: BatchLease, first_of_run: bool) -> None:
+        """Ends the query, before Spark commits the batch, if another runner has taken it over: this driver is a zombie.
+
+        That a lease expired and others have its messages is no reason to end: they come again, at-least-once.
+        """
+        stored = self.group.queue.leases.read(self.group.name)
+        ledger = self.group.found(stored)
+        for lease_id in lease.lease_ids:
+            parts = lease_stream(lease_id)
+            if parts is None:
+                continue
+            stream, n, _ = parts
+            holders = {r.lease_id for r in ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))} - {lease_id}
+            mark = self.group.queue.leases.mark(stored, mark_of(stream)) or 0
+            if holders or mark > 2 * n + 2 or (mark == 2 * n + 2 and not first_of_run):
+                raise StreamFenced(
+                    f"batch {n} of stream {stream} has been taken over by another driver on this checkpoint; this one stops",
+                    stream=stream, batch=n, mark=mark,
+                )  # fmt: skip

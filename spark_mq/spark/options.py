@@ -1,0 +1,157 @@
+"""The options of ``format("spark_mq")``: camelCase, checked at the door, unknown ones refused with a hint.
+
+Spark hands options over with lower-cased keys, so they are compared without case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, nearest
+from spark_mq.errors import InvalidOption
+from spark_mq.group import ConsumerGroup
+from spark_mq.queue import Queue
+from spark_mq.stream import StreamOptions
+
+__all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
+
+STORAGE_PREFIX: Final = "storageoptions."
+
+READ_OPTIONS: Final = (
+    "path", "consumerGroup", "maxMessagesPerTrigger", "maxBytesPerTrigger", "visibilityTimeout", "maxLeaseDuration", "workerId",
+    "ackMode", "startingPosition", "minPartitions", "minPollInterval", "maxPollInterval",
+)  # fmt: skip
+WRITE_OPTIONS: Final = ("path", "producerId")
+_SPARKS_OWN: Final = ("checkpointLocation", "queryName")
+"""What Spark passes on to a source or sink although it is meant for itself."""
+
+_BYTES: Final = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options of a read, checked. Durations in microseconds."""
+
+    path: str
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    group: str = "default"
+    start: str | int = "earliest"
+    stream: StreamOptions = field(default_factory=StreamOptions)
+    min_partitions: int = 1
+    min_poll: int = SECOND // 20
+    max_poll: int = SECOND // 2
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """From Spark's options. Raises InvalidOption."""
+        own, storage = _split(options, READ_OPTIONS)
+        defaults = StreamOptions()
+        if "visibilitytimeout" in own and "maxleaseduration" in own:
+            _in_order(own, "visibilityTimeout", "maxLeaseDuration")
+        if "minpollinterval" in own or "maxpollinterval" in own:
+            own = {"minpollinterval": "50ms", "maxpollinterval": "500ms", **own}
+            _in_order(own, "minPollInterval", "maxPollInterval")
+        stream = StreamOptions(
+            worker_id=check_name("workerId", own.get("workerid", defaults.worker_id)),
+            max_messages=check_count("maxMessagesPerTrigger", own.get("maxmessagespertrigger", defaults.max_messages)),
+            max_bytes=_bytes("maxBytesPerTrigger", own["maxbytespertrigger"]) if "maxbytespertrigger" in own else None,
+            visibility_timeout=check_duration("visibilityTimeout", own["visibilitytimeout"]) if "visibilitytimeout" in own else None,
+            max_lease_duration=check_duration("maxLeaseDuration", own.get("maxleaseduration", "30m")),
+            ack_on_commit=check_choice("ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")) == "onCommit",
+        )
+        return cls(
+            path=_path(own), storage_options=storage, group=check_name("consumerGroup", own.get("consumergroup", "default")),
+            start=_position(own.get("startingposition", "earliest")), stream=stream,
+            min_partitions=check_count("minPartitions", own.get("minpartitions", 1), most=100_000),
+            min_poll=check_duration("minPollInterval", own.get("minpollinterval", "50ms")),
+            max_poll=check_duration("maxPollInterval", own.get("maxpollinterval", "500ms")),
+        )  # fmt: skip
+
+    def open(self) -> ConsumerGroup:
+        """The group at the path. Raises QueueNotFound and its like."""
+        start: str | int | datetime = self.start
+        if isinstance(start, str) and start not in ("earliest", "latest"):
+            start = datetime.fromisoformat(start)
+        return Queue.open(self.path, storage_options=self.storage_options).group(self.group, start=start)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """The options of a write, checked."""
+
+    path: str
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    producer_id: str | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """From Spark's options. Raises InvalidOption."""
+        own, storage = _split(options, WRITE_OPTIONS)
+        producer = check_name("producerId", own["producerid"]) if "producerid" in own else None
+        return cls(_path(own), storage, producer)
+
+    def open(self) -> Queue:
+        return Queue.open(self.path, storage_options=self.storage_options)
+
+
+def _split(options: Mapping[str, str], known: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+    """Own options by lower-cased name, and storage options without their prefix. Raises InvalidOption for an unknown one."""
+    lowered = {name.lower() for name in (*known, *_SPARKS_OWN)}
+    own: dict[str, str] = {}
+    storage: dict[str, str] = {}
+    for name, value in options.items():
+        lower = name.lower()
+        if lower.startswith(STORAGE_PREFIX):
+            storage[lower[len(STORAGE_PREFIX) :]] = value
+        elif lower in lowered:
+            own[lower] = value
+        else:
+            hint = nearest(name, [*known, "storageOptions.*"])
+            # Not the value: the name may be a misspelt secret.
+            raise InvalidOption(
+                f"unknown option {name!r}" + (f": did you mean {hint!r}?" if hint else f"; the options are {', '.join(known)}"),
+                option=name, value=None,
+            )  # fmt: skip
+    return own, storage
+
+
+def _path(own: Mapping[str, str]) -> str:
+    path = own.get("path", "")
+    if not path.strip():
+        raise InvalidOption("option 'path' is missing: .option('path', ...) or .load(path) names the queue", option="path", value=path)
+    if path.lstrip().startswith("["):
+        raise InvalidOption(f"path={path!r}: one stream reads one queue; union two streams", option="path", value=path)
+    return path
+
+
+def _in_order(own: Mapping[str, str], low: str, high: str) -> None:
+    if check_duration(low, own[low.lower()]) > check_duration(high, own[high.lower()]):
+        raise InvalidOption(f"{low}={own[low.lower()]!r} is longer than {high}={own[high.lower()]!r}", option=low, value=own[low.lower()])
+
+
+def _position(value: str) -> str | int:
+    """earliest, latest, a sequence, or an ISO 8601 instant with a zone."""
+    if value.lower() in ("earliest", "latest"):
+        return value.lower()
+    if value.isdigit():
+        return check_count("startingPosition", value, least=0, most=2**63 - 1)
+    try:
+        if datetime.fromisoformat(value).tzinfo is not None:
+            return value
+    except ValueError:
+        pass
+    raise InvalidOption(
+        f"startingPosition={value!r} is not valid: use earliest, latest, a sequence, or an instant with a zone like 2026-01-31T12:00:00Z",
+        option="startingPosition", value=value,
+    )  # fmt: skip
+
+
+def _bytes(option: str, value: str) -> int:
+    text = value.strip().lower()
+    digits = text.rstrip("bkmg")
+    if digits.isdigit() and int(digits) > 0 and text[len(digits) :] in _BYTES:
+        return int(digits) * _BYTES[text[len(digits) :]]
+    raise InvalidOption(f"{option}={value!r} is not a size: use bytes, or text like '64m' or '1g'", option=option, value=value)

@@ -1,0 +1,70 @@
+"""The columns of ``format("spark_mq")``, for Spark and for Arrow."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_mq.errors import InvalidSchema
+from spark_mq.log import FILE_SCHEMA
+
+__all__ = ["PAYLOAD_COLUMNS", "READ_SCHEMA", "arrow_schema", "check_projection"]
+
+_DELIVERED: Final = StructType(
+    [
+        StructField("sequence", LongType()),
+        StructField("message_id", StringType()),
+        StructField("key", StringType()),
+        StructField("value", BinaryType()),
+        StructField("headers", MapType(StringType(), StringType())),
+        StructField("published_at", TimestampType()),
+        StructField("delivery_count", IntegerType()),
+        StructField("lease_id", StringType()),
+        StructField("lease_expires_at", TimestampType()),
+    ]
+)
+READ_SCHEMA: Final = StructType(
+    [
+        *_DELIVERED.fields,
+        StructField("state", StringType()),
+        StructField("failure_count", IntegerType()),
+        StructField("worker_id", StringType()),
+        StructField("available_at", TimestampType()),
+        StructField("reason", StringType()),
+        StructField("error", StringType()),
+    ]
+)
+"""What a read gives. The last six say how the message stands in the group; in a stream, as it was when leased."""
+
+PAYLOAD_COLUMNS: Final = frozenset(FILE_SCHEMA.names)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark wants for it, to the letter."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_projection(schema: StructType) -> None:
+    """Whether a user's ``.schema(...)`` asks only for columns that there are, in their types. Raises InvalidSchema."""
+    known = {f.name: f.dataType for f in READ_SCHEMA.fields}
+    for wanted in schema.fields:
+        if wanted.name not in known:
+            raise InvalidSchema(f"there is no column {wanted.name!r} to read; there are {', '.join(known)}", column=wanted.name)
+        if known[wanted.name].simpleString() != wanted.dataType.simpleString():
+            raise InvalidSchema(
+                f"column {wanted.name!r} is {known[wanted.name].simpleString()}, not {wanted.dataType.simpleString()}: "
+                "cast it after the read",
+                column=wanted.name,
+            )

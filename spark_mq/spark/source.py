@@ -1,0 +1,149 @@
+"""``format("spark_mq")``: a stream that leases, a batch read that only looks, and writes that publish.
+
+The rules are in ``spark_mq.stream``; this is what Spark calls. Hooks run in one runner process per started stream, tasks on the
+executors. ``__init__`` is cheap, for a second process builds the reader too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from spark_mq.checks import SECOND
+from spark_mq.errors import InvalidOption
+from spark_mq.ranges import Range
+from spark_mq.spark import partitions
+from spark_mq.spark.options import ReadOptions, WriteOptions
+from spark_mq.spark.schema import READ_SCHEMA, check_projection
+from spark_mq.spark.writer import QueueStreamWriter, QueueWriter, check_dataframe
+from spark_mq.stream import StreamSource
+
+__all__ = ["SparkMQDataSource"]
+
+UNREAD = "unread"
+
+
+class SparkMQDataSource(DataSource):
+    """A spark_mq queue as a Spark data source.
+
+    Examples
+    --------
+    Lease, process and ack in a stream; what the handler returns is settled as failed:
+
+    >>> spark.readStream.format("spark_mq").option("consumerGroup", "billing").load("/queues/orders")  # doctest: +SKIP
+
+    Look without leasing:
+
+    >>> spark.read.format("spark_mq").load("/queues/orders").groupBy("state").count()  # doctest: +SKIP
+
+    Publish:
+
+    >>> df.select("value").write.format("spark_mq").mode("append").save("/queues/orders")  # doctest: +SKIP
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "spark_mq"
+
+    def schema(self) -> StructType:
+        ReadOptions.parse(self.options)
+        return READ_SCHEMA
+
+    def reader(self, schema: StructType) -> PeekReader:
+        return PeekReader(ReadOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> LeaseReader:
+        return LeaseReader(ReadOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
+        check_dataframe(schema, overwrite)
+        return QueueWriter(WriteOptions.parse(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> QueueStreamWriter:
+        check_dataframe(schema, overwrite)
+        return QueueStreamWriter(WriteOptions.parse(self.options))
+
+
+class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The stream. Hooks are called one at a time."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_projection(schema)
+        self.options = options
+        self.schema = schema
+        self._idle = 0  # looks in a row that found nothing
+
+    @cached_property
+    def source(self) -> StreamSource:
+        """Made by the first hook, in the runner's process."""
+        return StreamSource(self.options.open(), self.options.stream)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "source"}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self.source.initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.options.stream.max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.source.bound()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if not isinstance(limit, ReadMaxRows | ReadAllAvailable):
+            raise InvalidOption(f"the read limit {limit!r} is not supported; use maxMessagesPerTrigger", option="limit", value=repr(limit))
+        if self._idle and not self.source.bounded:
+            # Spark asks every 10 ms or so while nothing comes: look less often the longer it lasts.
+            time.sleep(min(self.options.max_poll, self.options.min_poll * 2 ** min(self._idle - 1, 20)) / SECOND)
+        end = self.source.latest(start)
+        self._idle = self._idle + 1 if end == start else 0
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self.source.progress()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        plan = self.source.plan(start, end)
+        log = self.source.group.queue.log
+        return partitions.cut(log.path, plan.slices, self.options.storage_options, self.options.min_partitions)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: that a batch is done shows when Spark asks for what follows it, which it does for the last batch too."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, partitions.SlicePartition)
+        return partitions.read(partition, self.schema)
+
+    def stop(self) -> None:
+        if "source" in self.__dict__:
+            self.source.stop()
+
+
+class PeekReader(DataSourceReader):
+    """The batch read: all messages that the log still has, with their state in the group. Leases nothing, changes nothing."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_projection(schema)
+        self.options = options
+        self.schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        group = self.options.open()
+        ledger, index, horizon = group.ledger(), group.queue.log.index(), group.queue.horizon()
+        first, floor, frontier = horizon + 1, ledger.head.floor, ledger.frontier
+        ranges = [Range(first, floor, "settled", index.count(first, floor)), *ledger,
+                  Range(frontier + 1, index.tail, UNREAD, index.count(frontier + 1, index.tail))]  # fmt: skip
+        pieces = [(piece, r) for r in ranges if r.message_count for piece in index.slices(r.first, r.last)]
+        return partitions.cut(group.queue.log.path, pieces, self.options.storage_options, self.options.min_partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, partitions.SlicePartition)
+        return partitions.read(partition, self.schema)

@@ -1,0 +1,297 @@
+"""The rules of the streaming source, without Spark: when a batch leases anew, when it is a replay, what is acked when.
+
+The offset is ``{"batch": n, "stream": uuid}``; it is in Spark's log before the lease of batch n exists. A batch leases anew only
+in the runner whose own `latest` gave the offset out; in any other it is a replay, which takes over what the batch still holds. Marks
+in ``leases/`` (``Transaction(stream, 2n + 1)`` for a lease, ``2n + 2`` for a replay) fence zombies.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow.compute as pc
+
+from spark_mq import ledger as rules_of
+from spark_mq import selection
+from spark_mq.checks import SECOND
+from spark_mq.errors import InvalidOption, StreamFenced
+from spark_mq.group import LEASE_PAUSE, ConsumerGroup, lease_note, settle_note
+from spark_mq.index import Slice
+from spark_mq.keepalive import KeepAlive
+from spark_mq.leases import Stored, change
+from spark_mq.ledger import ACK, Outcome, Settle
+from spark_mq.ranges import LEASED, WAITING, Ledger, Range
+from spark_mq.settings import GroupSettings
+
+__all__ = ["BatchPlan", "StreamOptions", "StreamSource", "lease_stream"]
+
+_log = logging.getLogger(__name__)
+
+REPLAY_SPARE: Final = 1
+"""Attempts kept back for a replay of the batch."""
+
+_LEASE_ID = re.compile(r"([0-9a-f-]{36})/(\d+)/([0-9a-f]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How one stream leases. Durations in microseconds; ``visibility_timeout`` None: the group's."""
+
+    worker_id: str = "spark"
+    max_messages: int = 100_000
+    max_bytes: int | None = None
+    visibility_timeout: int | None = None
+    max_lease_duration: int = 1800 * SECOND
+    ack_on_commit: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What a batch reads: slices, each with the range it belongs to, under one lease."""
+
+    lease_id: str = ""
+    expires_at: int = 0
+    slices: tuple[tuple[Slice, Range], ...] = ()
+
+
+def lease_stream(lease_id: str) -> tuple[str, int, str] | None:
+    """(stream, batch, runner) of a lease id of a stream, or None for another's."""
+    match = _LEASE_ID.fullmatch(lease_id)
+    return (match[1], int(match[2]), match[3]) if match else None
+
+
+class StreamSource:
+    """One runner of one stream: the object behind the hooks of Spark's streaming reader.
+
+    ``on_lease(lease_id)`` makes what keeps the lease alive, for tests; by default a :class:`KeepAlive`.
+    """
+
+    def __init__(self, group: ConsumerGroup, options: StreamOptions, *, keep_alive: Callable[[str, int, int], Any] | None = None) -> None:
+        self.group = group
+        self.options = options
+        self.runner = uuid.uuid4().hex[:12]
+        self._keep_alive = keep_alive or self._extend_in_background
+        self._offered: set[tuple[str, int]] = set()
+        self._planned: dict[tuple[str, int], BatchPlan] = {}
+        self._alive: Any = None
+        self._bound: tuple[int, int] | None = None  # for AvailableNow: (tail, instant) at the start
+        self._looked: tuple[Ledger, int, int, str] | None = None
+        self._checked = False
+        self._first = True
+
+    def initial(self) -> dict[str, Any]:
+        """The offset before the first batch."""
+        self._check()
+        return {"batch": 0, "stream": str(uuid.uuid4())}
+
+    def bound(self) -> None:
+        """From now on only what is there and due at this moment counts (Trigger.AvailableNow)."""
+        self._check()
+        self._bound = (self.group.queue.log.index().tail, self.group.queue.now())
+
+    @property
+    def bounded(self) -> bool:
+        return self._bound is not None
+
+    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
+        """The offset of the next batch if something is due, else `start`. Leases nothing.
+
+        That Spark asks means that batch n has been committed: what of its lease is left is acked, here or with the next lease.
+        """
+        stream, n = check_offset(start)
+        self._check()
+        self._end_batch()
+        if self._available():
+            self._offered.add((stream, n + 1))
+            return {"batch": n + 1, "stream": stream}
+        if self.options.ack_on_commit and n > 0:
+            self._ack_done(stream, n)
+        return dict(start)
+
+    def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> BatchPlan:
+        """What the batch from `start` to `end` reads; the same answer for repeated calls. Raises StreamFenced."""
+        stream, n = check_offset(end)
+        _, before = check_offset(start)
+        self._check()
+        if n == before:
+            return BatchPlan()
+        key = (stream, n)
+        if key not in self._planned:
+            plan = self._lease(stream, n) if key in self._offered else self._replay(stream, n)
+            self._planned, self._first = {key: plan}, False
+        return self._planned[key]
+
+    def stop(self) -> None:
+        """Ends the background extension."""
+        self._end_batch()
+
+    def progress(self) -> dict[str, Any]:
+        """What the group looked like at the last look, for the stream's progress."""
+        if self._looked is None:
+            return {}
+        ledger, unread, now, blocked = self._looked
+        waiting = ledger.is_state(WAITING)
+        due = ledger.count(pc.and_(waiting, pc.less_equal(ledger.column("available_at").cast("int64"), now)))
+        return {"ready": unread + due, "delayed": ledger.count(waiting) - due, "in_flight": ledger.count(ledger.is_state(LEASED)),
+                "blocked_because": blocked}  # fmt: skip
+
+    # -- the steps
+
+    def _check(self) -> None:
+        if self._checked:
+            return
+        self.group.ensure()
+        attempts = self.group.rules(self.group.queue.leases.read(self.group.name)).max_delivery_attempts
+        if attempts is not None and attempts < 3:
+            raise InvalidOption(
+                f"group {self.group.name!r} has max_delivery_attempts={attempts}; a stream needs 3 at least (one attempt is kept "
+                "for the replay of a batch). Use a group or queue with 3 or more", option="max_delivery_attempts", value=attempts,
+            )  # fmt: skip
+        self._checked = True
+
+    def _available(self) -> bool:
+        """Whether a lease would get something now, by the very rules of leasing."""
+        stored = self.group.queue.leases.read(self.group.name)
+        now, rules = self.group.queue.now(), self.group.rules(stored)
+        ledger = rules_of.fold(self.group.found(stored), now, rules)
+        index = self.group.queue.log.index()
+        _, grant = selection.lease(ledger, index, now, rules, self._request("", now, rules))
+        self._looked = (ledger, index.count(ledger.frontier + 1, index.tail), now, grant.blocked_because)
+        return bool(grant.ranges)
+
+    def _request(self, lease_id: str, now: int, rules: GroupSettings) -> selection.Request:
+        tail, due_by = self._bound if self._bound else (None, None)
+        return selection.Request(lease_id, self.options.worker_id, self.options.max_messages, now + self._timeout(rules),
+                                 max_bytes=self.options.max_bytes, spare=REPLAY_SPARE, upto=tail, due_by=due_by)  # fmt: skip
+
+    def _timeout(self, rules: GroupSettings) -> int:
+        return min(self.options.visibility_timeout or rules.visibility_timeout, self.options.max_lease_duration)
+
+    def _lease(self, stream: str, n: int) -> BatchPlan:
+        """A fresh lease for batch n, and the ack of what came before it, in one commit."""
+        app, lease_id = mark_of(stream), f"{stream}/{n}/{self.runner}"
+
+        def step(stored: Stored) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
+            self._fence(stored, app, stream, n, 2 * n)
+            now, rules = self.group.queue.now(), self.group.rules(stored)
+            wanted = self._request(lease_id, now, rules)
+            acked, note = self._acked(stored, stream, n - 1)
+            after, grant = selection.lease(acked, self.group.queue.log.index(), now, rules, wanted)
+            if grant.ranges:
+                note = {**note, **lease_note(wanted, grant.ranges)}
+            return after if note else None, (grant, wanted.expires_at), note
+
+        grant, expires_at = change(
+            self.group.queue.leases, self.group.name, step, mark=lambda got: (app, 2 * n + 1) if got[0].ranges else None, pause=LEASE_PAUSE
+        )
+        return self._granted(lease_id, expires_at, grant.ranges)
+
+    def _replay(self, stream: str, n: int) -> BatchPlan:
+        """Batch n once more: takes over what it still holds; never leases anew, for a sink may skip what it has seen."""
+        app, lease_id, prefix = mark_of(stream), f"{stream}/{n}/{self.runner}", f"{stream}/{n}/"
+
+        def step(stored: Stored) -> tuple[Ledger | None, tuple[list[Range], int, bool], Mapping[str, Any]]:
+            mark = self._fence(stored, app, stream, n, 2 * n + 2)
+            now, rules = self.group.queue.now(), self.group.rules(stored)
+            expires_at = now + self._timeout(rules)
+            ledger = self.group.found(stored)
+            held = {r.lease_id for r in ledger.select(rules_of.held_by_batch(ledger, prefix)) if r.lease_id}
+            acked, _ = self._acked(stored, stream, n - 1, held)
+            after, granted = rules_of.take_over(
+                acked, now, rules, prefix, lease_id=lease_id, worker_id=self.options.worker_id, expires_at=expires_at,
+                granted_before=mark == 2 * n + 2,
+            )  # fmt: skip
+            note = {"operation": "replay", "lease_id": lease_id, "worker_id": self.options.worker_id,
+                    "messages": sum(r.message_count for r in granted)}  # fmt: skip
+            return after, (granted, expires_at, mark != 2 * n + 2), note
+
+        granted, expires_at, _ = change(
+            self.group.queue.leases, self.group.name, step, mark=lambda got: (app, 2 * n + 2) if got[2] else None, pause=LEASE_PAUSE
+        )
+        _log.warning("stream %s: batch %d runs again with %d messages", stream, n, sum(r.message_count for r in granted))
+        return self._granted(lease_id, expires_at, granted)
+
+    def _fence(self, stored: Stored, app: str, stream: str, n: int, most: int) -> int | None:
+        """The stream's mark. Raises StreamFenced if it is above `most`: another driver has come further on this checkpoint."""
+        mark = self.group.queue.leases.mark(stored, app)
+        if mark is not None and mark > most:
+            raise StreamFenced(
+                f"batch {n} of stream {stream} is fenced: another driver has leased batch {(mark - 1) // 2} of this checkpoint already. "
+                "Either it still runs, then leave it the work, or the checkpoint was copied or rolled back: start with a new one",
+                stream=stream, batch=n, mark=mark,
+            )  # fmt: skip
+        return mark
+
+    def _granted(self, lease_id: str, expires_at: int, ranges: Sequence[Range]) -> BatchPlan:
+        good = self.group.verified(ranges, lease_id) if ranges else ()
+        if not good:
+            return BatchPlan(lease_id, expires_at)
+        rules = self.group.rules(self.group.queue.leases.read(self.group.name))
+        self._alive = self._keep_alive(lease_id, self._timeout(rules), self.options.max_lease_duration)
+        index = self.group.queue.log.index()
+        return BatchPlan(lease_id, expires_at, tuple((piece, r) for r in good for piece in index.slices(r.first, r.last)))
+
+    # -- acking what Spark has committed
+
+    def _done(self, ledger: Ledger, stream: str, upto: int) -> list[str]:
+        """The leases of this stream's batches up to one that may be acked: this runner's own, and at its start those of dead ones.
+
+        Later, another runner's lease is a successor's: not this driver's to settle.
+        """
+        found = ledger.where(pc.and_(ledger.is_state(LEASED, WAITING), pc.starts_with(ledger.column("lease_id"), stream + "/")))
+        ids = {r.lease_id for r in ledger.select(found) if r.lease_id}
+        parts = {lease_id: lease_stream(lease_id) for lease_id in ids}
+        return sorted(i for i, p in parts.items() if p and p[1] <= upto and (self._first or p[2] == self.runner))
+
+    def _acked(self, stored: Stored, stream: str, upto: int, keep: Iterable[str] = ()) -> tuple[Ledger, dict[str, Any]]:
+        """The ledger with expired leases folded and, in ackMode onCommit, the batches up to one acked; and the note of it."""
+        ledger, rules, now = self.group.found(stored), self.group.rules(stored), self.group.queue.now()
+        done = self._done(ledger, stream, upto) if self.options.ack_on_commit else []
+        ledger = rules_of.fold(ledger, now, rules, [*done, *keep])
+        settles = [Settle(ACK, lease_id) for lease_id in done]
+        outcomes: list[Outcome] = []
+        index = self.group.queue.log.index()
+        for one in settles:
+            ledger, outcome = rules_of.settle(ledger, index, now, rules, one)
+            outcomes.append(outcome)
+        return ledger, settle_note(settles, outcomes) if settles else {}
+
+    def _ack_done(self, stream: str, upto: int) -> None:
+        def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
+            ledger, note = self._acked(stored, stream, upto)
+            return ledger if note else None, None, note
+
+        change(self.group.queue.leases, self.group.name, step)
+        self._first = False
+
+    def _extend_in_background(self, lease_id: str, timeout: int, limit: int) -> KeepAlive:
+        return KeepAlive(lambda wanted: self.group.extend(lease_id, wanted / SECOND), timeout, limit)
+
+    def _end_batch(self) -> None:
+        if self._alive is not None:
+            self._alive.stop()
+            self._alive = None
+
+
+def mark_of(stream: str) -> str:
+    """The app id of a stream's marks in ``leases/``."""
+    return f"spark_mq.stream:{stream}"
+
+
+def check_offset(offset: Any) -> tuple[str, int]:
+    """(stream, batch) of an offset. Raises InvalidOption for one that is not spark_mq's."""
+    stream, n = (offset.get("stream"), offset.get("batch")) if isinstance(offset, Mapping) else (None, None)
+    if not (
+        isinstance(stream, str) and re.fullmatch(r"[0-9a-f-]{36}", stream) and isinstance(n, int) and not isinstance(n, bool) and n >= 0
+    ):
+        raise InvalidOption(
+            f"the checkpoint holds the offset {str(offset)[:200]!r}, which is none of spark_mq: it belongs to another source. "
+            "Use a checkpoint of its own",
+            option="checkpointLocation", value=str(offset)[:200],
+        )  # fmt: skip
+    return stream, n
