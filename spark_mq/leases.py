@@ -71,7 +71,7 @@ class LeaseStore(Protocol):
         note: Mapping[str, Any],
         mark: tuple[str, int] | None = None,
         whole_table: bool = False,
-    ) -> Stored:
+    ) -> None:
         """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all has changed). Raises LostRace."""
 
     def mark(self, stored: Stored, app: str) -> int | None:
@@ -206,7 +206,7 @@ class DeltaLeases:
         note: Mapping[str, Any],
         mark: tuple[str, int] | None = None,
         whole_table: bool = False,
-    ) -> Stored:
+    ) -> None:
         with self._lock:
             table = self._pinned(stored)
             try:
@@ -231,7 +231,6 @@ class DeltaLeases:
                     raise LostRace(str(error)) from error
             else:
                 self._cache[stored.group] = (self._paths(table, stored.group), ledger)
-            return Stored(stored.group, ledger, self.refresh().version())
 
     def mark(self, stored: Stored, app: str) -> int | None:
         with self._lock:

@@ -195,7 +195,7 @@ class MemoryLeases:
         note: Mapping[str, Any],
         mark: tuple[str, int] | None = None,
         whole_table: bool = False,
-    ) -> Stored:
+    ) -> None:
         with self._lock:
             latest = len(self.notes)
             if (latest if whole_table else self._changed.get(stored.group, 0)) > stored.token:
@@ -207,7 +207,6 @@ class MemoryLeases:
             self._changed[stored.group] = latest + 1
             if mark is not None:
                 self._marks[mark[0]] = (mark[1], latest + 1)
-            return Stored(stored.group, ledger, latest + 1)
 
     def mark(self, stored: Stored, app: str) -> int | None:
         with self._lock:

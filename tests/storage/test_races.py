@@ -1,0 +1,476 @@
+"""Races on Delta tables, injected: a competing commit lands between one handle's read and its write. No threads, no sleeps.
+
+The last tests use real processes, for what no injection can show: that nothing gets lost, and nobody starves.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import again
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+
+from spark_mq import Queue, SettleResult, errors, leases
+from spark_mq.leases import DeltaLeases, Stored, change
+from spark_mq.ranges import Head, Ledger
+from spark_mq.sweep import housekeep
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture
+def queue(delta_queue: Make) -> Queue:
+    return delta_queue()
+
+
+def commits(path: str) -> list[dict[str, Any]]:
+    """The commitInfo of each commit of a table, oldest first."""
+    logs = sorted(Path(path, "_delta_log").glob("*.json"))
+    return [next(a["commitInfo"] for a in map(json.loads, log.read_text().splitlines()) if "commitInfo" in a) for log in logs]
+
+
+def operations(queue: Queue, group: str = "default") -> list[str]:
+    """What the commits of a group's ledger did, oldest first."""
+    return [info["spark_mq_operation"] for info in commits(queue.leases.path) if info.get("spark_mq_group") == group]
+
+
+class Injected:
+    """Wraps a function: at its n-th call something happens before, or an error is raised after it has done its work."""
+
+    def __init__(self, real: Callable[..., Any], *, before: Callable[[], Any] | None = None, fail: Exception | None = None, at: int = 1):
+        self.real, self.before, self.fail, self.at, self.calls = real, before, fail, at, 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        now = self.calls == self.at
+        if now and self.before is not None:
+            self.before()
+        result = self.real(*args, **options)
+        if now and self.fail is not None:
+            raise self.fail
+        return result
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return lambda *args, **options: self(instance, *args, **options)
+
+
+@pytest.fixture
+def on_ledger_write(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injected]:
+    def inject(**what: Any) -> Injected:
+        wrapper = Injected(write_deltalake, **what)
+        monkeypatch.setattr(leases, "write_deltalake", wrapper)
+        return wrapper
+
+    return inject
+
+
+@pytest.fixture
+def on_log_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injected]:
+    def inject(**what: Any) -> Injected:
+        wrapper = Injected(DeltaTable.create_write_transaction, **what)
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", wrapper)
+        return wrapper
+
+    return inject
+
+
+def lease(queue: Queue, count: int = 10, group: str = "default") -> Any:
+    found = queue.group(group).lease("w", max_messages=count)
+    assert found is not None
+    return found
+
+
+# -- one group
+
+
+def test_a_lease_that_lost_takes_what_is_left(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+    queue.publish(["a", "b", "c", "d"])
+    queue.group().ensure()
+    rival, taken = again(queue), []
+    # The rival's write is the second call of the wrapper, and the retry the third.
+    wrapper = on_ledger_write(before=lambda: taken.append(lease(rival, 3)))
+    mine = lease(queue, 3)
+    assert [m.value for m in taken[0].messages] == [b"a", b"b", b"c"]
+    assert [m.value for m in mine.messages] == [b"d"]
+    assert wrapper.calls == 3
+    assert operations(queue) == ["create group", "lease", "lease"]
+
+
+def test_a_settle_that_lost_is_done_on_what_the_winner_left(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+    queue.publish(["a", "b", "c"])
+    mine, rival = lease(queue, 2), again(queue)
+    on_ledger_write(before=lambda: rival.group().ack(mine.lease_id, [mine.messages[0].sequence]))
+    assert mine.ack() == SettleResult(1, already_settled=1)
+    assert queue.group().stats().acked == 2
+
+
+def test_a_settle_beaten_by_the_next_holder_is_refused(queue: Queue, clock: Any, on_ledger_write: Callable[..., Injected]) -> None:
+    queue.publish("a")
+    slow, rival, taken = lease(queue), again(queue), []
+    clock.advance("1h")
+    on_ledger_write(before=lambda: taken.append(lease(rival)))
+    with pytest.raises(errors.LeaseLost) as caught:
+        slow.ack()
+    assert caught.value.lost[0][2] == f"leased by {taken[0].lease_id}"
+    assert taken[0].ack() == SettleResult(1)
+
+
+def test_contention_ends_with_its_data_and_no_change(queue: Queue) -> None:
+    queue.group().ensure()
+    rival = again(queue).leases
+
+    def bump(store: Any, note: str, before: Callable[[], None] = lambda: None) -> None:
+        def step(stored: Stored) -> Any:
+            assert stored.ledger is not None
+            before()
+            return Ledger(stored.ledger.head.counted(note, 1)), None, {"operation": note}
+
+        change(store, "default", step, patience=0, pause=0.0)
+
+    with pytest.raises(errors.ContentionTimeout) as caught:
+        bump(queue.leases, "loser", before=lambda: bump(rival, "winner"))
+    assert (caught.value.group, caught.value.attempts) == ("default", 1)
+    assert "nothing was changed" in str(caught.value)
+    assert operations(queue) == ["create group", "winner"]
+
+
+# -- several groups
+
+
+def test_a_commit_of_another_group_is_no_conflict(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+    queue.publish(["a", "b"])
+    mine, theirs, rival = lease(queue, group="mine"), lease(queue, group="theirs"), again(queue)
+    wrapper = on_ledger_write(before=lambda: rival.group("theirs").ack(theirs.lease_id))
+    assert mine.ack() == SettleResult(2)
+    assert wrapper.calls == 2
+    assert [queue.group(name).stats().acked for name in ("mine", "theirs")] == [2, 2]
+    assert [again(queue).group(name).stats().acked for name in ("mine", "theirs")] == [2, 2]
+
+
+def test_the_handles_ledgers_are_right_after_passing_over_commits_of_others(queue: Queue) -> None:
+    """What a handle has cached after it won in a second try is what the table holds."""
+    queue.publish([str(n) for n in range(20)])
+    rival = again(queue)
+    for _ in range(5):
+        mine, theirs = lease(queue, 2, "mine"), lease(rival, 2, "theirs")
+        mine.ack()
+        theirs.nack(delay=0)
+        for name in ("mine", "theirs"):
+            assert queue.group(name).stats() == rival.group(name).stats() == again(queue).group(name).stats()
+
+
+def note(text: str = "test") -> dict[str, Any]:
+    return {"operation": text}
+
+
+def stores(queue: Queue) -> tuple[DeltaLeases, DeltaLeases]:
+    one, two = queue.leases, again(queue).leases
+    assert isinstance(one, DeltaLeases)
+    assert isinstance(two, DeltaLeases)
+    return one, two
+
+
+def test_of_two_that_create_the_same_group_one_is_refused(queue: Queue) -> None:
+    """A phantom: neither saw a row of the group, and still they collide."""
+    one, two = stores(queue)
+    seen, seen_too = one.read("g"), two.read("g")
+    two.write(seen_too, Ledger(Head(floor=7)), operation_id="2", note=note())
+    with pytest.raises(errors.LostRace):
+        one.write(seen, Ledger(Head(floor=1)), operation_id="1", note=note())
+    found = one.read("g").ledger
+    assert found is not None
+    assert found.head.floor == 7
+
+
+@pytest.mark.parametrize("rival_group", ["g", "other", "fresh"])
+def test_a_whole_table_swap_is_refused_whatever_changed(queue: Queue, rival_group: str) -> None:
+    one, two = stores(queue)
+    for name in ("g", "other"):
+        one.write(one.read(name), Ledger(Head()), operation_id=name, note=note())
+    seen, seen_too = one.read("g"), two.read(rival_group)
+    two.write(seen_too, Ledger(Head(revision=5)), operation_id="rival", note=note())
+    with pytest.raises(errors.LostRace):
+        one.write(seen, Ledger(Head(floor=1)), operation_id="swap", note=note(), whole_table=True)
+    one.write(one.read("g"), Ledger(Head(floor=1)), operation_id="swap 2", note=note(), whole_table=True)
+
+
+def test_a_handle_that_another_thread_moved_on_still_commits_at_what_was_read(queue: Queue) -> None:
+    """Threads share a handle: a commit of another group must not cost this one its race, one of the same group must."""
+    one, two = stores(queue)
+    for name in ("slow", "fast"):
+        one.write(one.read(name), Ledger(Head()), operation_id=name, note=note())
+    seen = one.read("slow")
+    two.write(two.read("fast"), Ledger(Head(revision=2)), operation_id="rival", note=note())
+    one.read("fast")  # moves the handle on
+    assert one.mark(seen, "nobody") is None
+    one.write(seen, Ledger(Head(revision=3)), operation_id="mine", note=note())
+    with pytest.raises(errors.LostRace):
+        one.write(seen, Ledger(Head(revision=4)), operation_id="again", note=note())
+    for store in (one, two):
+        found = [store.read(name).ledger for name in ("slow", "fast")]
+        assert [ledger.head.revision for ledger in found if ledger is not None] == [3, 2]
+
+
+# -- a commit that landed, and whose reply was an error
+
+LIES = [CommitFailedError("412 Precondition Failed"), OSError("connection reset by peer")]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=["as a lost race", "as a network error"])
+@pytest.mark.parametrize("and_then", [False, True], ids=["alone", "before others"])
+def test_a_ledger_commit_that_landed_is_not_repeated(
+    queue: Queue, on_ledger_write: Callable[..., Injected], monkeypatch: pytest.MonkeyPatch, lie: Exception, and_then: bool
+) -> None:
+    queue.publish(["a", "b", "c"])
+    mine, rival = lease(queue, 2), again(queue)
+    wrapper = on_ledger_write(fail=lie)
+    if and_then:  # others commit before the loser looks for its commit
+        monkeypatch.setattr(queue.leases, "refresh", Injected(queue.leases.refresh, before=lambda: lease(rival, 1), at=2))
+    assert mine.ack() == SettleResult(2)
+    assert wrapper.calls == 1 + and_then
+    assert operations(queue).count("ack") == 1
+    assert queue.group().stats().acked == 2
+    assert queue.group().stats().in_flight == and_then
+
+
+def test_a_lease_that_landed_is_held(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+    queue.publish(["a", "b"])
+    queue.group().ensure()
+    on_ledger_write(fail=LIES[0])
+    mine = lease(queue, 1)
+    assert operations(queue) == ["create group", "lease"]
+    assert [m.delivery_count for m in mine.messages] == [1]
+    assert mine.ack() == SettleResult(1)
+
+
+def test_a_group_that_was_made_is_made(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+    on_ledger_write(fail=LIES[0])
+    queue.group("g").ensure()
+    assert operations(queue, "g") == ["create group"]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=["as a lost race", "as a network error"])
+@pytest.mark.parametrize("producer", [{}, {"producer_id": "p", "producer_sequence": 1}], ids=["plain", "with a number"])
+def test_a_publish_that_landed_is_not_repeated(
+    queue: Queue, on_log_commit: Callable[..., Injected], lie: Exception, producer: dict[str, Any]
+) -> None:
+    wrapper = on_log_commit(fail=lie)
+    receipt = queue.publish(["a", "b"], **producer)
+    assert wrapper.calls == 1
+    assert queue.stats()["published"] == 2
+    assert [m.sequence for m in lease(queue).messages] == list(receipt.sequences)
+    assert [info.get("spark_mq_operation") for info in commits(queue.log.path)].count("publish") == 1
+
+
+def test_an_error_that_is_no_race_reaches_the_caller_at_once(
+    queue: Queue, on_ledger_write: Callable[..., Injected], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    queue.publish("a")
+    mine = lease(queue)
+    monkeypatch.setattr(leases, "write_deltalake", broken)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", broken)
+    with pytest.raises(OSError, match="disk full"):
+        mine.ack()
+    with pytest.raises(OSError, match="disk full"):
+        queue.publish("b")
+    monkeypatch.undo()
+    assert mine.ack() == SettleResult(1)
+    assert queue.stats()["published"] == 1
+
+
+# -- publishing
+
+
+def test_a_publish_that_lost_lands_behind_the_winner(queue: Queue, on_log_commit: Callable[..., Injected]) -> None:
+    rival, won = again(queue), []
+    wrapper = on_log_commit(before=lambda: won.append(rival.publish(["x", "y"])))
+    mine = queue.publish(["a", "b"])
+    assert wrapper.calls == 3
+    assert mine.version == won[0].version + 1
+    found = {m.sequence: m.value for m in lease(queue).messages}
+    assert [found[s] for s in mine.sequences] == [b"a", b"b"]
+    assert [found[s] for s in won[0].sequences] == [b"x", b"y"]
+
+
+def test_a_raced_producer_number_is_refused(queue: Queue, on_log_commit: Callable[..., Injected]) -> None:
+    rival = again(queue)
+    on_log_commit(before=lambda: rival.publish("theirs", producer_id="p", producer_sequence=1))
+    with pytest.raises(errors.DuplicatePublish) as caught:
+        queue.publish("mine", producer_id="p", producer_sequence=1)
+    assert caught.value.last_sequence == 1
+    assert [m.value for m in lease(queue).messages] == [b"theirs"]
+
+
+def test_a_higher_number_that_raced_lands_after_the_lower_one(queue: Queue, on_log_commit: Callable[..., Injected]) -> None:
+    rival = again(queue)
+    on_log_commit(before=lambda: rival.publish("first", producer_id="p", producer_sequence=1))
+    queue.publish("second", producer_id="p", producer_sequence=2)
+    assert [m.value for m in lease(queue).messages] == [b"first", b"second"]
+
+
+def test_a_raced_mark_of_the_ledger_is_refused_even_by_another_group(queue: Queue) -> None:
+    one, two = stores(queue)
+    for name in ("g", "other"):
+        one.write(one.read(name), Ledger(Head()), operation_id=name, note=note())
+    seen, seen_too = one.read("g"), two.read("other")
+    two.write(seen_too, Ledger(Head(revision=1)), operation_id="2", note=note(), mark=("stream", 3))
+    with pytest.raises(errors.LostRace):
+        one.write(seen, Ledger(Head(revision=1)), operation_id="1", note=note(), mark=("stream", 3))
+    assert one.mark(one.read("g"), "stream") == 3
+    assert one.mark(one.read("g"), "other stream") is None
+
+
+# -- housekeeping in between
+
+
+def churn(queue: Queue, cycles: int = 6) -> None:
+    """Commits, and a housekeeping that leaves nothing of the past."""
+    for _ in range(cycles):
+        lease(queue, 1, "churn").nack(delay=0)
+    housekeep(queue, keep_versions=0, keep_seconds=0)
+
+
+def test_a_stale_handle_goes_on_after_housekeeping(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(10)])
+    mine, rival = lease(queue, 2), again(queue)
+    churn(rival)
+    assert mine.ack() == SettleResult(2)
+    churn(rival)
+    assert queue.group().stats().acked == 2
+    churn(rival)
+    queue.publish("more")
+    assert len(lease(queue)) == 9
+
+
+def test_housekeeping_between_read_and_write_costs_one_try(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+    queue.publish([str(n) for n in range(10)])
+    mine, rival = lease(queue, 2), again(queue)
+    on_ledger_write(before=lambda: churn(rival))
+    assert mine.ack() == SettleResult(2)
+    assert operations(queue).count("ack") == 1
+
+
+def test_a_ledger_file_cleaned_under_a_read_is_read_anew(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.publish([str(n) for n in range(10)])
+    mine, reader, rival = lease(queue, 2), again(queue), again(queue)
+
+    def replaced() -> None:
+        rival.group().extend(mine.lease_id)
+        churn(rival)
+
+    assert isinstance(reader.leases, DeltaLeases)
+    monkeypatch.setattr(reader.leases.files, "read_parquet", Injected(reader.leases.files.read_parquet, before=replaced))
+    assert reader.group().stats().in_flight == 2
+
+
+# -- threads and processes
+
+
+def test_threads_that_share_a_queue_lose_nothing(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(30)])
+    failures: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            queue.publish(["more", name])
+            while (mine := queue.group().lease(name, max_messages=4)) is not None:
+                assert len(mine.messages) == len(mine)
+                mine.ack()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert queue.group().stats().acked == queue.stats()["published"] == 36
+
+
+def _lease_and_ack(path: str, times: int) -> int:
+    group = Queue.open(path).group()
+    done = 0
+    for _ in range(times):
+        mine = group.lease("w")
+        assert mine is not None
+        done += mine.ack().settled
+    return done
+
+
+def _hammer(path: str, group: str, stop: Any) -> int:
+    """Leases and gives back as fast as it can. Returns how many commits."""
+    fast, done = Queue.open(path).group(group), 0
+    while not stop.is_set():
+        mine = fast.lease("w")
+        if mine is not None:
+            mine.release()
+            done += 2
+    return done
+
+
+def _plod(path: str, times: int, stop: Any) -> float:
+    """Commits `times` times with 100 ms between read and write, against the others. Returns how long it took."""
+    group = Queue.open(path).group("slow").ensure()
+    started = time.monotonic()
+
+    def step(stored: Stored) -> Any:
+        ledger = stored.ledger
+        assert ledger is not None
+        time.sleep(0.1)  # the work of a slow worker
+        return Ledger(replace(ledger.head.counted("steps", 1)), ledger.ranges), None, {"operation": "step"}
+
+    try:
+        for _ in range(times):
+            change(group.queue.leases, "slow", step, patience=20)
+    finally:
+        stop.set()
+    return time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def workers() -> Any:
+    """Four processes that have spark_mq imported. Spawned: delta-rs panics in a fork."""
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        yield pool
+
+
+@pytest.mark.slow
+def test_four_processes_lose_no_update(queue: Queue, workers: Any) -> None:
+    queue.publish([str(n) for n in range(100)])
+    queue.group().ensure()
+    done = workers.starmap(_lease_and_ack, [(queue.path, 25)] * 4)
+    told = queue.group().stats()
+    assert done == [25] * 4
+    assert (told.acked, told.ready, told.in_flight) == (100, 0, 0)
+    assert sorted(operations(queue)) == ["ack"] * 100 + ["create group"] + ["lease"] * 100
+
+
+@pytest.mark.slow
+def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(queue: Queue, workers: Any) -> None:
+    queue.publish(["a", "b", "c"])
+    queue.group("fast").ensure()
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        stop = manager.Event()
+        fast = [workers.apply_async(_hammer, (queue.path, "fast", stop)) for _ in range(3)]
+        took = workers.apply_async(_plod, (queue.path, 15, stop)).get(timeout=60)
+        hammered = sum(result.get(timeout=60) for result in fast)
+    slow = queue.leases.read("slow").ledger
+    assert slow is not None
+    assert slow.head.counters == {"steps": 15}
+    assert operations(queue, "slow").count("step") == 15
+    # Measured: 2 s of it is its own work. It must not wait for a pause in theirs.
+    assert took < 12, f"{took:.1f} s beside {hammered} commits of the other group"
+    assert hammered > 30
