@@ -132,10 +132,13 @@ def check_features(table: DeltaTable, path: str) -> None:
 def commit_properties(
     operation_id: str, note: Mapping[str, Any], marks: Iterable[tuple[str, int]] = (), retries: int | None = None
 ) -> CommitProperties:
-    """What goes with a commit: its operation id, what it did, and the marks (``Transaction``) it sets."""
-    told = {f"spark_mq_{name}": value for name, value in note.items() if value is not None}
+    """What goes with a commit: its operation id, what it did, and the marks (``Transaction``) it sets.
+
+    What it did is JSON in ``userMetadata``, the one free field that Spark's DESCRIBE HISTORY shows.
+    """
+    told = json.dumps({name: value for name, value in note.items() if value is not None})
     return CommitProperties(
-        custom_metadata={OPERATION_ID: operation_id, **told},
+        custom_metadata={OPERATION_ID: operation_id, "userMetadata": told},
         max_commit_retries=retries,
         app_transactions=[Transaction(app, number) for app, number in marks] or None,
     )

@@ -33,14 +33,15 @@ def queue(delta_queue: Make) -> Queue:
 
 
 def commits(path: str) -> list[dict[str, Any]]:
-    """The commitInfo of each commit of a table, oldest first."""
+    """What spark_mq told of each commit of a table (its userMetadata), oldest first."""
     logs = sorted(Path(path, "_delta_log").glob("*.json"))
-    return [next(a["commitInfo"] for a in map(json.loads, log.read_text().splitlines()) if "commitInfo" in a) for log in logs]
+    infos = [next(a["commitInfo"] for a in map(json.loads, log.read_text().splitlines()) if "commitInfo" in a) for log in logs]
+    return [json.loads(info.get("userMetadata", "{}")) for info in infos]
 
 
 def operations(queue: Queue, group: str = "default") -> list[str]:
     """What the commits of a group's ledger did, oldest first."""
-    return [info["spark_mq_operation"] for info in commits(queue.leases.path) if info.get("spark_mq_group") == group]
+    return [told["operation"] for told in commits(queue.leases.path) if told.get("group") == group]
 
 
 class Injected:
@@ -268,7 +269,7 @@ def test_a_publish_that_landed_is_not_repeated(
     assert wrapper.calls == 1
     assert queue.stats()["published"] == 2
     assert [m.sequence for m in lease(queue).messages] == list(receipt.sequences)
-    assert [info.get("spark_mq_operation") for info in commits(queue.log.path)].count("publish") == 1
+    assert [told.get("operation") for told in commits(queue.log.path)].count("publish") == 1
 
 
 def test_an_error_that_is_no_race_reaches_the_caller_at_once(
