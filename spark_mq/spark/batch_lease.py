@@ -6,10 +6,13 @@ a run. Never from a worker's name: a zombie driver has the same.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from spark_mq.errors import InvalidOption
 from spark_mq.stream import check_offset, lease_stream
 
 if TYPE_CHECKING:
@@ -18,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["LeaseFinder"]
 
 _log = logging.getLogger(__name__)
-
-FORMAT = "spark_mq"
 
 
 class LeaseFinder:
@@ -63,16 +64,13 @@ class LeaseFinder:
             return {}
 
 
-def _offsets(query: Any) -> list[tuple[str, int]]:
-    """(stream, n) of each spark_mq source of a running query, from the end offsets of its current batch."""
-    leaves, sources, ends = query.analyzedPlan().collectLeaves(), query.sources(), query.availableOffsets()
-    names = [
-        leaf.sourceName()
-        for leaf in (leaves.apply(i) for i in range(leaves.size()))
-        if leaf.getClass().getSimpleName() == "StreamingRelationV2"
-    ]
-    if len(names) != sources.size():
-        raise LookupError("the plan and the sources differ")
-    ours = [sources.apply(i) for i, name in enumerate(names) if name == FORMAT]
-    found = [ends.get(source) for source in ours]
-    return [check_offset(json.loads(end.get().json())) for end in found if end.isDefined()]
+def _offsets(query: Any) -> Iterator[tuple[str, int]]:
+    """(stream, n) of each spark_mq source of a running query, from the end offsets of its current batch.
+
+    Ours are told by their form: asking the plan for the sources' formats took 15 to 150 ms.
+    """
+    sources, ends = query.sources(), query.availableOffsets()
+    for end in (ends.get(sources.apply(i)) for i in range(sources.size())):
+        if end.isDefined():
+            with contextlib.suppress(InvalidOption):
+                yield check_offset(json.loads(end.get().json()))

@@ -59,8 +59,10 @@ def cut(root: str, pieces: Sequence[Piece], options: Mapping[str, str], at_least
     return out
 
 
-def read(partition: SlicePartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition in the columns of `schema`."""
+def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition in the columns of `schema`. Where there was nothing to read, Spark gives a partition of its own."""
+    if not isinstance(partition, SlicePartition):
+        return
     files = delta.Files(partition.root, partition.storage_options)
     wanted = arrow_schema(schema)
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]

@@ -60,7 +60,7 @@ class SparkMQDataSource(DataSource):
         return PeekReader(ReadOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> LeaseReader:
-        return LeaseReader(ReadOptions.parse(self.options), schema)
+        return LeaseReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
         check_dataframe(schema, overwrite)
@@ -74,11 +74,16 @@ class SparkMQDataSource(DataSource):
 class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The stream. Hooks are called one at a time."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_projection(schema)
-        self.options = options
+    def __init__(self, given: dict[str, str], schema: StructType) -> None:
+        self._given = given
         self.schema = schema
         self._idle = 0  # looks in a row that found nothing
+
+    @cached_property
+    def options(self) -> ReadOptions:
+        """Checked by the first hook: an error raised while Spark builds the reader would be hidden behind one of its own."""
+        check_projection(self.schema)
+        return ReadOptions.parse(self._given)
 
     @cached_property
     def source(self) -> StreamSource:
@@ -119,7 +124,6 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: that a batch is done shows when Spark asks for what follows it, which it does for the last batch too."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, partitions.SlicePartition)
         return partitions.read(partition, self.schema)
 
     def stop(self) -> None:
@@ -145,5 +149,4 @@ class PeekReader(DataSourceReader):
         return partitions.cut(group.queue.log.path, pieces, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, partitions.SlicePartition)
         return partitions.read(partition, self.schema)

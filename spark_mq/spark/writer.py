@@ -13,7 +13,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_mq import delta
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.log import WrittenFile, write_file
 from spark_mq.messages import check_publishable, to_publish
@@ -62,16 +61,20 @@ def write_files(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> tup
                 flush()
         flush()
     except InvalidSchema:
-        delete(queue.log.files, files)
+        for file in files:  # no commit can know of them yet
+            with contextlib.suppress(OSError):
+                queue.log.files.delete(file.path)
         raise
     return tuple(files)
 
 
-def delete(files: delta.Files, written: Sequence[WrittenFile]) -> None:
-    """Removes files that will not be published. One that stays is only waste."""
-    for file in written:
-        with contextlib.suppress(OSError):
-            files.delete(file.path)
+def note_abort(files: Sequence[WrittenFile]) -> None:
+    """Names the files that stay behind unpublished, which is only waste.
+
+    They are not deleted: Spark calls abort also after a commit that raised, and such a commit may have landed all the same.
+    """
+    if files:
+        _log.warning("%d files (%d bytes) stay behind unpublished: %s ...", len(files), sum(f.size for f in files), files[0].path)
 
 
 def written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFile]:
@@ -93,7 +96,7 @@ class QueueWriter(DataSourceArrowWriter):
             self.options.open().log.commit(files)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        delete(self.options.open().log.files, written(messages))
+        note_abort(written(messages))
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
@@ -124,7 +127,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             log.commit(files, mark=(producer_mark(producer), batchId))
         except DuplicatePublish:
             _log.warning("batch %d of %s was published before its crash; it is not published again", batchId, producer)
-            delete(log.files, files)
+            note_abort(files)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        delete(self.options.open().log.files, written(messages))
+        note_abort(written(messages))
