@@ -20,7 +20,7 @@ from spark_mq.errors import DuplicatePublish
 from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import Slice
 from spark_mq.leases import Stored, change
-from spark_mq.log import FILE_SCHEMA, MessageLog, WrittenFile, read_slice, write_file
+from spark_mq.log import FILE_SCHEMA, MessageLog, SliceReader, WrittenFile, write_file
 from spark_mq.ranges import ROUTING, Ledger, Range
 
 __all__ = ["HEADER_PREFIX", "DeadSlice", "copy_dead", "dead_table", "route"]
@@ -123,12 +123,13 @@ def dead_table(files: Any, slices: Sequence[DeadSlice]) -> pa.Table:
 
     A record without readable payload still arrives, with a null value.
     """
-    return pa.concat_tables([_dead_rows(files, piece, headers) for piece, headers in slices]) if slices else FILE_SCHEMA.empty_table()
+    reader = SliceReader(files)
+    return pa.concat_tables([_dead_rows(reader, piece, headers) for piece, headers in slices]) if slices else FILE_SCHEMA.empty_table()
 
 
-def _dead_rows(files: Any, piece: Slice, why: Mapping[str, str]) -> pa.Table:
+def _dead_rows(reader: SliceReader, piece: Slice, why: Mapping[str, str]) -> pa.Table:
     try:
-        rows = read_slice(files, piece)
+        rows = reader.read(piece)
     except (OSError, pa.ArrowException) as error:
         why = {**why, HEADER_PREFIX + "payload": f"unreadable: {error}"[:500]}
         ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())

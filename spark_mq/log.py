@@ -13,8 +13,10 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -29,7 +31,7 @@ from spark_mq import delta
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.index import CommitIndex, LogFile, Slice, sequence
 
-__all__ = ["MESSAGE_SCHEMA", "DeltaLog", "MessageLog", "PublishReceipt", "WrittenFile", "read_slice", "write_file"]
+__all__ = ["MESSAGE_SCHEMA", "DeltaLog", "MessageLog", "PublishReceipt", "SliceReader", "WrittenFile", "write_file"]
 
 _log = logging.getLogger(__name__)
 
@@ -138,8 +140,9 @@ class MessageLog(ABC):
 
     def read(self, slices: Iterable[Slice], columns: list[str] | None = None) -> Iterator[tuple[Slice, pa.Table]]:
         """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in."""
+        reader = SliceReader(self.files, columns)
         for piece in slices:
-            yield piece, read_slice(self.files, piece, columns)
+            yield piece, reader.read(piece)
 
 
 class DeltaLog(MessageLog):
@@ -349,22 +352,36 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
         )
 
 
-def read_slice(files: delta.Files, piece: Slice, columns: list[str] | None = None) -> pa.Table:
-    """The rows of one slice in the types of FILE_SCHEMA. Only the row groups that hold them are read."""
-    wanted = FILE_SCHEMA if columns is None else pa.schema([f for f in FILE_SCHEMA if f.name in columns])
-    with files.open(piece.path) as raw:
-        file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
-        groups, start, skipped = [], 0, 0
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if start + rows <= piece.offset:
-                skipped += rows
-            elif start < piece.offset + piece.rows:
-                groups.append(group)
-            start += rows
-        present = [name for name in wanted.names if name in file.schema_arrow.names]
-        table = file.read_row_groups(groups, columns=present).slice(piece.offset - skipped, piece.rows)
-    return pa.table([_column(table, f, piece) for f in wanted], schema=wanted)
+class SliceReader:
+    """Reads row slices of data files. Keeps the last row group: scattered messages lie many to a group, and it is read once."""
+
+    def __init__(self, files: delta.Files, columns: list[str] | None = None) -> None:
+        self.files = files
+        self._schema = FILE_SCHEMA if columns is None else pa.schema([f for f in FILE_SCHEMA if f.name in columns])
+        self._path = ""
+        self._group = -1
+
+    def read(self, piece: Slice) -> pa.Table:
+        """The rows of one slice in the types of FILE_SCHEMA. Only the row groups that hold them are read."""
+        if piece.path != self._path:
+            self._open(piece.path)
+        end, parts = piece.offset + piece.rows, []
+        for group in range(bisect_right(self._starts, piece.offset) - 1, bisect_left(self._starts, end)):
+            if group != self._group:
+                self._table, self._group = self._file.read_row_group(group, columns=self._present), group
+            start = self._starts[group]
+            first = max(piece.offset, start)
+            parts.append(self._table.slice(first - start, end - first))
+        table = pa.concat_tables(parts)
+        return pa.table([_column(table, f, piece) for f in self._schema], schema=self._schema)
+
+    def _open(self, path: str) -> None:
+        self._path, self._group = "", -1
+        self._file = pq.ParquetFile(self.files.open(path), coerce_int96_timestamp_unit="us")
+        meta = self._file.metadata
+        self._starts = list(accumulate((meta.row_group(group).num_rows for group in range(meta.num_row_groups - 1)), initial=0))
+        self._present = [name for name in self._schema.names if name in self._file.schema_arrow.names]
+        self._path = path
 
 
 def _column(table: pa.Table, wanted: pa.Field, piece: Slice) -> pa.ChunkedArray:

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq import delta
 from spark_mq.index import Slice
-from spark_mq.log import read_slice
+from spark_mq.log import SliceReader
 from spark_mq.ranges import RANGE_SCHEMA, Range
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 
@@ -63,11 +63,11 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
     """The rows of a partition in the columns of `schema`. Where there was nothing to read, Spark gives a partition of its own."""
     if not isinstance(partition, SlicePartition):
         return
-    files = delta.Files(partition.root, partition.storage_options)
     wanted = arrow_schema(schema)
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
+    reader = SliceReader(delta.Files(partition.root, partition.storage_options), payload)
     for piece, of in _in_batches(partition.pieces):
-        rows = read_slice(files, piece, payload) if payload else None
+        rows = reader.read(piece) if payload else None
         columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, piece, of) for f in wanted]
         yield from pa.table(columns, schema=wanted).to_batches()
 
