@@ -40,7 +40,9 @@ __all__ = [
     "fold",
     "freeze_dead",
     "give_back",
+    "held_by_batch",
     "routed",
+    "seek",
     "settle",
     "take_over",
 ]
@@ -131,7 +133,7 @@ class _Settling:
         self.draft = Draft(ledger)
         self.outcome = Outcome()
         self.acked = 0
-        self._left: dict[int, Range] = {}  # by row: what lies above the last cut
+        self._left: dict[int, Range] = {}  # by row: what lies above the last cut, if anything does
 
     def intervals(self, intervals: Sequence[Interval]) -> None:
         """Settles what lies in some intervals, which are in ascending order."""
@@ -142,7 +144,8 @@ class _Settling:
         for first, last in intervals:
             self._interval(first, last)
         for row in held:
-            self.draft.put(self._left[row])
+            if row in self._left:
+                self.draft.put(self._left[row])
 
     def _holds(self, r: Range) -> bool:
         return r.state in (LEASED, WAITING) and r.lease_id == self.wanted.lease_id
@@ -167,18 +170,21 @@ class _Settling:
             self.outcome.lose(first, last, "no message")
 
     def _cut(self, row: int, low: int, high: int) -> None:
-        r = self._left[row]
-        piece = r.part(low, high, self.index)
-        if piece.message_count == 0:
+        r = self._left.get(row)
+        if r is None or (piece := r.part(low, high, self.index)).message_count == 0:
             return
         if r.state == SETTLED:
             self.outcome.already_settled += piece.message_count
         elif not self._holds(r):
             self.outcome.lose(piece.first, piece.last, _why_not(r))
         else:
-            self.draft.put(r.part(r.first, low - 1, self.index))
+            if r.first < piece.first:
+                self.draft.put(r.part(r.first, piece.first - 1, self.index))
             self.apply(piece)
-            self._left[row] = r.part(high + 1, r.last, self.index)
+            if piece.last < r.last:
+                self._left[row] = r.part(piece.last + 1, r.last, self.index)
+            else:
+                del self._left[row]
 
     def apply(self, r: Range) -> None:
         """Does to a range that the lease holds what the settle wants."""
@@ -192,7 +198,7 @@ class _Settling:
         elif self.wanted.verb == NACK:
             self.draft.put(_nacked(r, self.now, self.rules, self.wanted))
         elif r.state == WAITING:
-            self.draft.put(replace(r, lease_id=None))
+            self.draft.put(replace(r, lease_id=None, worker_id=None, leased_at=None))
         else:
             self.draft.put(_released(r, self.now))
 
@@ -226,7 +232,9 @@ def _expired(r: Range, rules: GroupSettings) -> Range:
     r = replace(r, failure_count=r.failure_count + 1)
     if _used_up(r, rules):
         return _dead(r, ATTEMPTS_USED, error)
-    return replace(_waiting(r, r.expires_at or 0, error), lease_id=r.lease_id, suspect=True)
+    # What belongs to the lease stays with its id, for an extension would revive it.
+    back = _waiting(r, r.expires_at or 0, error)
+    return replace(back, lease_id=r.lease_id, worker_id=r.worker_id, leased_at=r.leased_at, suspect=True)
 
 
 def _used_up(r: Range, rules: GroupSettings) -> bool:
@@ -355,7 +363,7 @@ def seek(ledger: Ledger, index: CommitIndex, target: int) -> Ledger:
     # Past the last routing range only what is skipped needs a range: the rest is unread by being past the frontier.
     ranges += _sought(reach, target - 1, target, index)
     skipped = index.count(ledger.head.floor + 1, target - 1) - sum(
-        r.message_count for r in ledger.select(ledger.where(ledger.is_state(SETTLED, ROUTING))) if r.first < target
+        index.count(r.first, min(r.last, target - 1)) for r in ledger.select(ledger.where(ledger.is_state(SETTLED, ROUTING)))
     )
     return Ledger.of(head.counted("skipped", max(0, skipped)), ranges)
 
@@ -363,7 +371,7 @@ def seek(ledger: Ledger, index: CommitIndex, target: int) -> Ledger:
 def _sought(first: int, last: int, target: int, index: CommitIndex) -> list[Range]:
     pieces = [(first, min(last, target - 1), SETTLED), (max(first, target), last, WAITING)]
     return [
-        Range(low, high, state, count, available_at=0 if state == WAITING else None)
+        Range(index.cut(low, 1), index.cut(low, count), state, count, available_at=0 if state == WAITING else None)
         for low, high, state in pieces
         if (count := index.count(low, high))
     ]

@@ -75,16 +75,16 @@ def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wa
     may_read = _has_unread(ledger, index, wanted)
     if limit < 1:
         return ledger, Grant(blocked_because="max_in_flight" if may_read or any(waiting.values()) else "")
-    full = len(ledger) - ledger.where(ledger.is_state(DEAD, ROUTING)).__len__() >= rules.max_ledger_ranges
+    full = _full(ledger, now, rules)
     start = KINDS.index(ledger.head.turn) if ledger.head.turn in KINDS else 0
     for kind in (*KINDS[start:], *KINDS[:start]):
         draft = Draft(ledger)
         if kind == SUSPECT and waiting[SUSPECT]:
             row = waiting[SUSPECT][0]
             size = isolation_size(limit, ledger.at(row).delivery_count, attempts or _DEFAULT_ATTEMPTS)
-            taken = _take(draft, [row], size, index)
+            taken = _take(draft, [row], size, wanted.upto, index)
         else:
-            taken = _take(draft, waiting[kind], limit, index)
+            taken = _take(draft, waiting[kind], limit, wanted.upto, index)
         if kind == REST and may_read and not full:
             taken += _read(ledger, index, limit - sum(r.message_count for r in taken), wanted.upto)
         taken = _within_bytes(draft, taken, index, wanted.max_bytes)
@@ -114,8 +114,17 @@ def _due(ledger: Ledger, now: int, wanted: Request, attempts: int | None) -> dic
     }
 
 
-def _take(draft: Draft, rows: list[int], limit: int, index: CommitIndex) -> list[Range]:
-    """Takes from ranges, lowest first, up to `limit` messages; the rest of the last one stays."""
+def _full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
+    """Whether nothing unread may be added to the ledger. Ranges that wait for someone else, or for their time, don't count."""
+    delayed = pc.and_(ledger.is_state(WAITING), pc.greater(ledger.column("available_at").cast(pa.int64()), now))
+    return len(ledger) - len(ledger.where(pc.or_kleene(ledger.is_state(DEAD, ROUTING), delayed))) >= rules.max_ledger_ranges
+
+
+def _take(draft: Draft, rows: list[int], limit: int, upto: int | None, index: CommitIndex) -> list[Range]:
+    """Takes from ranges, lowest first, up to `limit` messages and no sequence past `upto`; the rest of the last one stays.
+
+    The ranges all begin at or before `upto`.
+    """
     counts, enough = draft.ledger.counts, 0
     for size, row in enumerate(rows):
         if enough >= limit:
@@ -123,9 +132,11 @@ def _take(draft: Draft, rows: list[int], limit: int, index: CommitIndex) -> list
             break
         enough += counts[row]
     taken = draft.take(rows)
-    if enough > limit:
+    if taken:
         r = taken.pop()
-        end = index.cut(r.first, r.message_count - (enough - limit))
+        end = index.cut(r.first, r.message_count - max(0, enough - limit))
+        if upto is not None:
+            end = min(end, upto)
         draft.put(r.part(end + 1, r.last, index))
         taken.append(r.part(r.first, end, index))
     return taken
@@ -152,23 +163,30 @@ def _within_bytes(draft: Draft, taken: list[Range], index: CommitIndex, max_byte
         return taken
     kept: list[Range] = []
     for at, r in enumerate(taken):
-        size = index.size(r.first, r.last)
-        if size <= max_bytes:
+        fits, max_bytes = _fitting(r, index, max_bytes)
+        if fits == r.message_count:
             kept.append(r)
-            max_bytes -= size
             continue
-        fits = r.message_count * max_bytes // size
         if fits or not kept:
             end = index.cut(r.first, max(1, fits))
             kept.append(r.part(r.first, end, index))
-            rest = r.part(end + 1, r.last, index)
-        else:
-            rest = r
-        for back in [rest, *taken[at + 1 :]]:
+            r = r.part(end + 1, r.last, index)
+        for back in [r, *taken[at + 1 :]]:
             if back.available_at is not None:  # unread stays unread by not being put
                 draft.put(back)
         break
     return kept
+
+
+def _fitting(r: Range, index: CommitIndex, max_bytes: int) -> tuple[int, int]:
+    """How many of the first messages of a range fit into `max_bytes`, and how many bytes are left then. File by file: sizes differ."""
+    fits = 0
+    for piece in index.slices(r.first, r.last):
+        if piece.size > max_bytes:
+            return fits + piece.rows * max_bytes // piece.size, 0
+        fits += piece.rows
+        max_bytes -= piece.size
+    return fits, max_bytes
 
 
 def _leased(r: Range, now: int, wanted: Request) -> Range:

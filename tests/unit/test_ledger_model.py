@@ -1,0 +1,309 @@
+"""Any sequence of operations leaves the ledger as a table with one row a message would be left (see ``naive.py``)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from naive import Message, Naive
+
+from spark_mq import ledger as rules_of
+from spark_mq.index import CommitIndex, LogFile, sequence
+from spark_mq.leases import from_rows, to_rows
+from spark_mq.ranges import Head, Ledger, Range
+from spark_mq.selection import Request, lease
+from spark_mq.settings import GroupSettings
+
+SECOND = 1_000_000
+MOST = 400
+"""Messages at a time: enough for isolation in four steps, few enough to look at each after every step."""
+
+numbers = st.integers(0, 10**6)
+seconds = st.sampled_from([0, 1, 3, 10, 61, 1000])
+limits = st.one_of(st.integers(1, 12), st.sampled_from([30, 100, 10_000]))
+FIELDS = [
+    "lease_id",
+    "worker_id",
+    "leased_at",
+    "expires_at",
+    "first_leased_at",
+    "delivery_count",
+    "failure_count",
+    "suspect",
+    "available_at",
+    "reason",
+]
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """`self.ledger` and `self.naive` live through the same operations."""
+
+    @initialize(
+        n=st.sampled_from([1, 2, 3, 4, 5, None]),
+        skew=st.sampled_from([0, SECOND]),
+        in_flight=st.sampled_from([None, None, 6, 25]),
+        ranges=st.sampled_from([200_000, 200_000, 3, 8]),
+        floor=st.sampled_from([-1, -1, 2 << 32]),
+    )
+    def begin(self, n, skew, in_flight, ranges, floor):
+        self.rules = GroupSettings(
+            max_delivery_attempts=n,
+            clock_skew=skew,
+            retry_delay=2 * SECOND,
+            max_retry_delay=7 * SECOND,
+            max_in_flight=in_flight,
+            max_ledger_ranges=ranges,
+        )
+        self.naive = Naive(n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges)
+        self.index = CommitIndex()
+        self.ledger = Ledger(Head(floor=floor))
+        self.now = 1_000 * SECOND
+        self.leases: list[str] = []
+        self.batches: dict[str, int] = {}  # of a stream: how often it was replayed
+        self.routings: list[str] = []
+        self.ids = 0
+        self.version = 2
+
+    def new_id(self, kind):
+        self.ids += 1
+        return f"{kind}{self.ids}"
+
+    def fold(self, keep=()):
+        """What every operation does first, on both sides."""
+        self.ledger = rules_of.fold(self.ledger, self.now, self.rules, keep)
+        self.naive.fold(self.now, tuple(keep))
+        self.compare()
+
+    # -- the log grows, time passes
+
+    @rule(gap=st.sampled_from([1, 1, 1, 2, 5]), files=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=3))
+    def publish(self, gap, files):
+        if len(self.naive.messages) > MOST:
+            return
+        self.version += gap
+        ordinal, added = 0, []
+        for number, (rows, size) in enumerate(files):
+            first = sequence(self.version, ordinal)
+            added.append(LogFile(first, rows, f"{self.version}-{number}", rows * size, self.now))
+            self.naive.messages += [Message(first + row, size) for row in range(rows)]
+            ordinal += rows
+        self.index.extend(added, self.version)
+
+    @rule(passed=seconds, bit=st.sampled_from([0, 0, 1]))
+    def wait(self, passed, bit):
+        self.now += passed * SECOND + bit
+
+    @rule()
+    def expire(self):
+        self.fold()
+
+    # -- leasing
+
+    @rule(
+        limit=limits,
+        timeout=seconds,
+        spare=st.sampled_from([0, 1]),
+        stream=st.booleans(),
+        max_bytes=st.sampled_from([None, None, None, 0, 1, 9, 60]),
+        upto=st.one_of(st.none(), st.none(), numbers),
+        back=st.sampled_from([None, None, 0, 5]),
+    )
+    def lease(self, *, limit, timeout, spare, stream, max_bytes, upto, back):
+        """A worker asks; with ``upto`` and ``due_by`` as Trigger.AvailableNow does, with ``spare`` as the source does."""
+        self.fold()
+        name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
+        wanted = Request(
+            lease_id=f"{name}runner0" if stream else name,
+            worker_id=f"worker{limit % 3}",
+            max_messages=limit,
+            expires_at=self.now + timeout * SECOND,
+            max_bytes=max_bytes,
+            spare=spare if (self.naive.n or 5) >= 3 else 0,
+            upto=None if upto is None or not self.pool() else self.pool()[upto % len(self.pool())],
+            due_by=None if back is None else self.now - back * SECOND,
+        )
+        before = self.ledger
+        self.ledger, grant = lease(before, self.index, self.now, self.rules, wanted)
+        taken = [seq for r in grant.ranges for seq in self.expand(r)]
+        self.naive.check_grant(taken, grant.blocked_because, wanted, self.now)
+        if not taken:
+            assert self.ledger is before
+            return
+        assert grant.message_count == len(taken)
+        self.naive.granted(
+            [m for m in self.naive.messages if m.seq in set(taken)], wanted.lease_id, wanted.worker_id, self.now, wanted.expires_at
+        )
+        self.leases.append(wanted.lease_id)
+        if stream:
+            self.batches[name] = 0
+
+    @precondition(lambda self: self.leases)
+    @rule(which=numbers, timeout=seconds)
+    def extend(self, which, timeout):
+        lease_id = self.some_lease(which)
+        self.fold([lease_id])
+        self.ledger, outcome = rules_of.extend(self.ledger, lease_id, self.now + timeout * SECOND)
+        assert outcome.settled == self.naive.extend(lease_id, self.now + timeout * SECOND)
+
+    @precondition(lambda self: self.batches)
+    @rule(which=numbers, timeout=seconds, keep=st.booleans())
+    def take_over(self, which, timeout, keep):
+        """The replay of a stream's batch, the first time or again."""
+        prefix = list(self.batches)[which % len(self.batches)]
+        self.fold([x for x in self.leases if x.startswith(prefix)] if keep else [])
+        lease_id = self.new_id(f"{prefix}runner")
+        given = {"lease_id": lease_id, "worker_id": "driver", "expires_at": self.now + timeout * SECOND}
+        again = self.batches[prefix] > 0
+        self.ledger, granted = rules_of.take_over(self.ledger, self.now, self.rules, prefix, **given, granted_before=again)
+        expected = self.naive.take_over(prefix, now=self.now, granted_before=again, **given)
+        assert [seq for r in granted for seq in self.expand(r)] == [m.seq for m in expected]
+        self.batches[prefix] += 1
+        if granted:
+            self.leases.append(lease_id)
+
+    # -- settling
+
+    @precondition(lambda self: self.leases)
+    @rule(which=numbers, verb=st.sampled_from(["ack", "ack", "nack", "nack", "reject", "release"]), delay=st.one_of(st.none(), seconds))
+    def settle_all(self, which, verb, delay):
+        self.settle(verb, self.some_lease(which), None, delay=delay)
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        which=numbers,
+        verb=st.sampled_from(["ack", "ack", "nack", "nack", "reject", "release"]),
+        names=st.lists(numbers, max_size=8),
+        delay=st.one_of(st.none(), seconds),
+    )
+    def settle_any(self, which, verb, names, delay):
+        """Sequences from anywhere: of other leases, settled, unread, in gaps, not yet published."""
+        pool = self.pool()
+        self.settle(verb, self.some_lease(which), [pool[name % len(pool)] for name in names], delay=delay)
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        which=numbers,
+        verb=st.sampled_from(["ack", "nack", "reject", "release"]),
+        start=numbers,
+        length=st.integers(1, 40),
+        step=st.integers(1, 3),
+        whole=st.booleans(),
+        jitter=st.sampled_from([0.0, 0.5, 1.0]),
+    )
+    def settle_some(self, *, which, verb, start, length, step, whole, jitter):
+        """Part of what a lease holds, or held: named, or as a holder that counts what it has left."""
+        lease_id = self.some_lease(which)
+        held = [m.seq for m in self.naive.held_by(lease_id)] or [m.seq for m in self.naive.messages]
+        start %= len(held)
+        self.settle(verb, lease_id, held[start : start + length : step], whole=whole, jitter=jitter)
+
+    def settle(self, verb, lease_id, seqs, *, whole=False, delay=None, jitter=0.0):
+        self.fold([lease_id])
+        delay = None if delay is None else delay * SECOND
+        intervals = None if seqs is None else [(seq, seq) for seq in seqs]
+        wanted = rules_of.Settle(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
+        self.ledger, outcome = rules_of.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        settled, already, lost = self.naive.settle(verb, lease_id, seqs, self.now, whole=whole, delay=delay, jitter=jitter)
+        assert (outcome.settled, outcome.already_settled) == (settled, already)
+        known = {m.seq for m in self.naive.messages}
+        told = [seq for first, last, _ in outcome.lost for seq in range(first, last + 1)]
+        assert len(told) == len(set(told))
+        # A holder's own intervals may end in gaps.
+        assert set(told) == {seq for seq in lost if seq in known or not whole}
+        assert outcome.lost == sorted(outcome.lost)
+        assert sum(self.index.count(first, last) for first, last in outcome.ranges) == settled
+
+    # -- dead letters, seeking
+
+    @rule(ranges=st.integers(1, 3))
+    def freeze(self, ranges):
+        self.fold()
+        routing_id = self.new_id("routing")
+        self.ledger, frozen = rules_of.freeze_dead(self.ledger, routing_id, ranges)
+        expected = self.naive.freeze(routing_id, ranges)
+        assert [seq for r in frozen for seq in self.expand(r)] == [m.seq for m in expected]
+        if frozen:
+            self.routings.append(routing_id)
+
+    @precondition(lambda self: self.routings)
+    @rule(which=numbers)
+    def routed(self, which):
+        routing_id = self.routings[which % len(self.routings)]
+        self.fold()
+        self.ledger, total = rules_of.routed(self.ledger, routing_id)
+        assert total == self.naive.routed(routing_id)
+
+    @rule(where=numbers, gap=st.sampled_from([0, 0, 1]))
+    def seek(self, where, gap):
+        places = [0, *self.pool()[:-1], self.index.tail + 1]
+        target = min(places[where % len(places)] + gap, self.index.tail + 1)
+        self.fold()
+        self.ledger = rules_of.seek(self.ledger, self.index, target)
+        self.naive.seek(target)
+
+    # -- helpers
+
+    def pool(self):
+        """All messages, a place in each gap, and one that is not published yet."""
+        ends = [b.last + 1 for b in self.index.files]
+        return sorted({m.seq for m in self.naive.messages} | set(ends) | {self.index.tail + 5})
+
+    def some_lease(self, which):
+        """Mostly one of the last few; any other, too."""
+        recent = self.leases[-5:]
+        return recent[which % len(recent)] if which % 4 else self.leases[which % len(self.leases)]
+
+    def expand(self, r: Range):
+        return [m.seq for m in self.naive.messages if r.first <= m.seq <= r.last]
+
+    # -- what must hold after every step
+
+    @invariant()
+    def compare(self):
+        """Both say the same of every message; the ledger's ranges are in order, joined, and count right."""
+        if not hasattr(self, "ledger"):
+            return
+        ledger, head = self.ledger, self.ledger.head
+        messages = self.naive.messages
+        ranges = list(ledger)
+        seqs = {m.seq: m for m in messages}
+        covered: set[int] = set()
+        below = head.floor
+        for r in ranges:
+            assert below < r.first <= r.last
+            assert r.first in seqs, "both ends are messages"
+            assert r.last in seqs
+            inside = self.expand(r)
+            assert r.message_count == len(inside) == self.index.count(r.first, r.last)
+            for seq in inside:
+                m = seqs[seq]
+                assert (m.state, *m.info.values()) == (r.state, *(getattr(r, name) for name in FIELDS)), f"message {seq:x}"
+                m.error = r.error
+            covered.update(inside)
+            below = r.last
+        assert ledger.frontier == below
+        assert not ranges or ranges[0].state != "settled", "the floor could be higher"
+        assert not any(a.alike(b) for a, b in pairwise(ranges)), "neighbours alike are one range"
+        for m in messages:
+            if m.seq not in covered:
+                assert m.state == ("settled" if m.seq <= head.floor else "unread"), f"message {m.seq:x} is lost"
+                m.error = None
+        assert head.forgotten == sum(m.seq <= head.floor for m in messages)
+        assert len(ranges) == len(self.naive.runs())
+        assert head.counters == self.naive.counters
+        for m in messages:
+            assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
+            if m.info["reason"] == "max_delivery_attempts":
+                assert m.own_failure, f"an innocent died: {m.seq:x}"
+
+    @invariant()
+    def round_trip(self):
+        """As stored, so read."""
+        if hasattr(self, "ledger") and self.ids % 7 == 0:
+            again = from_rows(to_rows("group", self.ledger))
+            assert again.head == self.ledger.head
+            assert again.ranges == self.ledger.ranges
+
+
+TestLedger = LedgerMachine.TestCase
