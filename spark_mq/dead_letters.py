@@ -20,7 +20,7 @@ from spark_mq.errors import DuplicatePublish
 from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import Slice
 from spark_mq.leases import Stored, change
-from spark_mq.log import FILE_SCHEMA, MessageLog, SliceReader, WrittenFile, write_file
+from spark_mq.log import FILE_SCHEMA, MessageLog, SliceReader, WrittenFile, why_unreadable, write_file
 from spark_mq.ranges import ROUTING, Ledger, Range
 
 __all__ = ["HEADER_PREFIX", "DeadSlice", "copy_dead", "dead_table", "route"]
@@ -49,7 +49,7 @@ def route(group: ConsumerGroup, copy: Copy | None = None) -> int:
         routing_id = f"routing-{uuid.uuid4().hex}"
 
         def freeze(stored: Stored, routing_id: str = routing_id) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-            folded = rules_of.fold(stored.ledger or group.ledger(), group.queue.now(), group.rules(stored))
+            folded = rules_of.fold(group.found(stored), group.queue.now(), group.rules(stored))
             after, frozen = rules_of.freeze_dead(folded, routing_id, ROUTE_RANGES)
             messages = sum(r.message_count for r in frozen)
             return (
@@ -84,8 +84,7 @@ def _finish(group: ConsumerGroup, routing_id: str, copy: Copy) -> int:
             _log.info("another sweeper has published %s", routing_id)
 
     def settle(stored: Stored) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-        assert stored.ledger is not None
-        after, messages = rules_of.routed(stored.ledger, routing_id)
+        after, messages = rules_of.routed(group.found(stored), routing_id)
         return (
             after if messages else None,
             messages,
@@ -131,7 +130,7 @@ def _dead_rows(reader: SliceReader, piece: Slice, why: Mapping[str, str]) -> pa.
     try:
         rows = reader.read(piece)
     except (OSError, pa.ArrowException) as error:
-        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {error}"[:500]}
+        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {why_unreadable(reader.files, piece.path, error)}"[:500]}
         ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())
         rows = pa.table([ids if f.name == "message_id" else pa.nulls(piece.rows, f.type) for f in FILE_SCHEMA], schema=FILE_SCHEMA)
     headers = [

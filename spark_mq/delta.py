@@ -82,8 +82,12 @@ class Files:
 
     def list(self, folder: str) -> list[str]:
         """Paths of the files in a folder, sorted."""
+        return sorted(self.ages(folder))
+
+    def ages(self, folder: str) -> dict[str, float]:
+        """The files in a folder, with when they were written (seconds since 1970, by the store's clock)."""
         found = self._files.get_file_info(FileSelector(folder, allow_not_found=True))
-        return sorted(info.path for info in found if info.type == FileType.File)
+        return {info.path: (info.mtime_ns or 0) / 1e9 for info in found if info.type == FileType.File}
 
     def read_parquet(self, path: str, schema: pa.Schema) -> pa.Table:
         """A whole Parquet file in a given schema: missing columns are null, view types become plain ones."""

@@ -133,10 +133,8 @@ class MessageLog(ABC):
             with self.files.open(path) as file:
                 pq.ParquetFile(file)
             return None
-        except FileNotFoundError:
-            return f"data file {path} is missing"
         except (OSError, pa.ArrowException) as error:
-            return f"data file {path} is not readable: {error}"
+            return why_unreadable(self.files, path, error)
 
     def read(self, slices: Iterable[Slice], columns: list[str] | None = None) -> Iterator[tuple[Slice, pa.Table]]:
         """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in."""
@@ -156,6 +154,7 @@ class DeltaLog(MessageLog):
         self._table: DeltaTable | None = None
         self._index = CommitIndex()
         self._seen: set[str] = set()
+        self._compacted: dict[str, int] = {}  # path of a file that an OPTIMIZE made -> the last sequence in it, at most
 
     def create(self, description: str) -> None:
         """Makes the table. Raises deltalake's TableAlreadyExists error where there is one."""
@@ -223,13 +222,14 @@ class DeltaLog(MessageLog):
         return PublishReceipt(version, range(sequence(version, 0), sequence(version, sum(f.rows for f in wanted))))
 
     def drop(self, horizon: int) -> int:
-        index = self.index()
-        old = [file.path for file in index.files if file.last <= horizon]
-        active = set(self.active())
-        # What a user's OPTIMIZE made is not in the index: it stays until its sources could go, which a later version decides.
-        gone = [path for path in old if path in active]
-        self.remove(gone)
-        for path in old:
+        with self._lock:
+            lasts = {file.path: file.last for file in self.index().files} | self._compacted
+            old = {path for path, last in lasts.items() if last <= horizon}
+            gone = old.intersection(self.active())
+        self.remove(sorted(gone))
+        # All that lie there, not just those just removed: a run before may have died here.
+        folders = {path.rpartition("/")[0] for path in old}
+        for path in old.intersection(path for folder in folders for path in self.files.list(folder)):
             self.files.delete(path)
         return len(gone)
 
@@ -323,6 +323,8 @@ class DeltaLog(MessageLog):
                     self.path,
                     info.get("operation"),
                 )
+            if adds:
+                self._rewritten(actions)
             return []
         files, ordinal = [], 0
         for add in changing:
@@ -331,6 +333,15 @@ class DeltaLog(MessageLog):
             files.append(LogFile(sequence(version, ordinal), rows, unquote(add["path"]), int(add.get("size") or 0), at))
             ordinal += rows
         return files
+
+    def _rewritten(self, actions: list[dict[str, Any]]) -> None:
+        """Remembers of a compaction how high the messages in its files can be: as its newest source."""
+        lasts = {file.path: file.last for file in self._index.files} | self._compacted
+        sources = [lasts.get(unquote(a["remove"]["path"])) for a in actions if "remove" in a]
+        known = [last for last in sources if last is not None]
+        if len(known) == len(sources):
+            made = (unquote(a["add"]["path"]) for a in actions if "add" in a)
+            self._compacted.update((path, max(known)) for path in made if path not in lasts)
 
     def _rows(self, add: Mapping[str, Any]) -> int:
         """Rows of a file from its statistics, or, where its writer left them out, from its footer."""
@@ -350,6 +361,15 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
             producer_id=producer,
             last_sequence=last,
         )
+
+
+def why_unreadable(files: delta.Files, path: str, error: Exception) -> str:
+    """In words, why reading a data file failed. Raises where its bytes are out of reach for now: that is not the file's fault."""
+    try:
+        files.read(path)
+    except FileNotFoundError:
+        return f"data file {path} is missing"
+    return f"data file {path} is not readable: {error}"
 
 
 class SliceReader:

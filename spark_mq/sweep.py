@@ -7,7 +7,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import unquote
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from spark_mq import delta
@@ -24,6 +26,9 @@ __all__ = ["KEEP_SECONDS", "KEEP_VERSIONS", "SweepReport", "expire", "housekeep"
 KEEP_VERSIONS = 2_000
 KEEP_SECONDS = 600
 """How much of the ledger's history stays for time travel and DESCRIBE HISTORY: so many versions, and at least so long."""
+
+CLOCK_MARGIN = 60.0
+"""Seconds by which the times of two files must differ for one to count as the older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,41 +116,61 @@ def last_checkpoint(files: delta.Files) -> int:
 
 
 def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float) -> int:
-    """Deletes commits of the ledger older than both bounds, and the data files that those commits removed.
+    """Deletes what no version of the ledger that is kept needs. Returns how many files went.
 
-    A file that commit v removed is needed by versions below v only; when v's own entry goes, those are out of reach. Oldest
-    first and the data before the entry: killed at any point, the next run goes on from there. Not delta-rs's own clean-up, for that keeps
-    by time alone, and VACUUM knows nothing of versions.
+    Kept are the last `keep_versions` and all that were written within `keep_seconds`, from the checkpoint on that the oldest of them
+    is read from. A commit below that goes oldest first, after the data files that it removed: killed at any point, the next run goes on
+    from there. Not delta-rs's own clean-up, for that keeps by time alone, and VACUUM knows nothing of versions.
     """
     latest = checkpoint(leases)
-    horizon = latest - keep_versions
-    logs = [path for path in leases.files.list("_delta_log") if path.endswith(".json") and path.rsplit("/", 1)[1][:20].isdigit()]
+    log = [
+        (int(name[:20]), path, at)
+        for path, at in leases.files.ages("_delta_log").items()
+        if (name := path.rsplit("/", 1)[1])[:20].isdigit()
+    ]
+    commits = sorted((version, path, at) for version, path, at in log if path.endswith(".json"))
+    checkpoints = [(version, path) for version, path, _ in log if ".checkpoint." in path]
+    young = (version for version, _, at in commits if time.time() - at < keep_seconds)
+    oldest = min(latest - keep_versions, next(young, latest))
+    base = max((version for version, _ in checkpoints if version <= oldest), default=-1)
+    live = set(_paths(leases, latest))
     cleaned = 0
-    for path in logs:
-        version = int(path.rsplit("/", 1)[1][:20])
-        if version >= horizon:
+    for version, path, _ in commits:
+        if version >= base:
             break
-        actions = delta.read_commit(leases.files, version, leases.path)
-        written = next((a["commitInfo"]["timestamp"] for a in actions if "commitInfo" in a), 0) / 1000
-        if time.time() - written < keep_seconds:
-            break
-        for removed in [a["remove"]["path"] for a in actions if "remove" in a]:
-            leases.files.delete(removed)
+        removed = {unquote(a["remove"]["path"]) for a in delta.read_commit(leases.files, version, leases.path) if "remove" in a}
+        for gone in [*sorted(removed - live), path]:
+            leases.files.delete(gone)
             cleaned += 1
+    for path in [path for version, path in checkpoints if version < base]:
         leases.files.delete(path)
         cleaned += 1
-    return cleaned + _clean_checkpoints(leases, horizon)
+    kept = [(version, at) for version, _, at in commits if version >= base >= 0]
+    return cleaned + (_clean_orphans(leases, kept, live) if kept else 0)
 
 
-def _clean_checkpoints(leases: DeltaLeases, horizon: int) -> int:
-    """Deletes checkpoints that no version kept starts from: all but the last at or below the horizon, and those after it."""
-    old = [
-        (int(name[:20]), path)
-        for path in leases.files.list("_delta_log")
-        if (name := path.rsplit("/", 1)[1])[:20].isdigit() and ".checkpoint." in name and int(name[:20]) <= horizon
-    ]
-    newest = max((version for version, _ in old), default=-1)
-    gone = [path for version, path in old if version < newest]
-    for path in gone:
+def _clean_orphans(leases: DeltaLeases, kept: list[tuple[int, float]], live: set[str]) -> int:
+    """Deletes the data files of commits that lost their race. Returns how many.
+
+    Such a file is in none of the versions kept (``(version, time)``), and older than the file that its group has now: whoever wrote it,
+    however slow, read the group before that, so that delta-rs would refuse the commit.
+    """
+    base, base_time = kept[0]
+    needed = {*live, *_paths(leases, base)}
+    orphans = set()
+    for folder in {path.rpartition("/")[0] for path in live}:
+        ages = leases.files.ages(folder)
+        newest = max((at for path, at in ages.items() if path in live), default=0.0)
+        orphans |= {path for path, at in ages.items() if path not in needed and at < min(newest, base_time) - CLOCK_MARGIN}
+    if orphans:  # almost always right already; but a slow writer may have landed after the base what it had written before
+        for version, _ in kept:
+            orphans -= {unquote(a["add"]["path"]) for a in delta.read_commit(leases.files, version, leases.path) if "add" in a}
+    for path in sorted(orphans):
         leases.files.delete(path)
-    return len(gone)
+    return len(orphans)
+
+
+def _paths(leases: DeltaLeases, version: int) -> list[str]:
+    """The data files of the ledgers at a version."""
+    table = DeltaTable(leases.path, version=version, storage_options=leases.storage_options)
+    return [unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()]

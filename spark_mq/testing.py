@@ -116,8 +116,8 @@ class MemoryFiles(delta.Files):
     def exists(self, path: str) -> bool:
         return path in self._held
 
-    def list(self, folder: str) -> list[str]:
-        return sorted(path for path in self._held if path.rpartition("/")[0] == folder)
+    def ages(self, folder: str) -> dict[str, float]:
+        return {path: 0.0 for path in self._held if path.rpartition("/")[0] == folder}
 
 
 class MemoryLog(MessageLog):

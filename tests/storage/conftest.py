@@ -1,10 +1,9 @@
-"""Both storages behind one fixture, and a second handle as another process would have."""
+"""Both storages behind one fixture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,10 +35,3 @@ def make(request: pytest.FixtureRequest, clock: ManualClock) -> Callable[..., Qu
 def queue(make: Callable[..., Queue]) -> Queue:
     """A queue with the default settings, in each storage in turn."""
     return make()
-
-
-def again(queue: Queue, clock: Any = None) -> Queue:
-    """A second handle on the same queue, as another process has it: nothing cached, nothing shared but the storage."""
-    if queue.path == "memory":
-        return Queue(queue.path, queue.settings, queue.log, queue.leases, clock=clock or queue.clock, dead_letters=queue.dead_letters)
-    return Queue.open(queue.path, storage_options=queue.storage_options, clock=clock or queue.clock)

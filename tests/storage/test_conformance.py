@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import again
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
+from handles import again
 
 from spark_mq import GroupStats, Lease, Message, Queue, Received, SettleResult, errors
 from spark_mq.checks import to_datetime

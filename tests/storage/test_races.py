@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import again
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
+from handles import Injected, again, lease
 
 from spark_mq import Queue, SettleResult, errors, leases
 from spark_mq.leases import DeltaLeases, Stored, change
@@ -44,26 +44,6 @@ def operations(queue: Queue, group: str = "default") -> list[str]:
     return [told["operation"] for told in commits(queue.leases.path) if told.get("group") == group]
 
 
-class Injected:
-    """Wraps a function: at its n-th call something happens before, or an error is raised after it has done its work."""
-
-    def __init__(self, real: Callable[..., Any], *, before: Callable[[], Any] | None = None, fail: Exception | None = None, at: int = 1):
-        self.real, self.before, self.fail, self.at, self.calls = real, before, fail, at, 0
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        self.calls += 1
-        now = self.calls == self.at
-        if now and self.before is not None:
-            self.before()
-        result = self.real(*args, **options)
-        if now and self.fail is not None:
-            raise self.fail
-        return result
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return lambda *args, **options: self(instance, *args, **options)
-
-
 @pytest.fixture
 def on_ledger_write(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injected]:
     def inject(**what: Any) -> Injected:
@@ -82,12 +62,6 @@ def on_log_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injected]:
         return wrapper
 
     return inject
-
-
-def lease(queue: Queue, count: int = 10, group: str = "default") -> Any:
-    found = queue.group(group).lease("w", max_messages=count)
-    assert found is not None
-    return found
 
 
 # -- one group
