@@ -3,12 +3,13 @@
 The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`Lease`. The Spark side is in ``spark_mq.spark``.
 """
 
-from spark_mq.group import ConsumerGroup, GroupStats
+from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease, SettleResult
 from spark_mq.log import PublishReceipt
 from spark_mq.messages import Message, Received
 from spark_mq.queue import Queue
 from spark_mq.settings import GroupSettings, QueueSettings
+from spark_mq.stats import GroupStats
 
 __all__ = [
     "ConsumerGroup",

@@ -7,59 +7,34 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
 from spark_mq import ledger as rules_of
 from spark_mq import selection
+from spark_mq.audit import lease_note, settle_note
 from spark_mq.checks import SECOND, check_count, check_duration, check_name, micros
 from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, LedgerFull
 from spark_mq.index import CommitIndex
 from spark_mq.intervals import Interval, from_sequences
-from spark_mq.lease import Lease, SettleResult
+from spark_mq.lease import Lease, SettleResult, result_of
 from spark_mq.leases import Stored, change
 from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Outcome, Settle
-from spark_mq.ranges import DEAD, LEASED, ROUTING, WAITING, Head, Ledger, Range
+from spark_mq.ranges import LEASED, Head, Ledger, Range
 from spark_mq.settings import GroupSettings
+from spark_mq.stats import GroupStats, stats_of
 
 if TYPE_CHECKING:
     from spark_mq.queue import Queue
 
-__all__ = ["ConsumerGroup", "GroupStats"]
+__all__ = ["ConsumerGroup"]
 
 _log = logging.getLogger(__name__)
 
 LEASE_PAUSE = 0.02
 SETTLE_PAUSE = 0.005
 """Seconds to wait after a lost race. A settle waits less than a lease, so that it is not starved by leases."""
-
-_LONGEST_NOTE = 200
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStats:
-    """Messages of a group by state. Leases past their deadline count as ready.
-
-    ``unread`` are part of ``ready``. ``acked``, ``dead_lettered``, ``skipped``: totals since the group began. ``floor``: all up
-    to this sequence is settled. ``tail``: the last sequence published. ``blocked_because``: the cap that lets nothing be leased, or "".
-    """
-
-    ready: int
-    unread: int
-    delayed: int
-    in_flight: int
-    dead: int
-    routing: int
-    acked: int
-    dead_lettered: int
-    skipped: int
-    floor: int
-    tail: int
-    ledger_ranges: int
-    blocked_because: str
 
 
 class ConsumerGroup:
@@ -220,10 +195,18 @@ class ConsumerGroup:
             after, outcome = rules_of.extend(folded, lease_id, now + (given or rules.visibility_timeout))
             return after if outcome.settled else None, outcome, {"operation": "extend", "lease_id": lease_id}
 
-        return _result(lease_id, change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE))
+        return self._result(lease_id, change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE))
 
     def _settle_one(self, wanted: Settle) -> SettleResult:
-        return _result(wanted.lease_id, self.settle([wanted])[0])
+        return self._result(wanted.lease_id, self.settle([wanted])[0])
+
+    @staticmethod
+    def _result(lease_id: str, outcome: Outcome) -> SettleResult:
+        """The result for a caller who may have no idea of what the lease held. Raises LeaseLost if that is nothing, too."""
+        result = result_of([lease_id], [outcome])
+        if not (result.settled or result.already_settled):
+            raise LeaseLost(f"lease {lease_id} holds nothing any more, or never was", lease_id=lease_id, lost=[], result=result)
+        return result
 
     def settle(self, wanted: Sequence[Settle]) -> list[Outcome]:
         """Several settles in one commit, in order. Raises nothing for what is not held: see each Outcome."""
@@ -272,28 +255,8 @@ class ConsumerGroup:
 
     def stats(self) -> GroupStats:
         """Counts of the group as of now, without a commit."""
-        now, ledger, index = self.queue.now(), self.ledger(), self.queue.log.index()
-        waiting = ledger.is_state(WAITING)
-        due = pc.and_(waiting, pc.less_equal(ledger.column("available_at").cast("int64"), now))
-        unread = index.count(ledger.frontier + 1, index.tail)
-        request = selection.Request("stats", "stats", 1, now)
-        _, grant = selection.lease(ledger, index, now, self.rules(self.queue.leases.read(self.name)), request)
-        counters = ledger.head.counters
-        return GroupStats(
-            ready=unread + ledger.count(due),
-            unread=unread,
-            delayed=ledger.count(waiting) - ledger.count(due),
-            in_flight=ledger.count(ledger.is_state(LEASED)),
-            dead=ledger.count(ledger.is_state(DEAD)),
-            routing=ledger.count(ledger.is_state(ROUTING)),
-            acked=counters.get("acked", 0),
-            dead_lettered=counters.get("dead_lettered", 0),
-            skipped=counters.get("skipped", 0),
-            floor=ledger.head.floor,
-            tail=index.tail,
-            ledger_ranges=len(ledger),
-            blocked_because=grant.blocked_because,
-        )
+        rules = self.rules(self.queue.leases.read(self.name))
+        return stats_of(self.ledger(), self.queue.log.index(), rules, self.queue.now())
 
     # -- in a stream
 
@@ -304,50 +267,8 @@ class ConsumerGroup:
         return for_each_batch(self, process, on_error=on_error)
 
 
-def lease_note(wanted: selection.Request, ranges: Sequence[Range]) -> dict[str, Any]:
-    """What a lease's commit says it did."""
-    return {
-        "operation": "lease",
-        "lease_id": wanted.lease_id,
-        "worker_id": wanted.worker_id,
-        "messages": sum(r.message_count for r in ranges),
-        "ranges": _told([(r.first, r.last) for r in ranges]),
-    }
-
-
-def settle_note(wanted: Sequence[Settle], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What the commit of some settles says it did."""
-    done = [(w, o) for w, o in zip(wanted, outcomes, strict=True) if o.settled]
-    return {
-        "operation": "+".join(dict.fromkeys(w.verb for w, _ in done)),
-        "lease_id": ",".join(dict.fromkeys(w.lease_id for w, _ in done)),
-        "messages": sum(o.settled for _, o in done),
-        "ranges": " ".join(f"{w.verb} {_told(o.ranges)}" for w, o in done),
-    }
-
-
-def _told(ranges: Sequence[Interval]) -> str:
-    told = ",".join(f"{first}-{last}" for first, last in ranges[:_LONGEST_NOTE])
-    return told + (f",... {len(ranges) - _LONGEST_NOTE} more" if len(ranges) > _LONGEST_NOTE else "")
-
-
 def _intervals(sequences: Iterable[int] | None) -> list[Interval] | None:
     return None if sequences is None else from_sequences(sequences)
-
-
-def _result(lease_id: str, outcome: Outcome, what: str = "messages") -> SettleResult:
-    """The result for a caller. Raises LeaseLost if not everything was held."""
-    result = SettleResult(outcome.settled, outcome.already_settled)
-    if outcome.lost or not (outcome.settled or outcome.already_settled):
-        told = "; ".join(f"{first}..{last} {why}" for first, last, why in outcome.lost[:5]) or "it holds nothing"
-        more = f" and {len(outcome.lost) - 5} more" if len(outcome.lost) > 5 else ""
-        raise LeaseLost(
-            f"lease {lease_id} does not hold these {what} any more: {told}{more} ({result.settled} settled)",
-            lease_id=lease_id,
-            lost=outcome.lost,
-            result=result,
-        )
-    return result
 
 
 def _check_position(option: str, value: Any) -> str | int | datetime:

@@ -15,14 +15,14 @@ from spark_mq.checks import check_duration, to_datetime
 from spark_mq.errors import LeaseLost
 from spark_mq.index import Slice
 from spark_mq.intervals import Interval, from_sequences, subtract
-from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Settle
+from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.messages import DELIVERY_SCHEMA, Received, received
 from spark_mq.ranges import Range
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
 
-__all__ = ["Lease", "SettleResult"]
+__all__ = ["Lease", "SettleResult", "deliver", "result_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +110,23 @@ class Lease:
             return SettleResult(0)
         outcome = self.group.settle([wanted])[0]
         self._left = subtract(self._left, outcome.ranges)
-        result = SettleResult(outcome.settled, outcome.already_settled)
-        if outcome.lost:
-            told = "; ".join(f"{first}..{last} {why}" for first, last, why in outcome.lost[:5])
-            raise LeaseLost(
-                f"lease {self.lease_id} does not hold these messages any more: {told} ({result.settled} settled)",
-                lease_id=self.lease_id,
-                lost=outcome.lost,
-                result=result,
-            )
-        return result
+        return result_of([self.lease_id], [outcome])
+
+
+def result_of(lease_ids: Sequence[str], outcomes: Sequence[Outcome]) -> SettleResult:
+    """The sum of the outcomes of some leases' settles. Raises LeaseLost, with that sum, if anything was not held."""
+    result = SettleResult(sum(o.settled for o in outcomes), sum(o.already_settled for o in outcomes))
+    lost = [part for o in outcomes for part in o.lost]
+    if lost:
+        told = "; ".join(f"{first}..{last} {why}" for first, last, why in lost[:5]) + (
+            f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        )
+        named = ", ".join(dict.fromkeys(lease_id for lease_id, o in zip(lease_ids, outcomes, strict=True) if o.lost))
+        raise LeaseLost(
+            f"lease {named} does not hold these messages any more: {told} ({result.settled} settled)",
+            lease_id=named, lost=lost, result=result,
+        )  # fmt: skip
+    return result
 
 
 def deliver(payload: pa.Table, piece: Slice, delivery_count: int, lease_id: str, expires_at: int) -> pa.Table:

@@ -11,22 +11,24 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import pyarrow.compute as pc
 
 from spark_mq import ledger as rules_of
 from spark_mq import selection
+from spark_mq.audit import lease_note, settle_note
 from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption, StreamFenced
-from spark_mq.group import LEASE_PAUSE, ConsumerGroup, lease_note, settle_note
-from spark_mq.index import Slice
+from spark_mq.group import LEASE_PAUSE, ConsumerGroup
+from spark_mq.index import CommitIndex, Slice
 from spark_mq.keepalive import KeepAlive
 from spark_mq.leases import Stored, change
 from spark_mq.ledger import ACK, Outcome, Settle
 from spark_mq.ranges import LEASED, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
+from spark_mq.stats import stats_of
 
 __all__ = ["BatchPlan", "StreamOptions", "StreamSource", "lease_stream"]
 
@@ -80,7 +82,7 @@ class StreamSource:
         self._planned: dict[tuple[str, int], BatchPlan] = {}
         self._alive: Any = None
         self._bound: tuple[int, int] | None = None  # for AvailableNow: (tail, instant) at the start
-        self._looked: tuple[Ledger, int, int, str] | None = None
+        self._looked: tuple[Ledger, CommitIndex, GroupSettings, int] | None = None
         self._checked = False
         self._first = True
 
@@ -106,7 +108,7 @@ class StreamSource:
         stream, n = check_offset(start)
         self._check()
         self._end_batch()
-        if self._available():
+        if self._available(stream, n):
             self._offered.add((stream, n + 1))
             return {"batch": n + 1, "stream": stream}
         if self.options.ack_on_commit and n > 0:
@@ -134,34 +136,31 @@ class StreamSource:
         """What the group looked like at the last look, for the stream's progress."""
         if self._looked is None:
             return {}
-        ledger, unread, now, blocked = self._looked
-        waiting = ledger.is_state(WAITING)
-        due = ledger.count(pc.and_(waiting, pc.less_equal(ledger.column("available_at").cast("int64"), now)))
-        return {"ready": unread + due, "delayed": ledger.count(waiting) - due, "in_flight": ledger.count(ledger.is_state(LEASED)),
-                "blocked_because": blocked}  # fmt: skip
+        stats = asdict(stats_of(*self._looked))
+        return {name: stats[name] for name in ("ready", "delayed", "in_flight", "blocked_because")}
 
     # -- the steps
 
     def _check(self) -> None:
         if self._checked:
             return
-        self.group.ensure()
         attempts = self.group.rules(self.group.queue.leases.read(self.group.name)).max_delivery_attempts
         if attempts is not None and attempts < 3:
             raise InvalidOption(
                 f"group {self.group.name!r} has max_delivery_attempts={attempts}; a stream needs 3 at least (one attempt is kept "
                 "for the replay of a batch). Use a group or queue with 3 or more", option="max_delivery_attempts", value=attempts,
             )  # fmt: skip
+        self.group.ensure()
         self._checked = True
 
-    def _available(self) -> bool:
-        """Whether a lease would get something now, by the very rules of leasing."""
+    def _available(self, stream: str, n: int) -> bool:
+        """Whether a lease would get something now, by the very rules of leasing. What batch n has left counts as acked already."""
         stored = self.group.queue.leases.read(self.group.name)
         now, rules = self.group.queue.now(), self.group.rules(stored)
-        ledger = rules_of.fold(self.group.found(stored), now, rules)
+        ledger, _ = self._acked(stored, stream, n)
         index = self.group.queue.log.index()
         _, grant = selection.lease(ledger, index, now, rules, self._request("", now, rules))
-        self._looked = (ledger, index.count(ledger.frontier + 1, index.tail), now, grant.blocked_because)
+        self._looked = (ledger, index, rules, now)
         return bool(grant.ranges)
 
     def _request(self, lease_id: str, now: int, rules: GroupSettings) -> selection.Request:

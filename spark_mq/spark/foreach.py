@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from spark_mq.checks import check_choice
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.group import ConsumerGroup
-from spark_mq.lease import SettleResult
+from spark_mq.lease import SettleResult, result_of
 from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Settle, held_by_batch
+from spark_mq.ranges import LEASED
 from spark_mq.spark import settle as rows
 from spark_mq.spark.batch_lease import LeaseFinder
 from spark_mq.stream import lease_stream, mark_of
@@ -103,6 +105,7 @@ class ForEachBatch:
         self._finder = LeaseFinder()
         self._idle = threading.Condition()
         self._busy = self._closing = False
+        self._came: dict[str, int] = {}  # of each stream, n of its last batch that came here
         self.last_batch: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,7 +121,11 @@ class ForEachBatch:
             closing = self._closing
         try:
             lease_ids, first_of_run = self._finder.find(batch)
+            self._came.update((stream, n) for stream, n, _ in filter(None, map(lease_stream, lease_ids)))
             # Without a row nothing is known of the lease: ackMode onCommit settles such a batch.
+            if lease_ids and closing and first_of_run:
+                # Perhaps a replay, whose rows a sink may have already: given back, others would write them once more.
+                raise RuntimeError(f"stopping: batch {batch_id} is left to the next start")
             if lease_ids and closing:
                 self.group.settle([Settle(RELEASE, lease_id) for lease_id in lease_ids])
             elif lease_ids:
@@ -135,7 +142,18 @@ class ForEachBatch:
             self._closing = True
             return self._idle.wait_for(lambda: not self._busy, timeout)
 
+    def give_back(self) -> int:
+        """Releases leases of batches that never came here. For when the query has been stopped. Returns how many."""
+        ledger = self.group.ledger()
+        held = {r.lease_id for r in ledger.select(ledger.where(ledger.is_state(LEASED))) if r.lease_id}
+        parts = {lease_id: lease_stream(lease_id) for lease_id in held}
+        late = [i for i, p in parts.items() if p and self._finder.runner(p[0]) == p[2] and p[1] > self._came.get(p[0], p[1])]
+        if late:
+            self.group.settle([Settle(RELEASE, lease_id) for lease_id in late])
+        return len(late)
+
     def _run(self, batch: DataFrame, lease: BatchLease, first_of_run: bool) -> None:
+        start = time.monotonic()
         try:
             failures = self._process(batch, lease)
             settles = self._failed(failures)
@@ -152,8 +170,9 @@ class ForEachBatch:
         settles += [Settle(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
         outcomes = self.group.settle(settles)
         lease.settled += sum(o.settled + o.already_settled for o in outcomes)
+        _log.info("%s: %d messages settled after %.1f s", ", ".join(lease.lease_ids), lease.settled, time.monotonic() - start)
         try:
-            rows.settled(settles, outcomes)
+            result_of([s.lease_id for s in settles], outcomes)
         except LeaseLost as lost:
             _log.warning("some messages of this batch will come again, to another worker: %s", lost)
         if not lease.settled or any(o.lost for o in outcomes):

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.checks import check_duration
-from spark_mq.errors import InvalidSchema, LeaseLost
+from spark_mq.errors import InvalidSchema
 from spark_mq.group import ConsumerGroup
 from spark_mq.intervals import normalise
-from spark_mq.lease import SettleResult
-from spark_mq.ledger import ACK, NACK, REJECT, Outcome, Settle
+from spark_mq.lease import SettleResult, result_of
+from spark_mq.ledger import ACK, NACK, REJECT, Settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,19 +64,7 @@ def settles_of(runs: Iterable[Run], verb: str, error: str | None = None, delay: 
 
 
 def _settle(group: ConsumerGroup, settles: Sequence[Settle]) -> SettleResult:
-    return settled(settles, group.settle(settles)) if settles else SettleResult(0)
-
-
-def settled(settles: Sequence[Settle], outcomes: Sequence[Outcome]) -> SettleResult:
-    """The sum of some outcomes. Raises LeaseLost if anything was not held."""
-    result = SettleResult(sum(o.settled for o in outcomes), sum(o.already_settled for o in outcomes))
-    lost = [part for o in outcomes for part in o.lost]
-    if lost:
-        told = "; ".join(f"{first}..{last} {why}" for first, last, why in lost[:5])
-        leases = ", ".join(dict.fromkeys(s.lease_id for s, o in zip(settles, outcomes, strict=True) if o.lost))
-        raise LeaseLost(f"lease {leases} does not hold these messages any more: {told} ({result.settled} settled)",
-                        lease_id=leases, lost=lost, result=result)  # fmt: skip
-    return result
+    return result_of([s.lease_id for s in settles], group.settle(settles)) if settles else SettleResult(0)
 
 
 def check_columns(df: DataFrame) -> None:
