@@ -1,0 +1,166 @@
+"""What comes in from outside: clean values, or an error that names option, value and fix."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, micros, nearest, to_datetime
+from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.settings import GroupSettings, QueueSettings
+
+HOUR = 3600 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (30, 30 * SECOND),
+        (0.25, SECOND // 4),
+        (timedelta(minutes=5, microseconds=1), 300 * SECOND + 1),
+        ("30", 30 * SECOND),
+        ("30s", 30 * SECOND),
+        (" 30 S ", 30 * SECOND),
+        ("1.5m", 90 * SECOND),
+        ("2h", 2 * HOUR),
+        ("7d", 168 * HOUR),
+        ("250ms", SECOND // 4),
+        ("250 milliseconds", SECOND // 4),
+        ("5us", 5),
+        ("1 second", SECOND),
+        ("2 minutes", 120 * SECOND),
+        ("2 hours", 2 * HOUR),
+        ("1 Day", 24 * HOUR),
+    ],
+)
+def test_a_duration_comes_in_many_forms(value, expected):
+    assert check_duration("timeout", value) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-1, "-1s", float("nan"), float("inf"), True, None, "", "s", "1 week", "1s 2m", "1,5s", "1e3", b"1s", [1], 10**12, timedelta(-1), 1e-9],
+)
+def test_what_is_no_duration_is_refused(value):
+    with pytest.raises(InvalidOption, match=r"^timeout=.* is not a duration: give more than zero") as caught:
+        check_duration("timeout", value)
+    assert caught.value.option == "timeout"
+    assert caught.value.value is value
+
+
+def test_zero_is_a_duration_only_where_it_means_something():
+    assert check_duration("delay", 0, zero=True) == check_duration("delay", "0s", zero=True) == 0
+    with pytest.raises(InvalidOption, match="more than zero"):
+        check_duration("timeout", 0)
+    with pytest.raises(InvalidOption, match="zero or more"):
+        check_duration("delay", -1, zero=True)
+
+
+@pytest.mark.parametrize("name", ["a", "Orders_2.eu-west", "-", ".", "x" * 128, "_x", "0"])
+def test_good_names(name):
+    assert check_name("group", name) == name
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a b", "a/b", "a'b", "é", "a\n", "__horizon", None, 3, b"a"])
+def test_bad_names_are_refused(name):
+    with pytest.raises(InvalidOption, match=r"^group=.* is not a valid name: use 1 to 128"):
+        check_name("group", name)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1, 1), ("12", 12), (" +5 ", 5), (2**31 - 1, 2**31 - 1)])
+def test_good_counts(value, expected):
+    assert check_count("n", value) == expected
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, "1.0", "one", "", None, True, "1_000", "²"])
+def test_bad_counts_are_refused(value):
+    with pytest.raises(InvalidOption, match=r"^n=.* is not valid: give a whole number from 1 to 2,147,483,647"):
+        check_count("n", value)
+
+
+def test_the_bounds_of_a_count_are_its_own():
+    assert check_count("n", 0, least=0, most=5) == 0
+    assert check_count("n", "-3", least=-3) == -3
+    with pytest.raises(InvalidOption, match="from 2 to 5"):
+        check_count("n", 6, least=2, most=5)
+
+
+def test_a_choice_is_compared_without_case_and_returned_as_documented():
+    assert check_choice("ackMode", "ONCOMMIT", ["onCommit", "manual"]) == "onCommit"
+    assert check_choice("ackMode", "manual", iter(["onCommit", "manual"])) == "manual"
+
+
+@pytest.mark.parametrize(("value", "hint"), [("manul", r" \(did you mean 'manual'\?\)$"), ("xyz", "onCommit, manual$"), (None, "manual$")])
+def test_a_wrong_choice_gets_a_hint_where_one_is_near(value, hint):
+    with pytest.raises(InvalidOption, match="use one of onCommit, manual") as caught:
+        check_choice("ackMode", value, ["onCommit", "manual"])
+    caught.match(hint)
+
+
+def test_the_nearest_word():
+    assert nearest("MAXMESSAGESPERTRIGER", ["maxMessagesPerTrigger", "maxBytesPerTrigger"]) == "maxMessagesPerTrigger"
+    assert nearest("colour", ["ackMode"]) is None
+    assert nearest("x", []) is None
+
+
+def test_an_instant_needs_a_time_zone():
+    with pytest.raises(InvalidOption, match="no time zone"):
+        micros(datetime(2026, 1, 1))
+
+
+def test_an_instant_is_the_same_in_every_zone():
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert micros(noon) == micros(noon.astimezone(timezone(timedelta(hours=-5)))) == 1_767_268_800 * SECOND
+    assert micros(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == -1
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_instants_come_back_exactly(instant):
+    assert to_datetime(micros(instant)) == instant
+
+
+# -- settings, which are made of such values
+
+
+def test_settings_of_a_group_are_checked():
+    clean = GroupSettings.checked(
+        visibility_timeout="2m", max_delivery_attempts="3", clock_skew=0, retry_delay=timedelta(seconds=1), max_in_flight=None
+    )
+    assert clean == GroupSettings(
+        visibility_timeout=120 * SECOND, max_delivery_attempts=3, clock_skew=0, retry_delay=SECOND, max_in_flight=None
+    )
+    assert GroupSettings.checked() == GroupSettings()
+    assert GroupSettings.checked(max_delivery_attempts=None).max_delivery_attempts is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"visibility_timeout": 0}, {"max_delivery_attempts": 0}, {"max_ledger_ranges": None}, {"max_in_flight": -1}, {"colour": 1}]
+)
+def test_wrong_settings_of_a_group_are_refused(wrong):
+    with pytest.raises(InvalidOption) as caught:
+        GroupSettings.checked(**wrong)
+    assert caught.value.data == {"option": next(iter(wrong)), "value": next(iter(wrong.values()))}
+
+
+def test_backoff_has_a_cap_however_many_failures():
+    rules = GroupSettings(retry_delay=10, max_retry_delay=75)
+    assert [rules.delay(failures) for failures in (1, 2, 3, 4, 5, 10**6)] == [10, 20, 40, 75, 75, 75]
+
+
+def test_settings_of_a_queue_come_back_from_its_description():
+    given_settings = QueueSettings(GroupSettings(max_delivery_attempts=None, max_in_flight=7), retention=5, dead_letter_path="/dlq")
+    assert QueueSettings.from_json(given_settings.to_json()) == given_settings
+
+
+@pytest.mark.parametrize("text", [None, "", "a table", "[]", "3", "{}", '{"format": "something else"}'])
+def test_the_description_of_another_table_is_none_of_a_queue(text):
+    assert QueueSettings.from_json(text) is None
+
+
+def test_errors_are_of_their_builtin_kind_too():
+    with pytest.raises(ValueError, match="not a valid name"):
+        check_name("group", "")
+    assert issubclass(InvalidOption, SparkMQError)

@@ -1,0 +1,66 @@
+"""Intervals are sets of sequences, written short."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.errors import InvalidOption
+from spark_mq.intervals import from_sequences, normalise, subtract
+
+spans = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+some = st.lists(spans, max_size=8)
+
+
+def members(intervals):
+    return {seq for first, last in intervals for seq in range(first, last + 1)}
+
+
+def is_normal(intervals):
+    """Ascending, each with something in it, and a gap before the next."""
+    return all(first <= last for first, last in intervals) and all(one[1] + 1 < other[0] for one, other in pairwise(intervals))
+
+
+@given(some)
+def test_normalise_keeps_the_set_and_is_shortest(intervals):
+    normal = normalise(intervals)
+    assert is_normal(normal)
+    assert members(normal) == members(intervals)
+    assert normalise(normal) == normal
+
+
+@given(some, some)
+def test_subtract_is_that_of_sets(intervals, less):
+    left = subtract(intervals, less)
+    assert is_normal(left)
+    assert members(left) == members(intervals) - members(less)
+
+
+@given(st.lists(st.integers(0, 40)))
+def test_sequences_become_intervals(sequences):
+    intervals = from_sequences(sequences)
+    assert is_normal(intervals)
+    assert members(intervals) == set(sequences)
+
+
+def test_neighbours_join_and_gaps_stay():
+    assert from_sequences([5, 3, 4, 4, 9]) == [(3, 5), (9, 9)]
+    assert normalise([]) == from_sequences([]) == subtract([], [(1, 2)]) == []
+
+
+def test_a_hole_cuts_in_two():
+    assert subtract([(0, 9)], [(3, 4)]) == [(0, 2), (5, 9)]
+
+
+def test_the_whole_range_of_sequences_is_taken():
+    assert from_sequences([0, 2**63 - 1]) == [(0, 0), (2**63 - 1, 2**63 - 1)]
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**63, 1.0, "1", None, True])
+def test_what_is_no_sequence_is_refused(wrong):
+    with pytest.raises(InvalidOption, match="not a sequence") as caught:
+        from_sequences([1, wrong])
+    assert caught.value.data == {"option": "sequences", "value": wrong}
