@@ -18,6 +18,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_duration",
+    "check_lease_id",
     "check_name",
     "micros",
     "nearest",
@@ -80,6 +81,15 @@ def check_name(option: str, value: Any) -> str:
             f"{option}={value!r} is not a valid name: use 1 to 128 letters, digits, '.', '_' or '-', not starting with '{RESERVED_PREFIX}'",
             option=option,
             value=value,
+        )
+    return value
+
+
+def check_lease_id(value: Any) -> str:
+    """What a lease gave as its ``lease_id``; whether there is such a lease only the ledger knows."""
+    if not isinstance(value, str) or not value:
+        raise InvalidOption(
+            f"lease_id={value!r} is not a lease id: give the lease_id of a Lease, or of its rows", option="lease_id", value=value
         )
     return value
 

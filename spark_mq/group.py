@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from spark_mq import ledger as rules_of
 from spark_mq import selection
 from spark_mq.audit import lease_note, settle_note
-from spark_mq.checks import SECOND, check_count, check_duration, check_name, micros
+from spark_mq.checks import SECOND, check_count, check_duration, check_lease_id, check_name, micros
 from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, LedgerFull
 from spark_mq.index import CommitIndex
 from spark_mq.intervals import Interval, from_sequences
@@ -187,6 +187,7 @@ class ConsumerGroup:
 
     def extend(self, lease_id: str, timeout: Any = None) -> SettleResult:
         """Moves the deadline of a lease to now + `timeout` (its group's visibility timeout), never earlier."""
+        check_lease_id(lease_id)
         given = None if timeout is None else check_duration("timeout", timeout)
 
         def step(stored: Stored) -> tuple[Ledger | None, Outcome, Mapping[str, Any]]:
@@ -198,6 +199,7 @@ class ConsumerGroup:
         return self._result(lease_id, change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE))
 
     def _settle_one(self, wanted: Settle) -> SettleResult:
+        check_lease_id(wanted.lease_id)
         return self._result(wanted.lease_id, self.settle([wanted])[0])
 
     @staticmethod
@@ -275,7 +277,7 @@ def _check_position(option: str, value: Any) -> str | int | datetime:
     if (
         value in ("earliest", "latest")
         or isinstance(value, datetime)
-        or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+        or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63)
     ):
         if isinstance(value, datetime):
             micros(value)

@@ -14,6 +14,8 @@ Interval = tuple[int, int]
 
 def from_sequences(sequences: Iterable[Any]) -> list[Interval]:
     """The intervals of some sequences, in any order, repeats allowed. Raises InvalidOption for what is no sequence."""
+    if not isinstance(sequences, Iterable) or isinstance(sequences, str | bytes):
+        raise InvalidOption(f"sequences={sequences!r} is not a list of sequences", option="sequences", value=sequences)
     checked = []
     for value in sequences:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:

@@ -136,6 +136,7 @@ class DeltaLeases:
         self.storage_options = dict(storage_options or {})
         self.files = delta.Files(path, self.storage_options)
         self._table: DeltaTable | None = None
+        self._id: str | None = None
         self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = {}
         self._lock = threading.RLock()
 
@@ -164,9 +165,15 @@ class DeltaLeases:
                     return self._table
                 except DeltaError:
                     self._table = None  # a handle older than what housekeeping left: open anew, once
-            self._table = delta.open_table(self.path, self.storage_options)
-            if self._table is None:
+            opened = delta.open_table(self.path, self.storage_options)
+            if opened is None:
                 raise NotAQueue(f"there is no Delta table at {self.path} any more", path=self.path)
+            table_id = str(opened.metadata().id)
+            if self._id not in (None, table_id):
+                raise NotAQueue(
+                    f"the Delta table at {self.path} was made anew since this handle was opened; open the queue again", path=self.path
+                )
+            self._table, self._id = opened, table_id
             return self._table
 
     def read(self, group: str) -> Stored:

@@ -152,6 +152,7 @@ class DeltaLog(MessageLog):
         self.files = delta.Files(path, self.storage_options)
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
+        self._id: str | None = None
         self._index = CommitIndex()
         self._seen: set[str] = set()
         self._compacted: dict[str, int] = {}  # path of a file that an OPTIMIZE made -> the last sequence in it, at most
@@ -178,9 +179,17 @@ class DeltaLog(MessageLog):
         """The table as last looked at."""
         with self._lock:
             if self._table is None:
-                self._table = delta.open_table(self.path, self.storage_options)
-                if self._table is None:
+                opened = delta.open_table(self.path, self.storage_options)
+                if opened is None:
                     raise CorruptLog(f"there is no Delta table at {self.path} any more", path=self.path, version=None)
+                table_id = str(opened.metadata().id)
+                if self._id not in (None, table_id):
+                    raise CorruptLog(
+                        f"the Delta table at {self.path} was made anew since this handle was opened; open the queue again",
+                        path=self.path,
+                        version=None,
+                    )
+                self._table, self._id = opened, table_id
             return self._table
 
     def refresh(self) -> DeltaTable:
@@ -271,6 +280,9 @@ class DeltaLog(MessageLog):
                 except Exception as error:
                     # After any failure: has it landed all the same (a PUT whose reply got lost)?
                     latest = self.refresh().version()
+                    if latest == base:
+                        self._table = None  # or the handle knows no better: what it stood on may be gone
+                        latest = self.refresh().version()
                     landed = delta.landed_since(self.files, self.path, base, latest, operation)
                     if landed is not None:
                         return landed

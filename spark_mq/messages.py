@@ -102,6 +102,9 @@ def to_publish(messages: Any, now: int) -> pa.Table:
     Ids and times that are not given are filled in (uuid4; `now`, in microseconds).
     """
     table = messages if isinstance(messages, pa.Table) else _from_values(messages)
+    for name in table.schema.names:
+        if table.schema.names.count(name) > 1:
+            raise InvalidSchema(f"column {name!r} is there twice: keep one", column=name)
     check_publishable({name: _simple(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)})
     if table["value"].null_count:
         raise InvalidSchema(f"{table['value'].null_count} values are null: a message needs a value, if an empty one", column="value")
@@ -111,7 +114,16 @@ def to_publish(messages: Any, now: int) -> pa.Table:
         table = _with(table, "message_id", ids if given is None else pc.coalesce(given.cast(pa.string()), ids))
     if "published_at" not in table.schema.names:
         table = _with(table, "published_at", pa.repeat(pa.scalar(now, pa.int64()).cast(_INSTANT), table.num_rows))
+    for name in table.schema.names:
+        table = _with(table, name, _cast(table[name], MESSAGE_SCHEMA.field(name)))
     return table
+
+
+def _cast(column: pa.ChunkedArray, wanted: pa.Field) -> pa.ChunkedArray:
+    try:
+        return column.cast(wanted.type)
+    except pa.ArrowException as error:
+        raise InvalidSchema(f"column {wanted.name!r} has a value that {wanted.type} cannot hold", column=wanted.name) from error
 
 
 def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
@@ -129,25 +141,40 @@ def _from_values(messages: Any) -> pa.Table:
             option="messages",
             value=type(messages).__name__,
         )
-    rows = []
-    for at, message in enumerate(messages):
-        m = message if isinstance(message, Message) else Message(message)
-        if not isinstance(m.value, bytes | str):
-            raise InvalidOption(
-                f"message {at} has a value of type {type(m.value).__name__}: give bytes or str",
-                option="messages",
-                value=at,
-            )
-        rows.append(
-            {
-                "message_id": m.message_id,
-                "key": m.key,
-                "value": m.value.encode() if isinstance(m.value, str) else m.value,
-                "headers": list(m.headers.items()),
-            }
-        )
+    rows = [_row(at, m if isinstance(m, Message) else Message(m)) for at, m in enumerate(messages)]
     names = ("message_id", "key", "value", "headers")
     return pa.Table.from_pylist(rows, schema=pa.schema([MESSAGE_SCHEMA.field(name) for name in names]))
+
+
+def _row(at: int, m: Message) -> dict[str, Any]:
+    """A message as a row. Errors say which message and what of it, never its contents: those are not ours to tell."""
+
+    def check(good: bool, what: str) -> None:
+        if not good:
+            raise InvalidOption(f"message {at} has {what}", option="messages", value=at)
+
+    check(isinstance(m.value, bytes | str), f"a value of type {type(m.value).__name__}: give bytes or str")
+    for name, given in (("key", m.key), ("message_id", m.message_id)):
+        check(given is None or isinstance(given, str), f"a {name} of type {type(given).__name__}: give str")
+    headers = list(m.headers.items()) if isinstance(m.headers, Mapping) else None
+    all_text = headers is not None and all(isinstance(text, str) for pair in headers for text in pair)
+    check(all_text, "headers that are no mapping from str to str")
+    texts = [m.value, m.key, m.message_id, *(text for pair in headers or () for text in pair)]
+    check(all(_is_utf8(text) for text in texts if isinstance(text, str)), "text that has no UTF-8 form (a lone surrogate)")
+    return {
+        "message_id": m.message_id,
+        "key": m.key,
+        "value": m.value.encode() if isinstance(m.value, str) else m.value,
+        "headers": headers,
+    }
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _simple(kind: pa.DataType) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_mq import delta
@@ -93,21 +94,14 @@ class Queue:
             None if dead_letter_path is None else delta.absolute(dead_letter_path),
         )
         root = delta.absolute(path)
-        options = dict(storage_options or {})
-        _check_root(root, options)
-        log, leases = (
-            DeltaLog(delta.child(root, "messages"), options),
-            DeltaLeases(delta.child(root, "leases"), options),
-        )
-        if delta.exists(log.path, options):
-            if delta.exists(leases.path, options) and not exist_ok:
-                raise QueueExists(f"there is a queue at {root} already; use Queue.open, or exist_ok=True", path=root)
-        else:
-            _create(log, settings.to_json())
-        if not delta.exists(leases.path, options):
-            # The queue is complete once this is there, so it is made last. It remembers which messages/ it belongs to.
-            _create(leases, json.dumps({"format": "spark_mq leases", "messages": str(log.table.metadata().id)}))
-        queue = cls.open(root, storage_options=options, clock=clock)
+        if settings.dead_letter_path == root:
+            raise InvalidOption(
+                f"dead_letter_path={root!r} is the queue itself: give another queue, or leave it out",
+                option="dead_letter_path",
+                value=root,
+            )
+        _make(root, settings, dict(storage_options or {}), exist_ok=exist_ok)
+        queue = cls.open(root, storage_options=storage_options, clock=clock)
         if queue.settings.dead_letter_path is None:
             _ = queue.dead_letters
         return queue
@@ -134,7 +128,7 @@ class Queue:
         states = delta.open_table(leases.path, options)
         if states is None:
             raise NotAQueue(f"the queue at {root} was never completed: run Queue.create again with the same settings", path=root)
-        if json.loads(states.metadata().description or "{}").get("messages") != str(table.metadata().id):
+        if states.metadata().description != _leases_description(table):
             raise NotAQueue(
                 f"leases/ at {root} belongs to another messages/ table: one of them was made anew. "
                 "Remove both and create the queue again, or restore the one that was replaced",
@@ -190,21 +184,9 @@ class Queue:
             try:
                 self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
             except (QueueNotFound, NotAQueue):
-                self._dead_letters = Queue._create_dead_letters(path, self.storage_options, self.clock)
+                _make(path, QueueSettings.of_dead_letters(path), self.storage_options, exist_ok=True)
+                self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
         return self._dead_letters
-
-    @classmethod
-    def _create_dead_letters(cls, path: str, options: Mapping[str, str], clock: Clock) -> Queue:
-        settings = QueueSettings.of_dead_letters(path)
-        log, leases = (
-            DeltaLog(delta.child(path, "messages"), options),
-            DeltaLeases(delta.child(path, "leases"), options),
-        )
-        if not delta.exists(log.path, options):
-            _create(log, settings.to_json())
-        if not delta.exists(leases.path, options):
-            _create(leases, json.dumps({"format": "spark_mq leases", "messages": str(log.table.metadata().id)}))
-        return cls.open(path, storage_options=options, clock=clock)
 
     def stats(self) -> dict[str, Any]:
         """``published``: messages in the log since it began; ``tail``: the last sequence; ``groups``: stats of each by name."""
@@ -230,6 +212,34 @@ class Queue:
 def producer_mark(producer_id: str) -> str:
     """The app id under which a producer's numbers are kept in ``messages/``."""
     return "spark_mq.producer:" + check_name("producer_id", producer_id)
+
+
+def _make(root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool) -> None:
+    """Makes the tables of a queue, or those of them that a crash left out. Nothing is made where something else is in the way."""
+    _check_root(root, options)
+    log, leases = DeltaLog(delta.child(root, "messages"), options), DeltaLeases(delta.child(root, "leases"), options)
+    begun, complete = delta.open_table(log.path, options), delta.exists(leases.path, options)
+    found = None if begun is None else QueueSettings.from_json(begun.metadata().description)
+    if begun is None and complete:
+        raise NotAQueue(f"{root} has leases/, but no messages/: restore that, or remove {root} and create the queue anew", path=root)
+    if begun is not None and found is None:
+        raise NotAQueue(f"{log.path} is a Delta table, but not one of a queue; use a path of the queue's own", path=root)
+    if complete and not exist_ok:
+        raise QueueExists(f"there is a queue at {root} already; use Queue.open, or exist_ok=True", path=root)
+    if found not in (None, settings) and not complete:
+        raise NotAQueue(
+            f"a queue was begun at {root} with other settings, and never completed: create it with those, or remove {root} first",
+            path=root,
+        )
+    if begun is None:
+        _create(log, settings.to_json())
+    if not complete:
+        # The queue is complete once this is there, so it is made last. It remembers which messages/ it belongs to.
+        _create(leases, _leases_description(log.table))
+
+
+def _leases_description(messages: DeltaTable) -> str:
+    return json.dumps({"format": "spark_mq leases", "messages": str(messages.metadata().id)})
 
 
 def _create(table: DeltaLog | DeltaLeases, description: str) -> None:

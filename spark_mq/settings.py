@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
-from spark_mq.checks import SECOND, check_count, check_duration
-from spark_mq.errors import InvalidOption
+from spark_mq.checks import SECOND, check_count, check_duration, nearest
+from spark_mq.errors import InvalidOption, UnsupportedTable
 
 __all__ = ["GroupSettings", "QueueSettings"]
 
@@ -47,7 +47,10 @@ class GroupSettings:
             elif name in ("max_delivery_attempts", "max_in_flight", "max_ledger_ranges"):
                 clean[name] = check_count(name, value, most=2**63 - 1)
             else:
-                raise InvalidOption(f"{name!r} is not a setting of a group", option=name, value=value)
+                known = [field.name for field in fields(cls)]
+                hint = nearest(name, known)
+                told = f"; did you mean {hint!r}?" if hint else f": use {', '.join(known)}"
+                raise InvalidOption(f"{name!r} is not a setting of a queue or a group{told}", option=name, value=value)
         return replace(cls(), **clean)
 
 
@@ -63,6 +66,7 @@ class QueueSettings:
     dead_letter_path: str | None = None
 
     MARK: ClassVar[str] = "spark_mq queue"
+    VERSION: ClassVar[int] = 1
 
     @classmethod
     def of_dead_letters(cls, path: str) -> QueueSettings:
@@ -70,15 +74,21 @@ class QueueSettings:
         return cls(GroupSettings(max_delivery_attempts=None), 36500 * 86_400 * SECOND, dead_letter_path=path)
 
     def to_json(self) -> str:
-        return json.dumps({"format": self.MARK, "format_version": 1, **asdict(self)}, sort_keys=True)
+        return json.dumps({"format": self.MARK, "format_version": self.VERSION, **asdict(self)}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | None) -> QueueSettings | None:
-        """None where the text is no description of a queue."""
+        """None where the text is no description of a queue. Raises UnsupportedTable for one of another version of spark_mq."""
         try:
             data = json.loads(text or "")
         except ValueError:
             return None
         if not isinstance(data, dict) or data.get("format") != cls.MARK:
             return None
+        if data.get("format_version") != cls.VERSION:
+            raise UnsupportedTable(
+                f"the queue has format {data.get('format_version')!r}, and this version of spark_mq reads {cls.VERSION}: update spark_mq",
+                path=None,
+                features=[],
+            )
         return cls(GroupSettings(**data["group"]), data["retention"], data["dead_letter_path"])
