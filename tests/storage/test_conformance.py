@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import pickle
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from handles import again
 
-from spark_mq import GroupStats, Lease, Message, Queue, Received, SettleResult, errors
+from spark_mq import GroupStats, Lease, Message, Queue, Received, SettleResult, errors, testing
 from spark_mq.checks import to_datetime
 from spark_mq.index import sequence
 from spark_mq.log import MESSAGE_SCHEMA
@@ -497,6 +498,10 @@ def test_errors_survive_pickling_with_their_data(kind: type[errors.SparkMQError]
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.data) == (kind, "what happened", error.data)
     assert (copy.group, copy.lost, copy.result) == ("g", [(1, 2, "why")], SettleResult(1, 2))
+
+
+def test_the_examples_of_the_testing_module_hold() -> None:
+    assert doctest.testmod(testing).failed == 0
 
 
 # -- other writers of messages/ (Delta only)
