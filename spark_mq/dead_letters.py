@@ -20,7 +20,8 @@ from spark_mq.errors import DuplicatePublish
 from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import Slice
 from spark_mq.leases import Stored, change
-from spark_mq.log import FILE_SCHEMA, MessageLog, SliceReader, WrittenFile, why_unreadable, write_file
+from spark_mq.log import MessageLog
+from spark_mq.payload import FILE_SCHEMA, SliceReader, WrittenFile, why_unreadable, write_file
 from spark_mq.ranges import ROUTING, Ledger, Range
 
 __all__ = ["HEADER_PREFIX", "DeadSlice", "copy_dead", "dead_table", "route"]

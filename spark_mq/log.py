@@ -6,22 +6,18 @@ compaction, trims and RESTORE publish nothing, and any Delta writer that appends
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -30,30 +26,11 @@ from deltalake.transaction import AddAction, RemoveAction
 from spark_mq import delta
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.index import CommitIndex, LogFile, Slice, sequence
+from spark_mq.payload import MESSAGE_SCHEMA, SliceReader, WrittenFile, why_unreadable, write_file
 
-__all__ = ["MESSAGE_SCHEMA", "DeltaLog", "MessageLog", "PublishReceipt", "SliceReader", "WrittenFile", "write_file"]
+__all__ = ["DeltaLog", "MessageLog", "PublishReceipt", "check_mark"]
 
 _log = logging.getLogger(__name__)
-
-_INSTANT = pa.timestamp("us", tz="UTC")
-MESSAGE_SCHEMA: Final = pa.schema(
-    [
-        pa.field("lane", pa.int32()),
-        pa.field("message_id", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", pa.map_(pa.string(), pa.string())),
-        pa.field("published_at", _INSTANT),
-        pa.field("deliver_at", _INSTANT),
-        pa.field("expires_at", _INSTANT),
-    ]
-)
-"""The columns of ``messages/``; only value is required. ``lane`` is the partition column (null = 0)."""
-
-FILE_SCHEMA: Final = pa.schema([f for f in MESSAGE_SCHEMA if f.name != "lane"])
-_NO_LANE: Final = "lane=__HIVE_DEFAULT_PARTITION__"
-ROW_GROUP_ROWS: Final = 20_000
-"""Small row groups: a lease reads slices from anywhere in a file."""
 
 _COMMIT_TIMEOUT: Final = 60.0
 
@@ -64,32 +41,6 @@ class PublishReceipt:
 
     version: int
     sequences: range
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A data file that is written but not yet published: path relative to ``messages/``, bytes, rows."""
-
-    path: str
-    size: int
-    rows: int
-
-
-def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
-    """Writes messages (any of the columns of FILE_SCHEMA) as one data file of ``messages/``. It is published by a commit."""
-    columns = [table[f.name].cast(f.type) if f.name in table.schema.names else pa.nulls(table.num_rows, f.type) for f in FILE_SCHEMA]
-    buffer = io.BytesIO()
-    pq.write_table(
-        pa.table(columns, schema=FILE_SCHEMA),
-        buffer,
-        compression="snappy",
-        row_group_size=ROW_GROUP_ROWS,
-        use_dictionary=["key"],
-        write_statistics=["published_at", "deliver_at", "expires_at"],
-    )
-    path = f"{_NO_LANE}/part-{uuid.uuid4()}.parquet"
-    files.write(path, buffer.getvalue())
-    return WrittenFile(path, buffer.tell(), table.num_rows)
 
 
 class MessageLog(ABC):
@@ -373,55 +324,3 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
             producer_id=producer,
             last_sequence=last,
         )
-
-
-def why_unreadable(files: delta.Files, path: str, error: Exception) -> str:
-    """In words, why reading a data file failed. Raises where its bytes are out of reach for now: that is not the file's fault."""
-    try:
-        files.read(path)
-    except FileNotFoundError:
-        return f"data file {path} is missing"
-    return f"data file {path} is not readable: {error}"
-
-
-class SliceReader:
-    """Reads row slices of data files. Keeps the last row group: scattered messages lie many to a group, and it is read once."""
-
-    def __init__(self, files: delta.Files, columns: list[str] | None = None) -> None:
-        self.files = files
-        self._schema = FILE_SCHEMA if columns is None else pa.schema([f for f in FILE_SCHEMA if f.name in columns])
-        self._path = ""
-        self._group = -1
-
-    def read(self, piece: Slice) -> pa.Table:
-        """The rows of one slice in the types of FILE_SCHEMA. Only the row groups that hold them are read."""
-        if piece.path != self._path:
-            self._open(piece.path)
-        end, parts = piece.offset + piece.rows, []
-        for group in range(bisect_right(self._starts, piece.offset) - 1, bisect_left(self._starts, end)):
-            if group != self._group:
-                self._table, self._group = self._file.read_row_group(group, columns=self._present), group
-            start = self._starts[group]
-            first = max(piece.offset, start)
-            parts.append(self._table.slice(first - start, end - first))
-        table = pa.concat_tables(parts)
-        return pa.table([_column(table, f, piece) for f in self._schema], schema=self._schema)
-
-    def _open(self, path: str) -> None:
-        self._path, self._group = "", -1
-        self._file = pq.ParquetFile(self.files.open(path), coerce_int96_timestamp_unit="us")
-        meta = self._file.metadata
-        self._starts = list(accumulate((meta.row_group(group).num_rows for group in range(meta.num_row_groups - 1)), initial=0))
-        self._present = [name for name in self._schema.names if name in self._file.schema_arrow.names]
-        self._path = path
-
-
-def _column(table: pa.Table, wanted: pa.Field, piece: Slice) -> pa.ChunkedArray:
-    """A column in its type; what the publisher left null reads as DESIGN section 3 says."""
-    column = table[wanted.name].cast(wanted.type) if wanted.name in table.schema.names else pa.nulls(table.num_rows, wanted.type)
-    if wanted.name == "published_at" and column.null_count:
-        return column.fill_null(pa.scalar(piece.committed_at, pa.int64()).cast(wanted.type))
-    if wanted.name == "message_id" and column.null_count:
-        ids = pa.array([str(piece.first + row) for row in range(table.num_rows)], pa.string())
-        return pc.coalesce(column, ids)
-    return column

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from spark_mq.checks import nearest, to_datetime
 from spark_mq.errors import InvalidOption, InvalidSchema
-from spark_mq.log import MESSAGE_SCHEMA
+from spark_mq.payload import MESSAGE_SCHEMA
 
 __all__ = ["DELIVERY_SCHEMA", "PUBLISH_COLUMNS", "Message", "Received", "check_publishable", "received", "to_publish"]
 

@@ -29,7 +29,8 @@ from spark_mq.checks import RESERVED_PREFIX, check_duration, micros
 from spark_mq.errors import LostRace
 from spark_mq.index import CommitIndex, LogFile, sequence
 from spark_mq.leases import Stored
-from spark_mq.log import MessageLog, PublishReceipt, WrittenFile, check_mark
+from spark_mq.log import MessageLog, PublishReceipt, check_mark
+from spark_mq.payload import WrittenFile
 from spark_mq.queue import Clock, Queue, system_clock
 from spark_mq.ranges import Ledger
 from spark_mq.settings import GroupSettings, QueueSettings

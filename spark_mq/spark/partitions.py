@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq import delta
 from spark_mq.index import Slice
-from spark_mq.log import SliceReader
+from spark_mq.payload import SliceReader
 from spark_mq.ranges import RANGE_SCHEMA, Range
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
-from spark_mq.log import WrittenFile, write_file
 from spark_mq.messages import check_publishable, to_publish
+from spark_mq.payload import WrittenFile, write_file
 from spark_mq.queue import producer_mark
 from spark_mq.spark.options import WriteOptions
 

@@ -18,7 +18,8 @@ from handles import again, lease
 
 from spark_mq import Message, Queue, errors
 from spark_mq.leases import DeltaLeases
-from spark_mq.log import MESSAGE_SCHEMA, DeltaLog
+from spark_mq.log import DeltaLog
+from spark_mq.payload import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]

@@ -19,8 +19,8 @@ from handles import again
 from spark_mq import GroupStats, Lease, Message, Queue, Received, SettleResult, errors, testing
 from spark_mq.checks import to_datetime
 from spark_mq.index import sequence
-from spark_mq.log import MESSAGE_SCHEMA
 from spark_mq.messages import DELIVERY_SCHEMA
+from spark_mq.payload import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
