@@ -45,8 +45,9 @@ class LedgerMachine(RuleBasedStateMachine):
         in_flight=st.sampled_from([None, None, 6, 25]),
         ranges=st.sampled_from([200_000, 200_000, 3, 8]),
         floor=st.sampled_from([-1, -1, 2 << 32]),
+        rows=st.integers(1, 60),
     )
-    def begin(self, n, skew, in_flight, ranges, floor):
+    def begin(self, *, n, skew, in_flight, ranges, floor, rows):
         self.rules = GroupSettings(
             max_delivery_attempts=n,
             clock_skew=skew,
@@ -64,6 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.routings: list[str] = []
         self.ids = 0
         self.version = 2
+        self.publish(1, [(rows, 1)])
 
     def new_id(self, kind):
         self.ids += 1
@@ -98,31 +100,35 @@ class LedgerMachine(RuleBasedStateMachine):
     def expire(self):
         self.fold()
 
+    @rule()
+    def expire_all(self):
+        self.now += 1_001 * SECOND
+        self.fold()
+
     # -- leasing
+
+    @rule(limit=limits, timeout=seconds, spare=st.sampled_from([0, 1]), stream=st.booleans())
+    def lease(self, limit, timeout, spare, stream):
+        """A worker asks; a stream with a batch's name and an attempt to spare."""
+        self.take(limit, timeout, spare if (self.naive.n or 5) >= 3 else 0, stream)
 
     @rule(
         limit=limits,
-        timeout=seconds,
-        spare=st.sampled_from([0, 1]),
-        stream=st.booleans(),
-        max_bytes=st.sampled_from([None, None, None, 0, 1, 9, 60]),
-        upto=st.one_of(st.none(), st.none(), numbers),
-        back=st.sampled_from([None, None, 0, 5]),
+        max_bytes=st.sampled_from([None, 0, 1, 9, 60]),
+        upto=st.one_of(st.none(), numbers),
+        back=st.sampled_from([None, 0, 5]),
     )
-    def lease(self, *, limit, timeout, spare, stream, max_bytes, upto, back):
-        """A worker asks; with ``upto`` and ``due_by`` as Trigger.AvailableNow does, with ``spare`` as the source does."""
+    def lease_less(self, limit, max_bytes, upto, back):
+        """With a limit of bytes, or as Trigger.AvailableNow."""
+        pool = self.pool()
+        upto = None if upto is None else pool[upto % len(pool)]
+        self.take(limit, 60, 0, False, max_bytes=max_bytes, upto=upto, due_by=None if back is None else self.now - back * SECOND)
+
+    def take(self, limit, timeout, spare, stream, **less):
         self.fold()
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
-        wanted = Request(
-            lease_id=f"{name}runner0" if stream else name,
-            worker_id=f"worker{limit % 3}",
-            max_messages=limit,
-            expires_at=self.now + timeout * SECOND,
-            max_bytes=max_bytes,
-            spare=spare if (self.naive.n or 5) >= 3 else 0,
-            upto=None if upto is None or not self.pool() else self.pool()[upto % len(self.pool())],
-            due_by=None if back is None else self.now - back * SECOND,
-        )
+        lease_id = f"{name}runner0" if stream else name
+        wanted = Request(lease_id, f"worker{limit % 3}", limit, self.now + timeout * SECOND, spare=spare, **less)
         before = self.ledger
         self.ledger, grant = lease(before, self.index, self.now, self.rules, wanted)
         taken = [seq for r in grant.ranges for seq in self.expand(r)]
@@ -131,10 +137,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger is before
             return
         assert grant.message_count == len(taken)
-        self.naive.granted(
-            [m for m in self.naive.messages if m.seq in set(taken)], wanted.lease_id, wanted.worker_id, self.now, wanted.expires_at
-        )
-        self.leases.append(wanted.lease_id)
+        self.naive.granted([m for m in self.naive.messages if m.seq in set(taken)], lease_id, wanted.worker_id, self.now, wanted.expires_at)
+        self.leases.append(lease_id)
         if stream:
             self.batches[name] = 0
 
