@@ -35,6 +35,8 @@ OPERATION_ID = "spark_mq_operation_id"
 """Key in a commit's ``commitInfo``: tells, after any failure, whether a commit landed all the same."""
 
 _PLAIN_FEATURES = {"appendOnly", "invariants"}
+_WITH_MORE = {3: "checkConstraints", 4: "changeDataFeed or generatedColumns", 5: "columnMapping", 6: "identityColumns"}
+"""What a writer version above 2 brings where features are not yet named one by one (Delta protocol, "Valid Feature Names")."""
 
 
 class Files:
@@ -123,6 +125,8 @@ def check_features(table: DeltaTable, path: str) -> None:
     """Refuses a table with features that break one of the engines (DESIGN: plain features only)."""
     protocol = table.protocol()
     features = sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())} - _PLAIN_FEATURES)
+    if protocol.min_writer_version in _WITH_MORE:
+        features.append(_WITH_MORE[protocol.min_writer_version])
     if features or (protocol.min_reader_version > 1 and not protocol.reader_features):
         named = ", ".join(features) or f"reader version {protocol.min_reader_version}"
         raise UnsupportedTable(

@@ -182,7 +182,8 @@ def test_a_queue_made_anew_under_a_handle(queue: Queue) -> None:
             {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]},
             "deletionVectors",
         ),
-        ({"minReaderVersion": 2, "minWriterVersion": 5}, "reader version 2"),
+        ({"minReaderVersion": 2, "minWriterVersion": 5}, "columnMapping"),
+        ({"minReaderVersion": 1, "minWriterVersion": 4}, "changeDataFeed"),
         ({"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["rowTracking", "domainMetadata", "appendOnly"]}, "rowTracking"),
         ({"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["inCommitTimestamp"]}, "inCommitTimestamp"),
         (
