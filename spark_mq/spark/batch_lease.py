@@ -42,6 +42,10 @@ class LeaseFinder:
                 self._runners[parts[0]] = parts[2]
         return ids, True
 
+    def runner(self, stream: str) -> str | None:
+        """The runner of a stream in this run, once a batch has told."""
+        return self._runners.get(stream)
+
     @staticmethod
     def _from_rows(batch: DataFrame, sources: int) -> list[str]:
         column = batch.select("lease_id").where("lease_id is not null")
