@@ -1,0 +1,103 @@
+"""Publishes files into a queue: JSON lines, CSV or Parquet, a message for each line or row. One publish, all or nothing.
+
+What becomes the value:
+  json      each line as it is, after a check that it is JSON; blank lines are left out
+  csv       the row as a JSON object of text, by the names in the header line (--option inferSchema=true: of numbers too)
+  parquet   the row as a JSON object
+A null field is left out of the object. Columns are those of the file; for JSON lines the fields: user, or user.id inside another.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from _common import Parser, pair, run, session
+
+from spark_mq import Queue
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+EXAMPLES = """examples:
+  publish.py --queue /tmp/orders --create orders.jsonl
+  publish.py --queue /tmp/orders --key-column customer.id --header kind=type --header source:=import day1.jsonl day2.jsonl
+  publish.py --queue /tmp/orders --format csv --option sep=';' --option nullValue=NA --message-id-column order_no orders.csv
+  publish.py --queue s3://shop/orders --storage-option AWS_REGION=eu-central-1 --format parquet s3a://shop/export/
+
+exit code: 0 published, 2 wrong arguments, 1 anything else. A publish that was killed has published all or nothing.
+"""
+
+
+def arguments() -> argparse.Namespace:
+    parser = Parser(__doc__ or "", epilog=EXAMPLES)
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="files, directories or globs, as Spark reads them")
+    parser.add_argument("--format", choices=("json", "csv", "parquet"), default="json", help="default: json, one object a line")
+    parser.add_argument("--create", action="store_true", help="make the queue if it is not there, with the default settings")
+    parser.add_argument("--value-column", metavar="COLUMN", help="this column, text or bytes, is the value instead")
+    parser.add_argument("--key-column", metavar="COLUMN", help="the key")
+    parser.add_argument("--message-id-column", metavar="COLUMN", help="the message id; default: a random one")
+    parser.add_argument(
+        "--header", action="append", default=[], type=pair, metavar="NAME=COLUMN", dest="headers",
+        help="a header from a column, left out where that is null; NAME:=TEXT for the same text in all messages; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--option", action="append", default=[], type=pair, metavar="NAME=VALUE", dest="options",
+        help="option of Spark's reader of the format; repeatable. Set already: header=true and mode=FAILFAST for csv",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
+    """The files as messages."""
+    from pyspark.sql import functions as F
+
+    if args.format == "json":
+        rows = spark.read.options(**dict(args.options)).text(args.inputs).select("value").where("trim(value) <> ''")
+        line = F.col("value")
+        wrong = F.raise_error(F.concat(F.lit("this line is not JSON: "), F.left(line, F.lit(200))))
+        value = F.when(F.try_parse_json(line).isNull(), wrong).otherwise(line)
+    else:
+        defaults = {"header": "true", "mode": "FAILFAST"} if args.format == "csv" else {}
+        rows = spark.read.format(args.format).options(**{**defaults, **dict(args.options)}).load(args.inputs)
+        value = F.to_json(F.struct("*"))
+
+    def column(name: str) -> Column:
+        return F.get_json_object("value", f"$.{name}") if args.format == "json" else F.col(name)
+
+    def text(name: str) -> Column:
+        return column(name).cast("string")
+
+    out = [(column(args.value_column) if args.value_column else value).alias("value")]
+    if args.key_column:
+        out.append(text(args.key_column).alias("key"))
+    if args.message_id_column:
+        out.append(text(args.message_id_column).alias("message_id"))
+    if args.headers:
+        pairs = [(n[:-1], F.lit(of)) if n.endswith(":") else (n, text(of)) for n, of in args.headers]
+        given = F.create_map(*(c for n, of in pairs for c in (F.lit(n), of)))
+        out.append(F.map_filter(given, lambda _, v: v.isNotNull()).alias("headers"))
+    return rows.select(*out)
+
+
+def main() -> None:
+    args = arguments()
+    storage = dict(args.storage_options)
+    queue = (Queue.create(args.queue, exist_ok=True, storage_options=storage) if args.create
+             else Queue.open(args.queue, storage_options=storage))  # fmt: skip
+
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    from spark_mq.spark.writer import check_dataframe
+
+    spark = session("spark_mq publish")
+    found, counted = messages(spark, args), Observation()
+    check_dataframe(found.schema, overwrite=False)
+    options = {f"storageOptions.{name}": value for name, value in storage.items()}
+    found.observe(counted, F.count(F.lit(1)).alias("messages")).write.format("spark_mq").mode("append").options(**options).save(queue.path)
+    print(f"published {counted.get['messages']:,} messages to {queue.path}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,58 @@
+"""The chores of a queue: expire leases, route dead letters to the dead-letter queue, trim, and keep the tables small.
+
+None is needed for correct delivery: without a sweep dead letters wait where they are, and the tables grow. It is safe to kill, to
+repeat, and to run twice at once. Many dead letters are copied in parallel by Spark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from _common import Parser, run, session
+
+from spark_mq import Queue
+from spark_mq.checks import SECOND, check_duration
+from spark_mq.sweep import sweep
+
+EXAMPLES = """examples:
+  sweep.py --queue /tmp/orders
+  sweep.py --queue /tmp/orders --every 60
+
+Prints a line for each sweep. SIGTERM: the sweep in hand is finished, within 30 seconds.
+exit code: 0, or 143 after SIGTERM to spark-submit, whose JVM sets it; 2 wrong arguments; 1 anything else.
+"""
+
+_log = logging.getLogger("spark_mq.sweep")
+
+
+def arguments() -> argparse.Namespace:
+    parser = Parser(__doc__ or "", epilog=EXAMPLES)
+    parser.add_argument("--every", metavar="SECONDS", help="sweep again and again, with this pause (also as 5m). Default: once")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    pause = check_duration("--every", args.every) / SECOND if args.every else None
+    queue = Queue.open(args.queue, storage_options=dict(args.storage_options))
+
+    from spark_mq.spark.routing import spark_copy
+    from spark_mq.spark.termination import on_sigterm
+
+    spark = session("spark_mq sweep")
+    copy = spark_copy(spark, queue.storage_options)
+    with on_sigterm(spark, lambda: None) as told:
+        while not told.is_set():
+            try:
+                print(f"swept {queue.path}: {sweep(queue, copy)}", flush=True)
+            except Exception:
+                if pause is None:
+                    raise
+                _log.exception("this sweep failed; the next one takes up where it stopped")
+            if pause is None or told.wait(pause):
+                break
+
+
+if __name__ == "__main__":
+    run(main)

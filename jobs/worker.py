@@ -1,0 +1,152 @@
+"""A worker of a consumer group: leases batches of a queue in a stream, hands each to your function, and settles it.
+
+The function is process(batch, lease): batch is a DataFrame (sequence, message_id, key, value, headers, published_at,
+delivery_count, lease_id, lease_expires_at). When it returns, the batch is acked; rows that it returns are settled as failed,
+and an exception settles the whole batch as failed (--on-error). lease.reject(df), lease.nack(df) and lease.ack(df) settle rows
+at once; lease.delta_options make an append to a Delta table happen once, even if the batch runs again.
+
+Start as many workers of a group as you like, each with a checkpoint of its own. SIGTERM: the batch in hand is finished and settled,
+what comes after it is given back, the process ends. Killed otherwise, start it again on its checkpoint: it repeats the batch in hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from _common import Parser, run, session
+
+from spark_mq.checks import SECOND, check_duration
+from spark_mq.errors import InvalidOption
+
+EXAMPLES = """examples:
+  worker.py --queue /tmp/orders --handler billing:process --checkpoint /tmp/checkpoints/billing-1 --group billing
+  worker.py --queue /tmp/orders --handler handlers/billing.py:process --checkpoint /tmp/c1 --trigger available-now
+  worker.py --queue /tmp/orders --handler billing:process --checkpoint /tmp/c1 --trigger "5 seconds" --max-messages 10000
+
+exit code: 0 at the end of available-now, or after SIGTERM to Python (143 after SIGTERM to spark-submit, whose JVM sets it);
+2 wrong arguments; 1 if the query failed.
+"""
+
+_log = logging.getLogger("spark_mq.worker")
+
+Handler = Callable[[Any, Any], Any]
+
+
+def arguments() -> argparse.Namespace:
+    parser = Parser(__doc__ or "", epilog=EXAMPLES)
+    parser.add_argument("--handler", required=True, metavar="MODULE:FUNCTION",
+                        help="the function, in a module here or an installed one; or path/to/file.py:function")  # fmt: skip
+    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where Spark keeps the stream's progress; one for each worker")
+    parser.add_argument("--group", default="default", help="the consumer group; its workers share the messages. Default: default")
+    parser.add_argument("--worker-id", metavar="NAME", help="a label for people, in the ledger and its history. Default: host and process")
+    parser.add_argument("--trigger", default="default", metavar="default|available-now|DURATION",
+                        help="as soon as there is something (default); what there is now, then end; or so often: '5 seconds'")  # fmt: skip
+    parser.add_argument("--max-messages", metavar="N", help="messages in a batch, at most. Default: 100000")
+    parser.add_argument("--max-bytes", metavar="SIZE", help="bytes in a batch, about, as 64m")
+    parser.add_argument("--visibility-timeout", metavar="DURATION",
+                        help="how long after this worker's death its messages stay hidden. Default: that of the group")  # fmt: skip
+    parser.add_argument("--max-lease-duration", metavar="DURATION", help="how long one batch may take. Default: 30m")
+    parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "raise"),
+                        help="what a failure does: try again later (default), to the dead letters, or end this worker")  # fmt: skip
+    parser.add_argument("--ack-mode", metavar="onCommit|manual",
+                        help="what happens to a batch of which the function saw no row. Default: onCommit, acked")  # fmt: skip
+    parser.add_argument("--starting-position", metavar="POSITION",
+                        help="where a new group begins: earliest (default), latest, a sequence, an instant")  # fmt: skip
+    parser.add_argument("--min-partitions", metavar="N", help="Spark tasks for a batch, at least. Default: 1")
+    parser.add_argument("--graceful-timeout", default="30s", metavar="DURATION",
+                        help="how long the batch in hand may go on after SIGTERM. Default: 30s")  # fmt: skip
+    return parser.parse_args()
+
+
+def source_options(args: argparse.Namespace) -> dict[str, str]:
+    """The options of the stream."""
+    given = {
+        "path": args.queue,
+        "consumerGroup": args.group,
+        "workerId": args.worker_id or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] + f"-{os.getpid()}",
+        "maxMessagesPerTrigger": args.max_messages,
+        "maxBytesPerTrigger": args.max_bytes,
+        "visibilityTimeout": args.visibility_timeout,
+        "maxLeaseDuration": args.max_lease_duration,
+        "ackMode": args.ack_mode,
+        "startingPosition": args.starting_position,
+        "minPartitions": args.min_partitions,
+        **{f"storageOptions.{name}": value for name, value in args.storage_options},
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def trigger(text: str) -> dict[str, Any]:
+    """--trigger as arguments of writeStream.trigger. Raises InvalidOption."""
+    if text == "default":
+        return {"processingTime": "0 seconds"}
+    if text == "available-now":
+        return {"availableNow": True}
+    return {"processingTime": f"{check_duration('--trigger', text) // 1000} milliseconds"}
+
+
+def load_handler(text: str) -> tuple[Handler, str]:
+    """The function that MODULE:FUNCTION names, and the directory from which it is imported. Raises InvalidOption."""
+
+    def wrong(why: str) -> InvalidOption:
+        return InvalidOption(f"--handler {text}: {why}", option="--handler", value=text)
+
+    where, colon, name = text.rpartition(":")
+    if not where or not colon or not name:
+        raise wrong("give MODULE:FUNCTION, as in billing:process")
+    module, directory = where, Path.cwd()
+    if where.endswith(".py"):
+        module, directory = Path(where).stem, Path(where).resolve().parent
+        if not Path(where).is_file():
+            raise wrong(f"there is no file {where}")
+    sys.path.insert(0, str(directory))
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise wrong(f"the module cannot be imported ({error})") from error
+    handler = getattr(found, name, None)
+    if not callable(handler):
+        raise wrong(f"{found.__file__} has no function {name!r}")
+    try:
+        inspect.signature(handler).bind(None, None)
+    except TypeError:
+        raise wrong(f"{name}{inspect.signature(handler)} cannot be called as {name}(batch, lease)") from None
+    return handler, str(directory)
+
+
+def main() -> None:
+    args = arguments()
+    handler, directory = load_handler(args.handler)
+    when = trigger(args.trigger)
+    grace = check_duration("--graceful-timeout", args.graceful_timeout) / SECOND
+
+    from spark_mq.spark import for_each_batch
+    from spark_mq.spark.options import ReadOptions
+    from spark_mq.spark.termination import on_sigterm, stop_query
+
+    options = source_options(args)
+    group = ReadOptions.parse(options).open()
+
+    spark = session(f"spark_mq worker of {args.group}", module_path=directory)
+    each = for_each_batch(group, handler, on_error=args.on_error)
+    stream = spark.readStream.format("spark_mq").options(**options).load()
+    query = stream.writeStream.foreachBatch(each).option("checkpointLocation", args.checkpoint).trigger(**when).start()
+    _log.info("worker %s of group %s reads %s", options["workerId"], args.group, group.queue.path)
+    # 5 seconds more than the batch has: for stopping the query, and for giving back what was leased after it.
+    with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as told:
+        query.awaitTermination()
+    _log.info("worker %s has ended%s", options["workerId"], ", as told" if told.is_set() else ": all that was there has been handled")
+
+
+if __name__ == "__main__":
+    run(main)
