@@ -40,7 +40,7 @@ class LedgerMachine(RuleBasedStateMachine):
     """`self.ledger` and `self.naive` live through the same operations."""
 
     @initialize(
-        n=st.sampled_from([1, 2, 3, 4, 5, None]),
+        n=st.sampled_from([1, 2, 2, 3, 3, 4, 5, None]),
         skew=st.sampled_from([0, SECOND]),
         in_flight=st.sampled_from([None, None, 6, 25]),
         ranges=st.sampled_from([200_000, 200_000, 3, 8]),
@@ -154,7 +154,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(which=numbers, timeout=seconds, keep=st.booleans())
     def take_over(self, which, timeout, keep):
         """The replay of a stream's batch, the first time or again."""
-        prefix = list(self.batches)[which % len(self.batches)]
+        prefix = list(self.batches)[-3:][which % min(3, len(self.batches))]
         self.fold([x for x in self.leases if x.startswith(prefix)] if keep else [])
         lease_id = self.new_id(f"{prefix}runner")
         given = {"lease_id": lease_id, "worker_id": "driver", "expires_at": self.now + timeout * SECOND}
