@@ -31,8 +31,8 @@ from spark_mq import ConsumerGroup, GroupStats, Queue
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 20_000
-VISIBILITY = "2m"
-"""Longer than a restart takes: the worker that comes back is to find its batch, not to lose it to the other one."""
+VISIBILITY = "5m"
+"""Much longer than a restart takes: the worker that comes back is to find its batch, not to lose it to the other one."""
 PATIENCE = 300.0
 """Seconds that any one step may take."""
 started = time.monotonic()
@@ -119,7 +119,7 @@ class Demo:
             "--checkpoint", self.home / "checkpoints" / name, "--max-messages", BATCH, DEMO_SINK=str(self.sink), **env
         )  # fmt: skip
 
-    def run(self) -> bool:
+    def run(self) -> tuple[bool, str]:
         flights = unpack(self.home)
         self.expected = count_csv(flights)
         self.queue = Queue.create(self.home / "queue", visibility_timeout=VISIBILITY)
@@ -191,7 +191,8 @@ class Demo:
             lease.ack()
         return pa.concat_arrays(got) if got else pa.array([], pa.int64())
 
-    def summary(self, audited: pa.Array) -> bool:
+    def summary(self, audited: pa.Array) -> tuple[bool, str]:
+        """Counts everything in the tables. Returns whether it adds up, and the last line."""
         stats = self.queue.group("delays").stats()
         published = DeltaTable(f"{self.queue.path}/messages").to_pyarrow_table(columns=["message_id"]).num_rows
         sink = DeltaTable(str(self.sink)).to_pyarrow_table(columns=["sequence", "carrier", "dep_delay"])
@@ -232,8 +233,8 @@ class Demo:
         }
         for wrong in (text for text, right in checks.items() if not right):
             print(f"demo: does not add up: {wrong}")
-        print(f"demo: published={published} settled={stats.acked} dead_lettered={len(dead)} lost={lost} duplicated={duplicated}")
-        return all(checks.values())
+        line = f"demo: published={published} settled={stats.acked} dead_lettered={len(dead)} lost={lost} duplicated={duplicated}"
+        return all(checks.values()), line
 
 
 def unpack(home: Path) -> Path:
@@ -270,18 +271,20 @@ def main() -> int:
     args = parser.parse_args()
     home = (args.dir or Path(tempfile.mkdtemp(prefix="spark_mq-demo-"))).resolve() / "demo"
     shutil.rmtree(home, ignore_errors=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of `finally`
     demo = Demo(home)
-    right = False
+    right, line = False, "demo: failed"
     try:
-        right = demo.run()
+        right, line = demo.run()
     except DemoFailed as failure:
-        print(f"demo: {failure}", file=sys.stderr)
+        print(f"demo: {failure}")
     finally:
         demo.end()
         if right and not args.keep:
             shutil.rmtree(home if args.dir else home.parent, ignore_errors=True)
         else:
-            print(f"demo: queue, table and logs are in {home}", file=sys.stderr)
+            print(f"queue, table and logs are in {home}")
+        print(line)
     return 0 if right else 1
 
 

@@ -145,7 +145,8 @@ def main() -> None:
     # 5 seconds more than the batch has: for stopping the query, and for giving back what was leased after it.
     with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as told:
         query.awaitTermination()
-    _log.info("worker %s has ended%s", options["workerId"], ", as told" if told.is_set() else ": all that was there has been handled")
+        # In here: once the block has ended, the JVM goes, and takes along the pipe that this is printed through.
+        _log.info("worker %s has ended%s", options["workerId"], ", as told" if told.is_set() else ": all that was there has been handled")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,245 @@
+"""The jobs as people start them: as programs of their own, under spark-submit and under plain Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_mq import Queue
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "jobs"
+PATIENCE = 240.0
+"""Seconds until something counts as never coming: starting Spark on a busy machine takes a minute."""
+
+HANDLER = """
+import pathlib, time
+
+def process(batch, lease):
+    home = pathlib.Path(__file__).parent
+    with (home / "begun").open("a") as begun:
+        begun.write(lease.lease_id + chr(10))
+    time.sleep(3)
+    with (home / "ended").open("a") as ended:
+        ended.write(f"{batch.count()}" + chr(10))
+"""
+
+IN_ONE_SESSION = """
+import sys
+sys.path.insert(0, {jobs!r})
+import _common, publish
+from spark_mq import Queue
+from spark_mq.dead_letters import route
+from spark_mq.spark import routing
+
+def main():
+    for arguments in {runs!r}:
+        sys.argv = ["publish.py", *arguments]
+        publish.main()
+    routing.CHUNK_SLICES = 2
+    group = Queue.open({queue!r}).group("g")
+    lease = group.lease("w", max_messages=100)
+    lease.reject([m.sequence for m in lease.messages][::2], error="even")
+    print("routed", route(group, routing.spark_copy(_common.session("test"))))
+
+_common.run(main)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a program in tmp_path; what is left of it goes at the end, with all its processes."""
+    running: list[subprocess.Popen[str]] = []
+
+    def program(*command: object, **env: str) -> subprocess.Popen[str]:
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        spark = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": paths}
+        process = subprocess.Popen(
+            [str(c) for c in command],
+            cwd=tmp_path,
+            env={**os.environ, **spark, **env},
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        running.append(process)
+        return process
+
+    yield program
+    for process in running:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue.create(tmp_path / "queue", visibility_timeout="10m", clock_skew="0s", retry_delay="0s")
+
+
+def submit(job: str) -> list[object]:
+    settings = [f"spark.driver.extraClassPath={ROOT / 'conf'}", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+    conf = [word for setting in settings for word in ("--conf", setting)]
+    return [
+        Path(sys.executable).with_name("spark-submit"),
+        "--properties-file",
+        ROOT / "conf/spark-defaults.conf",
+        *conf,
+        JOBS / f"{job}.py",
+    ]
+
+
+def ended(process: subprocess.Popen[str], *codes: int, within: float = PATIENCE) -> str:
+    """What a program printed, both streams."""
+    out, err = process.communicate(timeout=within)
+    assert process.returncode in codes, out + err
+    return out + err
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, "".join(process.communicate())
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# -- before Spark starts: with no Java, it could not
+
+
+@pytest.mark.parametrize("job", ["publish", "worker", "sweep"])
+def test_help_shows_examples(start, job: str) -> None:
+    told = ended(start(sys.executable, JOBS / f"{job}.py", "--help", JAVA_HOME="/nowhere"), 0)
+    assert "examples:" in told
+    assert "exit code:" in told
+
+
+WORKER = ("worker", "--checkpoint", "c", "--queue")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sweep",), "the following arguments are required: --queue"),
+        (("sweep", "--queue", "nowhere"), "there is no queue at"),
+        (("sweep", "--queue", "queue", "--every", "soon"), "--every='soon' is not a duration"),
+        (("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
+        (("publish", "--queue", "nowhere", "a.jsonl"), "there is no queue at"),
+        (("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
+        ((*WORKER, "queue", "--handler", "nothing"), "--handler nothing: give MODULE:FUNCTION"),
+        ((*WORKER, "queue", "--handler", "not_there:f"), "the module cannot be imported (No module named 'not_there')"),
+        ((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
+        ((*WORKER, "queue", "--handler", "handler.py:one"), "one(batch) cannot be called as one(batch, lease)"),
+        ((*WORKER, "queue", "--handler", "gone.py:f"), "there is no file gone.py"),
+        ((*WORKER, "queue", "--handler", "handler:two", "--trigger", "now"), "--trigger='now' is not a duration"),
+        ((*WORKER, "queue", "--handler", "handler:two", "--max-messages", "0"), "maxMessagesPerTrigger='0' is not valid"),
+        ((*WORKER, "queue", "--handler", "handler:two", "--starting-position", "x"), "startingPosition='x' is not valid"),
+        ((*WORKER, "nowhere", "--handler", "handler:two"), "there is no queue at"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(start, queue: Queue, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    (tmp_path / "handler.py").write_text("def one(batch): ...\ndef two(batch, lease): ...\n")
+    job, *rest = arguments
+    told = ended(start(sys.executable, JOBS / f"{job}.py", *rest, JAVA_HOME="/nowhere"), 2)
+    assert words in told
+    assert told.startswith(f"{job}.py: error: ")
+    assert told.count("\n") == 1
+
+
+# -- with Spark
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_publish_json_lines(start, tmp_path: Path) -> None:
+    lines = ['{"no": "a1", "user": {"id": 7}, "kind": "buy"}', "", '{"no": "a2",   "n": 1.50}']
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    run = start(
+        *submit("publish"), "--queue", tmp_path / "queue", "--create", "--key-column", "user.id", "--message-id-column", "no",
+        "--header", "kind=kind", "--header", "source:=a test", "in.jsonl"
+    )  # fmt: skip
+    assert "published 2 messages to" in ended(run, 0)
+    first, second = Queue.open(tmp_path / "queue").group("g").lease("w", max_messages=9).messages
+    assert (first.value.decode(), second.value.decode()) == (lines[0], lines[2])
+    assert (first.key, first.message_id, first.headers) == ("7", "a1", {"kind": "buy", "source": "a test"})
+    assert (second.key, second.message_id, second.headers) == (None, "a2", {"source": "a test"})
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id,at,note\n1,NA,x\n2,5,NA\n3,6,z\n")
+    pq.write_table(pa.table({"id": [4, 5, 6], "body": [b"\x00a", b"\x00b", b"\x00c"]}), tmp_path / "in.parquet")
+    runs = [
+        ["--queue", queue.path, "--format", "csv", "--option", "nullValue=NA", "--key-column", "id", "in.csv"],
+        ["--queue", queue.path, "--format", "parquet", "--value-column", "body", "--header", "id=id", "in.parquet"],
+    ]
+    program = IN_ONE_SESSION.format(jobs=str(JOBS), runs=runs, queue=queue.path)
+    assert "routed 3" in ended(start(sys.executable, "-c", program), 0)
+    messages = queue.group("other").lease("w", max_messages=9).messages
+    assert [json.loads(m.value) for m in messages[:3]] == [
+        {"id": "1", "note": "x"},
+        {"id": "2", "at": "5"},
+        {"id": "3", "at": "6", "note": "z"},
+    ]
+    assert [m.key for m in messages] == ["1", "2", "3", None, None, None]
+    assert [(m.value, m.headers) for m in messages[3:]] == [(b"\x00a", {"id": "4"}), (b"\x00b", {"id": "5"}), (b"\x00c", {"id": "6"})]
+
+    dead = queue.dead_letters.group("look").lease("w", max_messages=9).messages
+    assert [m.message_id for m in dead] == [m.message_id for m in messages[::2]]
+    assert {m.headers["spark_mq.error"] for m in dead} == {"even"}
+    assert len(queue.dead_letters.log.index().files) == 2  # so it was two tasks
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["spark-submit", "python"])
+def test_sigterm_lets_the_batch_in_hand_finish(start, queue: Queue, tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "slowly.py").write_text(HANDLER)
+    queue.publish([f"m{n}" for n in range(25)])
+    command = submit("worker") if launcher == "spark-submit" else [sys.executable, JOBS / "worker.py"]
+    worker = start(
+        *command, "--queue", queue.path, "--group", "g", "--handler", "slowly:process", "--checkpoint", tmp_path / "checkpoint",
+        "--max-messages", "10", "--worker-id", "w1"
+    )  # fmt: skip
+    wait_for((tmp_path / "begun").exists, worker)
+    worker.send_signal(signal.SIGTERM)
+    told = ended(worker, 143 if launcher == "spark-submit" else 0, within=45)
+    assert "worker w1 has ended, as told" in told
+    assert (tmp_path / "begun").read_text().count("\n") == 1
+    assert (tmp_path / "ended").read_text() == "10\n"
+    assert (tmp_path / "checkpoint" / "commits" / "0").exists()
+
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.in_flight, stats.ready, stats.delayed) == (10, 0, 15, 0)
+    left = queue.group("g").lease("w2", max_messages=100).messages
+    assert [(m.value, m.delivery_count) for m in left] == [(f"m{n}".encode(), 1) for n in range(10, 25)]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path) -> None:
+    queue.publish(["good", "bad"])
+    lease = queue.group("g").lease("w", max_messages=2)
+    lease.reject([lease.messages[1].sequence], error="bad")
+    sweep = start(*submit("sweep"), "--queue", queue.path, "--every", "0.5")
+    wait_for(lambda: queue.group("g").stats().dead_lettered == 1, sweep)
+    time.sleep(2)
+    sweep.send_signal(signal.SIGTERM)
+    told = ended(sweep, 143, within=45)
+    reports = [line for line in told.splitlines() if line.startswith(f"swept {queue.path}: ")]
+    assert len(reports) > 1
+    assert "routed: 1" in reports[0]
+    assert [m.value for m in queue.dead_letters.group("look").lease("w", max_messages=9).messages] == [b"bad"]
