@@ -262,11 +262,13 @@ class ConsumerGroup:
 
     # -- in a stream
 
-    def for_each_batch(self, process: Callable[..., Any], on_error: str = "nack") -> Callable[[Any, int], None]:
+    def for_each_batch(
+        self, process: Callable[..., Any], on_error: str = "nack", also: Iterable[ConsumerGroup] = ()
+    ) -> Callable[[Any, int], None]:
         """A foreachBatch function that settles what `process(batch, lease)` leaves: see :func:`spark_mq.spark.for_each_batch`."""
         from spark_mq.spark.foreach import for_each_batch
 
-        return for_each_batch(self, process, on_error=on_error)
+        return for_each_batch(self, process, on_error=on_error, also=also)
 
 
 def _intervals(sequences: Iterable[int] | None) -> list[Interval] | None:

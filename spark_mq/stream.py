@@ -213,6 +213,8 @@ class StreamSource:
             self.group.queue.leases, self.group.name, step, mark=lambda got: (app, 2 * n + 2) if got[2] else None, pause=LEASE_PAUSE
         )
         _log.warning("stream %s: batch %d runs again with %d messages", stream, n, sum(r.message_count for r in granted))
+        if self._bound is not None:  # what the replay gave back was there at the start, and due
+            self._bound = (self._bound[0], self.group.queue.now())
         return self._granted(lease_id, expires_at, granted)
 
     def _fence(self, stored: Stored, app: str, stream: str, n: int, most: int) -> int | None:

@@ -6,18 +6,19 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from spark_mq.checks import check_choice
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import SettleResult, result_of
-from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Settle, held_by_batch
+from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Settle
 from spark_mq.ranges import LEASED
 from spark_mq.spark import settle as rows
 from spark_mq.spark.batch_lease import LeaseFinder
-from spark_mq.stream import lease_stream, mark_of
+from spark_mq.spark.owners import Owners
+from spark_mq.stream import lease_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,12 +32,13 @@ _LONGEST_ERROR = 2_000
 Process = Callable[["DataFrame", "BatchLease"], "DataFrame | None"]
 
 
-def for_each_batch(group: ConsumerGroup, process: Process, on_error: str = "nack") -> ForEachBatch:
+def for_each_batch(group: ConsumerGroup, process: Process, on_error: str = "nack", also: Iterable[ConsumerGroup] = ()) -> ForEachBatch:
     """A function for ``writeStream.foreachBatch`` that calls ``process(batch, lease)`` and settles the batch's lease.
 
     When `process` returns, the lease is acked: *the lease minus the failures*, also messages that a filter dropped. Rows it returns (a
     DataFrame with ``lease_id`` and ``sequence``, and ``error`` if you like) are failures, settled one by one by `on_error`. On an exception
     the lease is settled by `on_error`: "nack" (again after a backoff), "reject" (to the dead letters), "raise" (the query ends).
+    ``also``: the groups of the other queues, where the stream is a union; each lease is settled in its own.
 
     Return failures only for verdicts that depend on the rows alone. A verdict that may differ between two runs over the same rows (an API
     answered this time) must be settled with ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is written: on a replay the
@@ -51,14 +53,14 @@ def for_each_batch(group: ConsumerGroup, process: Process, on_error: str = "nack
     """
     if not callable(process):
         raise InvalidOption(f"process={process!r} is not callable: give a function (batch, lease)", option="process", value=process)
-    return ForEachBatch(group, process, check_choice("on_error", on_error, ("nack", "reject", "raise")))
+    return ForEachBatch((group, *also), process, check_choice("on_error", on_error, ("nack", "reject", "raise")))
 
 
 class BatchLease:
     """The lease of the batch in hand. ``lease_id``: of its one lease (of a union of queues: the first; see ``lease_ids``)."""
 
-    def __init__(self, group: ConsumerGroup, lease_ids: list[str]) -> None:
-        self.group = group
+    def __init__(self, owners: Owners, lease_ids: list[str]) -> None:
+        self._owners = owners
         self.lease_ids = tuple(lease_ids)
         self.settled = 0
 
@@ -82,15 +84,15 @@ class BatchLease:
 
     def ack(self, df: DataFrame) -> SettleResult:
         """Settles some rows as done, now."""
-        return self._count(rows.ack(df, self.group))
+        return self._count(rows.ack(df, self._owners))
 
     def nack(self, df: DataFrame, *, delay: Any = None, error: str | None = None) -> SettleResult:
         """Gives some rows back as failed, now."""
-        return self._count(rows.nack(df, self.group, delay=delay, error=error))
+        return self._count(rows.nack(df, self._owners, delay=delay, error=error))
 
     def reject(self, df: DataFrame, *, error: str | None = None) -> SettleResult:
         """Makes some rows dead, now."""
-        return self._count(rows.reject(df, self.group, error=error))
+        return self._count(rows.reject(df, self._owners, error=error))
 
     def _count(self, result: SettleResult) -> SettleResult:
         self.settled += result.settled + result.already_settled
@@ -100,8 +102,9 @@ class BatchLease:
 class ForEachBatch:
     """What foreachBatch calls. :meth:`close` lets the batch in hand finish and gives back what comes after it."""
 
-    def __init__(self, group: ConsumerGroup, process: Process, on_error: str) -> None:
-        self.group, self._process, self._on_error = group, process, on_error
+    def __init__(self, groups: tuple[ConsumerGroup, ...], process: Process, on_error: str) -> None:
+        self.groups, self._process, self._on_error = groups, process, on_error
+        self._owners = Owners(groups)
         self._finder = LeaseFinder()
         self._idle = threading.Condition()
         self._busy = self._closing = False
@@ -109,7 +112,7 @@ class ForEachBatch:
         self.last_batch: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"group": self.group, "process": self._process, "on_error": self._on_error}
+        return {"groups": self.groups, "process": self._process, "on_error": self._on_error}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -127,9 +130,11 @@ class ForEachBatch:
                 # Perhaps a replay, whose rows a sink may have already: given back, others would write them once more.
                 raise RuntimeError(f"stopping: batch {batch_id} is left to the next start")
             if lease_ids and closing:
-                self.group.settle([Settle(RELEASE, lease_id) for lease_id in lease_ids])
+                self._owners.settle([Settle(RELEASE, lease_id) for lease_id in lease_ids])
             elif lease_ids:
-                self._run(batch, BatchLease(self.group, lease_ids), first_of_run)
+                if first_of_run:
+                    self._owners.begin(lease_ids)
+                self._run(batch, BatchLease(self._owners, lease_ids))
         finally:
             with self._idle:
                 self._busy = False
@@ -144,15 +149,15 @@ class ForEachBatch:
 
     def give_back(self) -> int:
         """Releases leases of batches that never came here. For when the query has been stopped. Returns how many."""
-        ledger = self.group.ledger()
-        held = {r.lease_id for r in ledger.select(ledger.where(ledger.is_state(LEASED))) if r.lease_id}
+        ledgers = [group.ledger() for group in self.groups]
+        held = {r.lease_id for ledger in ledgers for r in ledger.select(ledger.where(ledger.is_state(LEASED))) if r.lease_id}
         parts = {lease_id: lease_stream(lease_id) for lease_id in held}
         late = [i for i, p in parts.items() if p and self._finder.runner(p[0]) == p[2] and p[1] > self._came.get(p[0], p[1])]
         if late:
-            self.group.settle([Settle(RELEASE, lease_id) for lease_id in late])
+            self._owners.settle([Settle(RELEASE, lease_id) for lease_id in late])
         return len(late)
 
-    def _run(self, batch: DataFrame, lease: BatchLease, first_of_run: bool) -> None:
+    def _run(self, batch: DataFrame, lease: BatchLease) -> None:
         start = time.monotonic()
         try:
             failures = self._process(batch, lease)
@@ -162,13 +167,13 @@ class ForEachBatch:
             raise
         except Exception as failure:
             if self._on_error == "raise":
-                self._check_owner(lease, first_of_run)
+                self._owners.check(lease.lease_ids)
                 raise
             _log.exception("a batch failed; its lease is %sed", self._on_error)
             settles, verb = [], NACK if self._on_error == "nack" else REJECT
             error = f"{type(failure).__name__}: {failure}"[:_LONGEST_ERROR]
         settles += [Settle(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
-        outcomes = self.group.settle(settles)
+        outcomes = self._owners.settle(settles)
         lease.settled += sum(o.settled + o.already_settled for o in outcomes)
         _log.info("%s: %d messages settled after %.1f s", ", ".join(lease.lease_ids), lease.settled, time.monotonic() - start)
         try:
@@ -176,7 +181,7 @@ class ForEachBatch:
         except LeaseLost as lost:
             _log.warning("some messages of this batch will come again, to another worker: %s", lost)
         if not lease.settled or any(o.lost for o in outcomes):
-            self._check_owner(lease, first_of_run)
+            self._owners.check(lease.lease_ids)
 
     def _failed(self, failures: DataFrame | None) -> list[Settle]:
         """The settles of the rows that `process` returned."""
@@ -188,23 +193,3 @@ class ForEachBatch:
                 option="process", value=type(failures).__name__,
             )  # fmt: skip
         return rows.settles_of(rows.rows_to_runs(failures), REJECT if self._on_error == "reject" else NACK)
-
-    def _check_owner(self, lease: BatchLease, first_of_run: bool) -> None:
-        """Ends the query, before Spark commits the batch, if another runner has taken it over: this driver is a zombie.
-
-        That a lease expired and others have its messages is no reason to end: they come again, at-least-once.
-        """
-        stored = self.group.queue.leases.read(self.group.name)
-        ledger = self.group.found(stored)
-        for lease_id in lease.lease_ids:
-            parts = lease_stream(lease_id)
-            if parts is None:
-                continue
-            stream, n, _ = parts
-            holders = {r.lease_id for r in ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))} - {lease_id}
-            mark = self.group.queue.leases.mark(stored, mark_of(stream)) or 0
-            if holders or mark > 2 * n + 2 or (mark == 2 * n + 2 and not first_of_run):
-                raise StreamFenced(
-                    f"batch {n} of stream {stream} has been taken over by another driver on this checkpoint; this one stops",
-                    stream=stream, batch=n, mark=mark,
-                )  # fmt: skip

@@ -21,6 +21,8 @@ from spark_mq.ledger import ACK, NACK, REJECT, Settle
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from spark_mq.spark.owners import Owners
+
 __all__ = ["Run", "ack", "nack", "reject", "rows_to_runs", "settles_of"]
 
 _RUNS: Final = pa.schema([("lease_id", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("error", pa.string())])
@@ -37,7 +39,7 @@ class Run:
     error: str | None
 
 
-def ack(df: DataFrame, group: ConsumerGroup) -> SettleResult:
+def ack(df: DataFrame, group: ConsumerGroup | Owners) -> SettleResult:
     """Settles the rows of a DataFrame with ``lease_id`` and ``sequence`` as done. Persist it first if it is not deterministic.
 
     Raises InvalidSchema without these columns, LeaseLost for rows that are not held (the rest is settled).
@@ -45,13 +47,13 @@ def ack(df: DataFrame, group: ConsumerGroup) -> SettleResult:
     return _settle(group, settles_of(rows_to_runs(df), ACK))
 
 
-def nack(df: DataFrame, group: ConsumerGroup, *, delay: Any = None, error: str | None = None) -> SettleResult:
+def nack(df: DataFrame, group: ConsumerGroup | Owners, *, delay: Any = None, error: str | None = None) -> SettleResult:
     """Gives the rows back as failed, each by name; due after the group's backoff or `delay`. ``error``: or a column of that name."""
     pause = None if delay is None else check_duration("delay", delay, zero=True)
     return _settle(group, settles_of(rows_to_runs(df), NACK, error, pause))
 
 
-def reject(df: DataFrame, group: ConsumerGroup, *, error: str | None = None) -> SettleResult:
+def reject(df: DataFrame, group: ConsumerGroup | Owners, *, error: str | None = None) -> SettleResult:
     """Makes the rows dead at once, each by name. ``error``: the reason, or a column of that name."""
     return _settle(group, settles_of(rows_to_runs(df), REJECT, error))
 
@@ -63,7 +65,7 @@ def settles_of(runs: Iterable[Run], verb: str, error: str | None = None, delay: 
             for (lease_id, said), some in groupby(runs, key=lambda r: (r.lease_id, r.error))]  # fmt: skip
 
 
-def _settle(group: ConsumerGroup, settles: Sequence[Settle]) -> SettleResult:
+def _settle(group: ConsumerGroup | Owners, settles: Sequence[Settle]) -> SettleResult:
     return result_of([s.lease_id for s in settles], group.settle(settles)) if settles else SettleResult(0)
 
 

@@ -622,6 +622,24 @@ def test_available_now_does_not_come_round_to_what_it_nacked(clock: ManualClock)
     assert queue.group("g").stats().ready == 2
 
 
+def test_available_now_drains_what_its_replay_gave_back(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b", "c"])
+    checkpoint = Checkpoint()
+    for _ in range(2):
+        runner = Runner(queue, checkpoint)
+        if not runner.replays:
+            assert runner.offer()
+        runner.plan()  # dies
+    runner = Runner(queue, checkpoint)
+    runner.source.bound()
+    clock.advance("1s")
+    assert sequences(runner.batch()) == []
+    while runner.offer():
+        runner.plan()
+        runner.commit()
+    assert queue.group("g").stats().acked == 3
+
+
 # -- what keeps a lease
 
 
