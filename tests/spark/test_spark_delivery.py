@@ -1,0 +1,255 @@
+"""What a streaming query gets, when it is acked, and when it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Stream, finish, make_queue, numbered, start, until, values
+
+from spark_mq import Message, Queue
+
+
+def test_the_source_is_found_by_its_name_without_a_register_call(stream: Stream) -> None:
+    assert "value" in stream.frame().columns
+
+
+def test_available_now_drains_the_queue_in_batches_acks_all_of_it_and_ends(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(5))
+    queue.publish(numbered(4))
+    stream.options["maxMessagesPerTrigger"] = "3"
+    seen: list[list[str]] = []
+    stream.run(lambda batch, _: seen.append(values(batch)))
+    assert sorted(v for rows in seen for v in rows) == sorted(numbered(5) + numbered(4))
+    assert [len(rows) for rows in seen] == [3, 3, 3]
+    stats = stream.group.stats()
+    assert (stats.acked, stats.in_flight, stats.ready) == (9, 0, 0)
+
+
+def test_available_now_ends_on_an_empty_queue_and_does_not_wait_for_delayed_messages(stream: Stream, queue: Queue) -> None:
+    stream.run(lambda batch, _: None)
+    queue.publish("later")
+    lease = stream.group.lease("other")
+    assert lease is not None
+    lease.nack(delay="1h")
+    seen: list[int] = []
+    stream.run(lambda batch, _: seen.append(batch.count()))
+    assert sum(seen) == 0
+    assert stream.group.stats().delayed == 1
+
+
+def test_on_commit_with_a_plain_delta_sink_delivers_and_acks(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    queue.publish(numbered(10))
+    writer = (
+        stream.frame().selectExpr("CAST(value AS STRING) AS value", "sequence").writeStream.format("delta").option("path", tmp_path / "out")
+    )
+    finish(start(writer, stream.checkpoint))
+    assert sorted(row.value for row in spark.read.format("delta").load(str(tmp_path / "out")).collect()) == numbered(10)
+    assert stream.group.stats().acked == 10
+
+
+def test_the_columns_tell_what_was_published_and_how_it_is_leased(stream: Stream, queue: Queue) -> None:
+    receipt = queue.publish([Message(b"\x00\xff", key="k", headers={"a": "b"}, message_id="m-1"), Message("plain")])
+    stream.options["workerId"] = "w7"
+    rows: list[Any] = []
+    stream.run(lambda batch, _: rows.extend(batch.orderBy("sequence").collect()))
+    first, second = rows
+    assert (bytes(first.value), first.key, first.headers, first.message_id) == (b"\x00\xff", "k", {"a": "b"}, "m-1")
+    assert (bytes(second.value), second.key, second.headers) == (b"plain", None, {})
+    assert second.message_id not in (None, "m-1")
+    assert [row.sequence for row in rows] == list(receipt.sequences)
+    assert {(row.delivery_count, row.worker_id) for row in rows} == {(1, "w7")}
+    assert first.lease_expires_at > first.published_at
+    assert first.lease_id.split("/")[1] == "1"
+
+
+def test_two_actions_in_one_batch_see_the_same_rows_and_lease_once(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(20))
+    stream.options["minPartitions"] = "3"
+    seen: list[tuple[int, list[str], int]] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.append((batch.count(), values(batch), batch.rdd.getNumPartitions()))
+
+    stream.settle_with(process)
+    assert seen == [(20, numbered(20), 3)]
+    assert stream.group.stats().acked == 20
+
+
+def test_a_batch_whose_rows_a_filter_dropped_entirely_is_acked(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(4))
+    stream.options["maxMessagesPerTrigger"] = "2"
+    reached: list[int] = []
+    frame = stream.frame().where("CAST(value AS STRING) > '001'")
+    stream.settle_with(lambda batch, lease: reached.append(batch.count()), frame=frame)
+    assert reached == [2], "the function of a batch without a row has nothing to do"
+    assert stream.group.stats().acked == 4
+
+
+def test_what_a_filter_inside_the_function_dropped_is_acked_with_the_rest(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(4))
+    stream.settle_with(lambda batch, lease: batch.where("CAST(value AS STRING) = '003'").count() and None)
+    assert stream.group.stats().acked == 4
+
+
+def test_a_narrower_schema_reads_only_these_columns(spark: Any, stream: Stream, queue: Queue) -> None:
+    receipt = queue.publish(numbered(3))
+    frame = spark.readStream.format("spark_mq").schema("sequence LONG, lease_id STRING").options(**stream.options).load(queue.path)
+    assert frame.columns == ["sequence", "lease_id"]
+    rows: list[Any] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        rows.extend(batch.collect())
+
+    stream.settle_with(process, frame=frame)
+    assert sorted(row.sequence for row in rows) == list(receipt.sequences)
+    assert stream.group.stats().acked == 3
+
+
+def test_max_bytes_per_trigger_cuts_the_batches(stream: Stream, queue: Queue) -> None:
+    queue.publish([bytes([i]) * 3 + str(i).encode() * 3000 for i in range(20)])
+    size = queue.log.index().files[0].size
+    stream.options["maxBytesPerTrigger"] = str(size // 3)
+    sizes: list[int] = []
+    stream.run(lambda batch, _: sizes.append(batch.count()))
+    assert sum(sizes) == 20
+    assert len(sizes) >= 3
+    assert max(sizes) <= 8
+
+
+def test_manual_mode_leaves_what_was_not_settled_to_expire(spark: Any, queue: Queue, tmp_path: Path) -> None:
+    short = Stream(spark, queue, tmp_path / "ck", ackMode="manual", visibilityTimeout="500ms", maxLeaseDuration="500ms")
+    receipt = queue.publish(numbered(3))
+
+    def process(batch: Any, batch_id: int) -> None:
+        from spark_mq.spark import ack
+
+        ack(batch.where(f"sequence = {receipt.sequences[0]}"), short.group)
+
+    short.run(process)
+    assert short.group.stats().acked == 1
+    until(lambda: short.group.stats().ready == 2, "the leases of the rest expired")
+    assert short.group.expire() == 2
+
+
+def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(spark: Any, tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "queue", max_in_flight=2)
+    queue.publish(numbered(5))
+    other = queue.group("g").lease("other", max_messages=2)
+    assert other is not None
+    blocked = Stream(spark, queue, tmp_path / "checkpoint")
+    query = blocked.start(lambda batch, _: None, available_now=False)
+
+    def told() -> Any:
+        latest = [json.loads(p["sources"][0]["latestOffset"] or "{}") for p in query.recentProgress if p["sources"]]
+        return next((said for said in latest if said.get("blocked_because")), None)
+
+    assert until(told, "the progress says what blocks") == {"ready": 3, "delayed": 0, "in_flight": 2, "blocked_because": "max_in_flight"}
+    other.ack()
+    until(lambda: queue.group("g").stats().acked == 5, "the rest went on once it was settled")
+    query.stop()
+
+
+def test_a_continuous_query_picks_up_what_is_published_while_it_runs(stream: Stream, queue: Queue) -> None:
+    seen: list[str] = []
+    query = stream.start(lambda batch, _: seen.extend(values(batch)), available_now=False)
+    queue.publish("one")
+    until(lambda: seen == ["one"], "the first message came")
+    queue.publish("two")
+    until(lambda: seen == ["one", "two"] and stream.group.stats().acked == 2, "the second message came and both were acked")
+    query.stop()
+
+
+@pytest.mark.parametrize("damage", ["missing", "corrupt"])
+def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(stream: Stream, queue: Queue, damage: str) -> None:
+    queue.publish(numbered(3))
+    queue.publish(["good"])
+    file = Path(queue.log.path, queue.log.index().files[0].path)
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(b"not parquet at all")
+    seen: list[str] = []
+    stream.run(lambda batch, _: seen.extend(values(batch)))
+    assert seen == ["good"]
+    stats = stream.group.stats()
+    assert (stats.dead, stats.acked) == (3, 1)
+    (dead,) = [r for r in stream.group.ledger() if r.state == "dead"]
+    assert dead.reason == "payload unreadable"
+    assert file.name in (dead.error or "")
+
+
+# -- settling from foreachBatch
+
+
+def test_what_process_returns_is_settled_as_failed_and_the_rest_is_acked(stream: Stream, queue: Queue) -> None:
+    receipt = queue.publish(numbered(6))
+
+    def process(batch: Any, lease: Any) -> Any:
+        return batch.where("CAST(value AS STRING) IN ('002', '004')").selectExpr("lease_id", "sequence", "concat('bad ', value) AS error")
+
+    stream.settle_with(process, on_error="reject")
+    dead = {r.first: r.error for r in stream.group.ledger() if r.state == "dead"}
+    assert dead == {receipt.sequences[2]: "bad 002", receipt.sequences[4]: "bad 004"}
+    assert stream.group.stats().acked == 4
+
+
+def test_returned_failures_come_again_one_by_one_with_their_count(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(3))
+    seen: list[tuple[str, int]] = []
+
+    def process(batch: Any, lease: Any) -> Any:
+        seen.extend((bytes(row.value).decode(), row.delivery_count) for row in batch.collect())
+        return batch.where("CAST(value AS STRING) = '001' AND delivery_count = 1")
+
+    stream.settle_with(process, on_error="nack")
+    stream.settle_with(process, on_error="nack")
+    assert sorted(seen) == [("000", 1), ("001", 1), ("001", 2), ("002", 1)]
+    assert stream.group.stats().acked == 3
+
+
+@pytest.mark.parametrize(("on_error", "ready", "dead"), [("nack", 3, 0), ("reject", 0, 3)])
+def test_an_exception_settles_the_batch_as_asked_and_the_query_goes_on(
+    stream: Stream, queue: Queue, on_error: str, ready: int, dead: int
+) -> None:
+    queue.publish(numbered(3))
+
+    def process(batch: Any, lease: Any) -> None:
+        raise ValueError("boom")
+
+    stream.settle_with(process, on_error=on_error)
+    stats = stream.group.stats()
+    assert (stats.ready, stats.dead, stats.acked) == (ready, dead, 0)
+    assert {r.error for r in stream.group.ledger()} == {"ValueError: boom"}
+
+
+def test_rows_settled_inside_the_function_stay_as_they_were_settled(stream: Stream, queue: Queue) -> None:
+    receipt = queue.publish(numbered(5))
+
+    def process(batch: Any, lease: Any) -> None:
+        lease.reject(batch.where("CAST(value AS STRING) = '000'"), error="never")
+        lease.nack(batch.where("CAST(value AS STRING) = '001'"), delay="1h", error="not now")
+        assert lease.ack(batch.where("CAST(value AS STRING) = '002'")).settled == 1
+
+    stream.settle_with(process)
+    ranges = {r.first: (r.state, r.error) for r in stream.group.ledger() if r.state in ("dead", "waiting")}
+    assert ranges == {receipt.sequences[0]: ("dead", "never"), receipt.sequences[1]: ("waiting", "not now")}
+    assert stream.group.stats().acked == 3
+
+
+def test_delta_options_append_each_batch_once_to_a_delta_table(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    queue.publish(numbered(6))
+    stream.options["maxMessagesPerTrigger"] = "3"
+    options: list[dict[str, str]] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        options.append(lease.delta_options)
+        for _ in range(2):  # a replay writes a second time
+            batch.select("value").write.format("delta").mode("append").options(**lease.delta_options).save(str(tmp_path / "out"))
+
+    stream.settle_with(process)
+    assert values(spark.read.format("delta").load(str(tmp_path / "out"))) == numbered(6)
+    assert [o["txnVersion"] for o in options] == ["1", "2"]
+    assert len({o["txnAppId"] for o in options}) == 1

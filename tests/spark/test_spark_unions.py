@@ -1,0 +1,91 @@
+"""Several leases in one batch, and batches that for_each_batch is not the one to settle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Stream, make_queue, numbered, values, versions
+from pyspark.errors import StreamingQueryException
+
+from spark_mq.errors import InvalidOption
+
+
+@pytest.fixture
+def pair(spark: Any, tmp_path: Path) -> tuple[Stream, Stream]:
+    """Streams of two queues, with messages in both, and a checkpoint for their union."""
+    streams = tuple(Stream(spark, make_queue(tmp_path / name), tmp_path / "checkpoint") for name in ("one", "two"))
+    for stream, first in zip(streams, (0, 3), strict=True):
+        stream.queue.publish(numbered(6)[first : first + 3])
+    return streams[0], streams[1]
+
+
+def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(pair: tuple[Stream, Stream]) -> None:
+    one, two = pair
+    leases: list[int] = []
+    refused: list[str] = []
+
+    def process(batch: Any, lease: Any) -> Any:
+        leases.append(len(lease.lease_ids))
+        with pytest.raises(InvalidOption, match="2 leases") as caught:
+            _ = lease.delta_options
+        refused.append(str(caught.value))
+        lease.reject(batch.where("CAST(value AS STRING) IN ('000', '003')"), error="never")
+        return batch.where("CAST(value AS STRING) IN ('001', '004')")
+
+    each = one.group.for_each_batch(process, on_error="reject", also=[two.group])
+    one.run(each, frame=one.frame().union(two.frame()))
+    assert leases == [2]
+    assert "write each queue's rows by itself" in refused[0]
+    for stream in pair:
+        stats = stream.group.stats()
+        assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (1, 2, 0, 0)
+
+
+def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(pair: tuple[Stream, Stream]) -> None:
+    """The other's stream stands at a batch that is done, and maybe was a replay: neither is this batch's affair."""
+    one, two = pair
+    leases: list[tuple[str, ...]] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        leases.append(lease.lease_ids)
+        if len(leases) == 1:
+            two.queue.publish("006")
+        elif len(leases) == 2:
+            assert values(batch) == ["006"]
+            assert lease.delta_options["txnVersion"] == "2"
+
+    each = one.group.for_each_batch(process, on_error="raise", also=[two.group])
+    one.run(each, frame=one.frame().union(two.frame()))
+    one.run(each, frame=one.frame().union(two.frame()))
+    assert [len(ids) for ids in leases] == [2, 1]
+    assert (one.group.stats().acked, two.group.stats().acked) == (3, 4)
+
+
+def test_a_union_without_for_each_batch_is_acked_on_commit(pair: tuple[Stream, Stream]) -> None:
+    one, two = pair
+    rows: list[str] = []
+    one.run(lambda batch, _: rows.extend(values(batch)), frame=one.frame().union(two.frame()))
+    assert sorted(rows) == numbered(6)
+    assert (one.group.stats().acked, two.group.stats().acked) == (3, 3)
+
+
+@pytest.mark.parametrize("wrong", ["another queue's", "another group"])
+def test_a_group_that_did_not_lease_the_batch_is_refused_before_it_is_processed(pair: tuple[Stream, Stream], wrong: str) -> None:
+    """Its nack would settle nothing, and onCommit would then ack what failed."""
+    one, two = pair
+    group = two.group if wrong == "another queue's" else one.queue.group("other").ensure()
+    before = versions(two.queue)
+    called: list[int] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        called.append(1)
+        raise ValueError("would be acked")
+
+    with pytest.raises(StreamingQueryException, match="InvalidOption") as caught:
+        one.run(group.for_each_batch(process, on_error="nack"))
+    assert "use the path and consumerGroup of the stream" in str(caught.value)
+    assert called == []
+    assert one.group.stats().acked == 0
+    assert versions(two.queue) == before
