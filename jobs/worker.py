@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import Parser, run, session
+from pyspark.errors import PySparkRuntimeError
 
 from spark_mq.checks import SECOND, check_duration
 from spark_mq.errors import InvalidOption
@@ -36,6 +37,8 @@ EXAMPLES = """examples:
 exit code: 0 at the end of available-now, or after SIGTERM to Python (143 after SIGTERM to spark-submit, whose JVM sets it);
 2 wrong arguments; 1 if the query failed.
 """
+
+APP = "spark_mq worker"
 
 _log = logging.getLogger("spark_mq.worker")
 
@@ -111,7 +114,13 @@ def load_handler(text: str) -> tuple[Handler, str]:
             raise wrong(f"there is no file {where}")
     sys.path.insert(0, str(directory))
     try:
-        found = importlib.import_module(module)
+        try:
+            found = importlib.import_module(module)
+        except PySparkRuntimeError as error:
+            if error.getCondition() != "SESSION_OR_CONTEXT_NOT_EXISTS":
+                raise
+            session(APP, module_path=str(directory))  # the module makes a UDF or a column as it is loaded
+            found = importlib.import_module(module)
     except ImportError as error:
         raise wrong(f"the module cannot be imported ({error})") from error
     handler = getattr(found, name, None)
@@ -137,7 +146,7 @@ def main() -> None:
     options = source_options(args)
     group = ReadOptions.parse(options).open()
 
-    spark = session(f"spark_mq worker of {args.group}", module_path=directory)
+    spark = session(APP, module_path=directory)
     each = for_each_batch(group, handler, on_error=args.on_error)
     stream = spark.readStream.format("spark_mq").options(**options).load()
     query = stream.writeStream.foreachBatch(each).option("checkpointLocation", args.checkpoint).trigger(**when).start()
