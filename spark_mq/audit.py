@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from spark_mq import selection
 from spark_mq.intervals import Interval
-from spark_mq.ledger import Outcome, Settle
 from spark_mq.ranges import Range
+from spark_mq.settling import Outcome, Settle
 
 __all__ = ["lease_note", "settle_note"]
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from spark_mq import ledger as rules_of
-from spark_mq import selection
+from spark_mq import selection, settling
 from spark_mq.audit import lease_note, settle_note
 from spark_mq.checks import SECOND, check_count, check_duration, check_lease_id, check_name, micros
 from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, LedgerFull
@@ -20,9 +20,9 @@ from spark_mq.index import CommitIndex
 from spark_mq.intervals import Interval, from_sequences
 from spark_mq.lease import Lease, SettleResult, result_of
 from spark_mq.leases import Stored, change
-from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.ranges import LEASED, Head, Ledger, Range
 from spark_mq.settings import GroupSettings
+from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.stats import GroupStats, stats_of
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class ConsumerGroup:
         def step(stored: Stored) -> tuple[Ledger | None, Outcome, Mapping[str, Any]]:
             rules, now = self.rules(stored), self.queue.now()
             folded = rules_of.fold(self.found(stored), now, rules, [lease_id])
-            after, outcome = rules_of.extend(folded, lease_id, now + (given or rules.visibility_timeout))
+            after, outcome = settling.extend(folded, lease_id, now + (given or rules.visibility_timeout))
             return after if outcome.settled else None, outcome, {"operation": "extend", "lease_id": lease_id}
 
         return self._result(lease_id, change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE))
@@ -219,7 +219,7 @@ class ConsumerGroup:
             index = self.queue.log.index() if any(w.intervals is not None for w in wanted) else CommitIndex()
             outcomes = []
             for one in wanted:
-                ledger, outcome = rules_of.settle(ledger, index, now, rules, one)
+                ledger, outcome = settling.settle(ledger, index, now, rules, one)
                 outcomes.append(outcome)
             changed = any(outcome.settled for outcome in outcomes)
             return ledger if changed else None, outcomes, settle_note(wanted, outcomes)

@@ -15,9 +15,9 @@ from spark_mq.checks import check_duration, to_datetime
 from spark_mq.errors import LeaseLost
 from spark_mq.index import Slice
 from spark_mq.intervals import Interval, from_sequences, subtract
-from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.messages import DELIVERY_SCHEMA, Received, received
 from spark_mq.ranges import Range
+from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup

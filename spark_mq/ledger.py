@@ -10,85 +10,39 @@
     settled   acked, routed, dropped, skipped         forgotten below the floor
 
 Time, the commit index and chance are arguments. The rules come out of an exhaustive search over small models; what a lease
-takes is chosen in ``selection.py``. Each operation first folds: other leases past their deadline become waiting or dead. An
+takes is chosen in ``selection.py``, how it is settled stands in ``settling.py``. Each operation first folds: other leases past their deadline become waiting or dead. An
 operation never folds the lease that it names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.draft import Draft
 from spark_mq.index import CommitIndex
-from spark_mq.intervals import Interval, normalise
-from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Draft, Ledger, Range
+from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
 
 __all__ = [
-    "ACK",
-    "EXTEND",
-    "NACK",
-    "REJECT",
-    "RELEASE",
-    "Outcome",
-    "Settle",
-    "extend",
+    "ATTEMPTS_USED",
     "fold",
     "freeze_dead",
     "give_back",
     "held_by_batch",
     "routed",
     "seek",
-    "settle",
     "take_over",
+    "to_dead",
+    "to_waiting",
+    "used_up",
 ]
 
-ACK: Final = "ack"
-NACK: Final = "nack"
-REJECT: Final = "reject"
-RELEASE: Final = "release"
-EXTEND: Final = "extend"
-
 ATTEMPTS_USED: Final = "max_delivery_attempts"
-REJECTED: Final = "rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """What to do to a lease, or to named messages of it.
-
-    ``intervals``: sequences, inclusive pairs; None for all that the lease still holds. ``whole``: the intervals are the lease
-    as its holder knows it, no message is named: the culprit of a nack is unknown. ``delay``: microseconds until a nacked
-    message is due again; None for the group's backoff. ``jitter``: drawn once a settle, 0 to 1, stretches the backoff by up to a tenth.
-    """
-
-    verb: str
-    lease_id: str
-    intervals: Sequence[Interval] | None = None
-    whole: bool = False
-    delay: int | None = None
-    error: str | None = None
-    reason: str = REJECTED
-    jitter: float = 0.0
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a settle did: messages settled, messages that already were, and what was not held, as ``(first, last, why)``."""
-
-    settled: int = 0
-    already_settled: int = 0
-    lost: list[tuple[int, int, str]] = field(default_factory=list)
-    ranges: list[Interval] = field(default_factory=list)
-
-    def lose(self, first: int, last: int, why: str) -> None:
-        if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == why:
-            first = self.lost.pop()[0]
-        self.lost.append((first, last, why))
 
 
 def fold(ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()) -> Ledger:
@@ -105,143 +59,25 @@ def fold(ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = (
         mask = pc.and_(mask, pc.invert(pc.is_in(ledger.column("lease_id"), value_set=pa.array(kept, pa.string()))))
     draft = Draft(ledger)
     for r in draft.take(ledger.where(mask)):
-        draft.put(_expired(r, rules) if r.state == LEASED else _dead(r, ATTEMPTS_USED, r.error))
+        draft.put(_expired(r, rules) if r.state == LEASED else to_dead(r, ATTEMPTS_USED, r.error))
     return draft.finish()
-
-
-def settle(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wanted: Settle) -> tuple[Ledger, Outcome]:
-    """Applies one settle. The caller folds first, keeping ``wanted.lease_id``.
-
-    Past the deadline and not leased again, ack and reject count; nack and release give up the claim of the lease. Settled
-    already, by whatever lease: counted, nothing done. Anything else is in ``Outcome.lost``.
-    """
-    settling = _Settling(ledger, index, now, rules, wanted)
-    if wanted.intervals is None:
-        for r in settling.draft.take(ledger.where(ledger.held_by(wanted.lease_id))):
-            settling.apply(r)
-    else:
-        settling.intervals(normalise(wanted.intervals))
-    settling.draft.head = ledger.head.counted("acked", settling.acked)
-    return settling.draft.finish(), settling.outcome
-
-
-class _Settling:
-    """One settle under way: cuts the named intervals out of the ranges they lie in."""
-
-    def __init__(self, ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wanted: Settle) -> None:
-        self.ledger, self.index, self.now, self.rules, self.wanted = ledger, index, now, rules, wanted
-        self.draft = Draft(ledger)
-        self.outcome = Outcome()
-        self.acked = 0
-        self._left: dict[int, Range] = {}  # by row: what lies above the last cut, if anything does
-
-    def intervals(self, intervals: Sequence[Interval]) -> None:
-        """Settles what lies in some intervals, which are in ascending order."""
-        rows = sorted({row for first, last in intervals for row in self.ledger.overlapping(first, last)})
-        self._left = dict(zip(rows, self.ledger.select(rows), strict=True))
-        held = [row for row in rows if self._holds(self._left[row])]
-        self.draft.take(held)
-        for first, last in intervals:
-            self._interval(first, last)
-        for row in held:
-            if row in self._left:
-                self.draft.put(self._left[row])
-
-    def _holds(self, r: Range) -> bool:
-        return r.state in (LEASED, WAITING) and r.lease_id == self.wanted.lease_id
-
-    def _interval(self, first: int, last: int) -> None:
-        low, high = self.index.at_or_after(first), self.index.at_or_before(last)
-        if low is None or high is None or low > high:
-            self._lose_gap(first, last)
-            return
-        self._lose_gap(first, low - 1)
-        head, frontier = self.ledger.head, self.ledger.frontier
-        self.outcome.already_settled += self.index.count(low, min(high, head.floor))
-        for row in self.ledger.overlapping(low, high):
-            self._cut(row, low, high)
-        if high > frontier:
-            self.outcome.lose(max(low, frontier + 1), high, "unread")
-        self._lose_gap(high + 1, last)
-
-    def _lose_gap(self, first: int, last: int) -> None:
-        """Sequences that no message has. Those of a whole lease are no mistake: what is left of its ranges may end in a gap."""
-        if first <= last and not self.wanted.whole:
-            self.outcome.lose(first, last, "no message")
-
-    def _cut(self, row: int, low: int, high: int) -> None:
-        r = self._left.get(row)
-        if r is None or (piece := r.part(low, high, self.index)).message_count == 0:
-            return
-        if r.state == SETTLED:
-            self.outcome.already_settled += piece.message_count
-        elif not self._holds(r):
-            self.outcome.lose(piece.first, piece.last, _why_not(r))
-        else:
-            if r.first < piece.first:
-                self.draft.put(r.part(r.first, piece.first - 1, self.index))
-            self.apply(piece)
-            if piece.last < r.last:
-                self._left[row] = r.part(piece.last + 1, r.last, self.index)
-            else:
-                del self._left[row]
-
-    def apply(self, r: Range) -> None:
-        """Does to a range that the lease holds what the settle wants."""
-        self.outcome.settled += r.message_count
-        self.outcome.ranges.append((r.first, r.last))
-        if self.wanted.verb == ACK:
-            self.acked += r.message_count
-            self.draft.put(r.settled())
-        elif self.wanted.verb == REJECT:
-            self.draft.put(_dead(r, self.wanted.reason, self.wanted.error))
-        elif self.wanted.verb == NACK:
-            self.draft.put(_nacked(r, self.now, self.rules, self.wanted))
-        elif r.state == WAITING:
-            self.draft.put(replace(r, lease_id=None, worker_id=None, leased_at=None))
-        else:
-            self.draft.put(_released(r, self.now))
-
-
-def _why_not(r: Range) -> str:
-    if r.state == LEASED:
-        return f"leased by {r.lease_id}"
-    return "given back" if r.state == WAITING else f"dead: {r.reason}"
-
-
-def _nacked(r: Range, now: int, rules: GroupSettings, wanted: Settle) -> Range:
-    by_name = wanted.intervals is not None and not wanted.whole
-    failures = r.failure_count + (r.state == LEASED)  # an expiry has counted already
-    error = wanted.error or r.error
-    if _used_up(r, rules):
-        return _dead(replace(r, failure_count=failures), ATTEMPTS_USED, error)
-    delay = wanted.delay
-    if delay is None:
-        delay = 0 if r.state == WAITING else round(rules.delay(failures) * (1 + wanted.jitter / 10))
-    return replace(_waiting(r, now + delay, error), failure_count=failures, suspect=not by_name)
-
-
-def _released(r: Range, now: int) -> Range:
-    back = _waiting(r, now, r.error)
-    count = r.delivery_count - 1
-    return replace(back, delivery_count=count, first_leased_at=r.first_leased_at if count else None)
 
 
 def _expired(r: Range, rules: GroupSettings) -> Range:
     error = f"lease {r.lease_id} of {r.worker_id} expired"
     r = replace(r, failure_count=r.failure_count + 1)
-    if _used_up(r, rules):
-        return _dead(r, ATTEMPTS_USED, error)
+    if used_up(r, rules):
+        return to_dead(r, ATTEMPTS_USED, error)
     # What belongs to the lease stays with its id, for an extension would revive it.
-    back = _waiting(r, r.expires_at or 0, error)
+    back = to_waiting(r, r.expires_at or 0, error)
     return replace(back, lease_id=r.lease_id, worker_id=r.worker_id, leased_at=r.leased_at, suspect=True)
 
 
-def _used_up(r: Range, rules: GroupSettings) -> bool:
+def used_up(r: Range, rules: GroupSettings) -> bool:
     return rules.max_delivery_attempts is not None and r.delivery_count >= rules.max_delivery_attempts
 
 
-def _waiting(r: Range, available_at: int, error: str | None) -> Range:
+def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
     return replace(
         r,
         state=WAITING,
@@ -254,20 +90,8 @@ def _waiting(r: Range, available_at: int, error: str | None) -> Range:
     )
 
 
-def _dead(r: Range, reason: str, error: str | None) -> Range:
-    return replace(_waiting(r, 0, error), state=DEAD, available_at=None, suspect=False, reason=reason)
-
-
-def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Outcome]:
-    """Moves the deadline of what a lease holds to `expires_at`, never earlier. What had expired, unclaimed, is leased again."""
-    draft, outcome = Draft(ledger), Outcome()
-    for r in draft.take(ledger.where(ledger.held_by(lease_id))):
-        if r.state == WAITING:
-            r = replace(r, state=LEASED, failure_count=r.failure_count - 1, available_at=None, expires_at=expires_at)
-        draft.put(replace(r, expires_at=max(expires_at, r.expires_at or 0)))
-        outcome.settled += r.message_count
-        outcome.ranges.append((r.first, r.last))
-    return draft.finish(), outcome
+def to_dead(r: Range, reason: str, error: str | None) -> Range:
+    return replace(to_waiting(r, 0, error), state=DEAD, available_at=None, suspect=False, reason=reason)
 
 
 def held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
@@ -324,9 +148,9 @@ def give_back(r: Range, now: int, rules: GroupSettings) -> Range:
     """A range of a batch that died: due at once, suspect, no claim left; dead if it has no attempt left."""
     r = replace(r, failure_count=r.failure_count + (r.state == LEASED))
     error = r.error or f"batch {r.lease_id} died"
-    if _used_up(r, rules):
-        return _dead(r, ATTEMPTS_USED, error)
-    return replace(_waiting(r, now, error), suspect=True)
+    if used_up(r, rules):
+        return to_dead(r, ATTEMPTS_USED, error)
+    return replace(to_waiting(r, now, error), suspect=True)
 
 
 def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, list[Range]]:

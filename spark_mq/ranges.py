@@ -28,7 +28,6 @@ __all__ = [
     "SETTLED",
     "STATES",
     "WAITING",
-    "Draft",
     "Head",
     "Ledger",
     "Range",
@@ -216,103 +215,6 @@ class Ledger:
         return range(start, bisect_left(self.firsts, last + 1))
 
 
-_Span = tuple[int, int, int]
-"""First and last sequence, and how many messages."""
-
-
-class Draft:
-    """Changes on the way from one ledger to the next: rows are taken out, changed ranges put in.
-
-    Leases of thousands of ranges are normal in a ledger of many holes, so nothing here may cost a table operation a range.
-    """
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.head = ledger.head
-        self._taken: set[int] = set()
-        self._put: list[Range] = []
-
-    @property
-    def changed(self) -> bool:
-        return bool(self._taken or self._put) or self.head != self.ledger.head
-
-    def take(self, rows: Sequence[int]) -> list[Range]:
-        """Takes ranges out. What of them is to stay must be put back."""
-        self._taken.update(rows)
-        return self.ledger.select(rows)
-
-    def put(self, piece: Range) -> None:
-        """Puts a range in; one without messages is left out."""
-        if piece.message_count > 0:
-            self._put.append(piece)
-
-    def finish(self) -> Ledger:
-        """The next ledger: sorted, neighbours merged, what is settled at its start below the floor."""
-        if not self.changed:
-            return self.ledger
-        merged = self._merge()
-        head = self.head
-        first_left = next((row for row in range(len(self.ledger)) if row not in self._taken), None)
-        if first_left is not None and (not merged or self.ledger.firsts[first_left] < merged[0].first):
-            lowest = self.ledger.at(first_left)
-            if lowest.state == SETTLED:
-                self._taken.add(first_left)
-                head = replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
-        elif merged and merged[0].state == SETTLED:
-            lowest = merged.pop(0)
-            head = replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
-        return Ledger(head, self._table(merged))
-
-    def _merge(self) -> list[Range]:
-        """The ranges put in, joined with each other and with untouched neighbours that are alike."""
-        firsts = self.ledger.firsts
-        out: list[tuple[Range, _Span]] = []  # what it is, and where: joined ranges are made once, at the end
-        puts = sorted(self._put, key=lambda r: r.first)
-        for at, piece in enumerate(puts):
-            span: _Span = (piece.first, piece.last, piece.message_count)
-            lowest = out[-1][1][1] if out else -1
-            before = self._untouched(range(bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1))
-            if before is not None:
-                span = self._join_row(before, piece, span)
-            elif out and out[-1][0].alike(piece):
-                span = _join(out.pop()[1], span)
-            stop = bisect_left(firsts, puts[at + 1].first) if at + 1 < len(puts) else len(firsts)
-            after = self._untouched(range(bisect_left(firsts, piece.last + 1), stop))
-            if after is not None:
-                span = self._join_row(after, piece, span)
-            out.append((piece, span))
-        return [
-            piece if span[2] == piece.message_count else replace(piece, first=span[0], last=span[1], message_count=span[2])
-            for piece, span in out
-        ]
-
-    def _untouched(self, rows: range) -> int | None:
-        return next((row for row in rows if row not in self._taken), None)
-
-    def _join_row(self, row: int, piece: Range, span: _Span) -> _Span:
-        """The piece's span, with that of the untouched range of the row if it is alike."""
-        ledger = self.ledger
-        # Neighbours mostly differ in state, and settled ranges in nothing: both are told without making a Range.
-        if ledger.state_at(row) != piece.state or (piece.state != SETTLED and not ledger.at(row).alike(piece)):
-            return span
-        self._taken.add(row)
-        return _join((ledger.firsts[row], ledger.lasts[row], ledger.counts[row]), span)
-
-    def _table(self, merged: list[Range]) -> pa.Table:
-        table = self.ledger.ranges
-        if self._taken:
-            table = table.filter(_all_but(self._taken, table.num_rows))
-        if not merged:
-            return table
-        appended = not table.num_rows or table["last"][-1].as_py() < merged[0].first
-        table = pa.concat_tables([table, to_table(merged)])
-        return table if appended else table.sort_by("first")
-
-
-def _join(one: _Span, other: _Span) -> _Span:
-    return min(one[0], other[0]), max(one[1], other[1]), one[2] + other[2]
-
-
 def _longs(table: pa.Table, name: str) -> Sequence[int]:
     chunks = table[name].chunks
     if not chunks or not len(chunks[0]):
@@ -331,14 +233,6 @@ def to_table(ranges: Iterable[Range]) -> pa.Table:
         # Instants go in as int64 and are viewed as timestamps: no datetime object is made.
         columns.append(pa.array(values, pa.int64()).cast(kind) if name in _INSTANTS else pa.array(values, kind))
     return pa.table(columns, schema=RANGE_SCHEMA)
-
-
-def _all_but(rows: Iterable[int], length: int) -> pa.Array:
-    """A mask of `length` that holds for all but some rows."""
-    keep = bytearray(b"\x01") * length
-    for row in rows:
-        keep[row] = 0
-    return pa.Array.from_buffers(pa.uint8(), length, [None, pa.py_buffer(keep)]).cast(pa.bool_())
 
 
 def _plain(table: pa.Table) -> list[pa.ChunkedArray]:

@@ -12,8 +12,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.draft import Draft
 from spark_mq.index import CommitIndex
-from spark_mq.ranges import DEAD, LEASED, ROUTING, WAITING, Draft, Ledger, Range
+from spark_mq.ranges import DEAD, LEASED, ROUTING, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
 
 __all__ = ["Grant", "Request", "isolation_size", "lease"]

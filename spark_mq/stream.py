@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from spark_mq import ledger as rules_of
-from spark_mq import selection
+from spark_mq import selection, settling
 from spark_mq.audit import lease_note, settle_note
 from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption, StreamFenced
@@ -25,9 +25,9 @@ from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import CommitIndex, Slice
 from spark_mq.keepalive import KeepAlive
 from spark_mq.leases import Stored, change
-from spark_mq.ledger import ACK, Outcome, Settle
 from spark_mq.ranges import LEASED, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
+from spark_mq.settling import ACK, Outcome, Settle
 from spark_mq.stats import stats_of
 
 __all__ = ["BatchPlan", "StreamOptions", "StreamSource", "lease_stream"]
@@ -258,7 +258,7 @@ class StreamSource:
         outcomes: list[Outcome] = []
         index = self.group.queue.log.index()
         for one in settles:
-            ledger, outcome = rules_of.settle(ledger, index, now, rules, one)
+            ledger, outcome = settling.settle(ledger, index, now, rules, one)
             outcomes.append(outcome)
         return ledger, settle_note(settles, outcomes) if settles else {}
 

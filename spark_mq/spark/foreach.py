@@ -13,8 +13,8 @@ from spark_mq.checks import check_choice
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import SettleResult, result_of
-from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Settle
 from spark_mq.ranges import LEASED
+from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Settle
 from spark_mq.spark import settle as rows
 from spark_mq.spark.batch_lease import LeaseFinder
 from spark_mq.spark.owners import Owners

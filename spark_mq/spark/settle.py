@@ -16,7 +16,7 @@ from spark_mq.errors import InvalidSchema
 from spark_mq.group import ConsumerGroup
 from spark_mq.intervals import normalise
 from spark_mq.lease import SettleResult, result_of
-from spark_mq.ledger import ACK, NACK, REJECT, Settle
+from spark_mq.settling import ACK, NACK, REJECT, Settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from naive import Message, Naive
 
 from spark_mq import ledger as rules_of
+from spark_mq import settling
 from spark_mq.index import CommitIndex, LogFile, sequence
 from spark_mq.leases import from_rows, to_rows
 from spark_mq.ranges import Head, Ledger, Range
@@ -147,7 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def extend(self, which, timeout):
         lease_id = self.some_lease(which)
         self.fold([lease_id])
-        self.ledger, outcome = rules_of.extend(self.ledger, lease_id, self.now + timeout * SECOND)
+        self.ledger, outcome = settling.extend(self.ledger, lease_id, self.now + timeout * SECOND)
         assert outcome.settled == self.naive.extend(lease_id, self.now + timeout * SECOND)
 
     @precondition(lambda self: self.batches)
@@ -206,8 +207,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.fold([lease_id])
         delay = None if delay is None else delay * SECOND
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        wanted = rules_of.Settle(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
-        self.ledger, outcome = rules_of.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        wanted = settling.Settle(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
+        self.ledger, outcome = settling.settle(self.ledger, self.index, self.now, self.rules, wanted)
         settled, already, lost = self.naive.settle(verb, lease_id, seqs, self.now, whole=whole, delay=delay, jitter=jitter)
         assert (outcome.settled, outcome.already_settled) == (settled, already)
         known = {m.seq for m in self.naive.messages}

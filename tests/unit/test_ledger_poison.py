@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_mq import ledger as rules_of
+from spark_mq import settling
 from spark_mq.index import CommitIndex, LogFile, sequence
 from spark_mq.ranges import DEAD, Head, Ledger
 from spark_mq.selection import Request, isolation_size, lease
@@ -115,8 +116,8 @@ class World:
             self.settle("ack", lease_id, [seq for seq in held if seq not in set(bad)])
 
     def settle(self, verb: str, lease_id: str, seqs: list[int] | None) -> None:
-        wanted = rules_of.Settle(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs])
-        self.ledger, outcome = rules_of.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        wanted = settling.Settle(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs])
+        self.ledger, outcome = settling.settle(self.ledger, self.index, self.now, self.rules, wanted)
         assert not outcome.lost
 
     def dead(self) -> set[int]:

@@ -8,11 +8,12 @@ from itertools import pairwise
 import pytest
 
 from spark_mq import ledger as rules_of
+from spark_mq import settling
 from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.ledger import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Head, Ledger, Range
 from spark_mq.selection import Grant, Request, isolation_size, lease
 from spark_mq.settings import GroupSettings
+from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 
 SECOND = 1_000_000
 TIMEOUT = 60 * SECOND
@@ -54,12 +55,12 @@ class Group:
     def settle(self, verb: str, lease_id: str, seqs: list[int] | None = None, **more) -> Outcome:
         self.fold(lease_id)
         wanted = Settle(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more)
-        self.ledger, outcome = rules_of.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        self.ledger, outcome = settling.settle(self.ledger, self.index, self.now, self.rules, wanted)
         return outcome
 
     def extend(self, lease_id: str, timeout: int = TIMEOUT) -> Outcome:
         self.fold(lease_id)
-        self.ledger, outcome = rules_of.extend(self.ledger, lease_id, self.now + timeout)
+        self.ledger, outcome = settling.extend(self.ledger, lease_id, self.now + timeout)
         return outcome
 
     def take_over(self, prefix: str, lease_id: str, again: bool = False) -> int:
@@ -564,7 +565,7 @@ def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
     group.settle(ACK, "a", [1])
     group.fold("a")
     wanted = Settle(ACK, "a", [(0, 0), (2, sequence(1, 1))], whole=True)
-    group.ledger, outcome = rules_of.settle(group.ledger, group.index, group.now, group.rules, wanted)
+    group.ledger, outcome = settling.settle(group.ledger, group.index, group.now, group.rules, wanted)
     assert (outcome.settled, outcome.lost) == (3, [])
 
 
@@ -584,7 +585,7 @@ def test_intervals_may_come_in_any_order_and_overlap():
     group = Group()
     group.lease("a", 10)
     wanted = Settle(ACK, "a", [(7, 9), (0, 3), (2, 4)])
-    group.ledger, outcome = rules_of.settle(group.ledger, group.index, group.now, group.rules, wanted)
+    group.ledger, outcome = settling.settle(group.ledger, group.index, group.now, group.rules, wanted)
     assert (outcome.settled, group.states()) == (8, "SSSSSLLSSS")
 
 

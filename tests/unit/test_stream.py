@@ -14,8 +14,8 @@ from spark_mq import Queue
 from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.keepalive import KeepAlive
-from spark_mq.ledger import ACK, Settle
 from spark_mq.ranges import LEASED, WAITING
+from spark_mq.settling import ACK, Settle
 from spark_mq.stream import BatchPlan, StreamOptions, StreamSource, lease_stream, mark_of
 from spark_mq.testing import ManualClock, memory_queue
 
