@@ -10,8 +10,8 @@
     settled   acked, routed, dropped, skipped         forgotten below the floor
 
 Time, the commit index and chance are arguments. The rules come out of an exhaustive search over small models; what a lease
-takes is chosen in ``selection.py``, how it is settled stands in ``settling.py``. Each operation first folds: other leases past their deadline become waiting or dead. An
-operation never folds the lease that it names.
+takes is chosen in ``selection.py``, how it is settled stands in ``settling.py``. Each operation first folds: other leases past
+their deadline become waiting or dead. An operation never folds the lease that it names.
 """
 
 from __future__ import annotations
