@@ -113,10 +113,10 @@ class Demo:
         for job in self.jobs:
             job.kill()
 
-    def worker(self, name: str, **env: str) -> Job:
+    def worker(self, name: str) -> Job:
         return self.job(
             name, "worker", "--queue", self.queue.path, "--group", "delays", "--worker-id", name, "--handler", "demo_handler:process",
-            "--checkpoint", self.home / "checkpoints" / name, "--max-messages", BATCH, DEMO_SINK=str(self.sink), **env
+            "--checkpoint", self.home / "checkpoints" / name, "--max-messages", BATCH, DEMO_SINK=str(self.sink), DEMO_HOLD=str(self.hold)
         )  # fmt: skip
 
     def run(self) -> tuple[bool, str]:
@@ -140,32 +140,33 @@ class Demo:
 
     def consume(self) -> None:
         group = self.queue.group("delays")
-        first = self.worker("worker-1", DEMO_HOLD=str(self.hold))
-        second = self.worker("worker-2")
+        workers = {name: self.worker(name) for name in ("worker-1", "worker-2")}
         say(f"two workers share the group 'delays', {BATCH:,} messages a batch")
 
+        def alive() -> None:
+            for job in workers.values():
+                job.check()
+
         def in_a_batch(stats: GroupStats) -> bool:
-            first.check()
-            second.check()
-            return self.hold.exists() and held(group, self.hold.read_text()) > 0
+            alive()
+            return self.hold.exists() and holder(group, self.hold.read_text())[1] > 0
 
         self.watch(group, in_a_batch)
-        lease = self.hold.read_text()
-        say(f"worker-1 holds {held(group, lease):,} messages, has written them to the Delta table, and has not acked them: SIGKILL")
-        first.kill()
-        first = self.worker("worker-1", DEMO_HOLD=str(self.hold))
-        say("worker-1 starts again on its checkpoint; worker-2 goes on meanwhile")
+        self.victim, messages = holder(group, self.hold.read_text())
+        say(f"{self.victim} holds {messages:,} messages, has written them to the Delta table, and has not acked them: SIGKILL")
+        workers[self.victim].kill()
+        workers[self.victim] = self.worker(self.victim)
+        say(f"{self.victim} starts again on its checkpoint; the other one goes on meanwhile")
 
         def drained(stats: GroupStats) -> bool:
-            first.check()
-            second.check()
+            alive()
             return stats.ready + stats.delayed + stats.in_flight == 0
 
         self.watch(group, drained)
         say("nothing is left: SIGTERM to both workers")
-        for job in (first, second):
+        for job in workers.values():
             job.process.terminate()
-        for job in (first, second):
+        for job in workers.values():
             job.wait(0, 128 + signal.SIGTERM)  # under spark-submit the JVM gets the signal, and its exit code says so
 
     def watch(self, group: ConsumerGroup, done: Callable[[GroupStats], bool]) -> None:
@@ -253,10 +254,11 @@ def count_csv(path: Path) -> tuple[int, int]:
     return len(times), times.null_count
 
 
-def held(group: ConsumerGroup, lease_id: str) -> int:
-    """How many messages a lease holds."""
+def holder(group: ConsumerGroup, lease_id: str) -> tuple[str, int]:
+    """The worker that has a lease, and how many messages it holds."""
     ledger = group.ledger()
-    return ledger.count(ledger.held_by(lease_id))
+    ranges = list(ledger.select(ledger.where(ledger.held_by(lease_id))))
+    return (ranges[0].worker_id or "") if ranges else "", sum(r.message_count for r in ranges)
 
 
 def ledger_notes(queue: Queue) -> list[dict[str, object]]:

@@ -6,8 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 SINK = os.environ.get("DEMO_SINK", "")
 HOLD = os.environ.get("DEMO_HOLD", "")
-"""A file: where it is not there yet, the handler makes it and stands still, for the demo to kill this worker."""
+"""A file: the first worker that gets to it makes it and stands still, for the demo to kill."""
 
 FLIGHT = "carrier string, flight int, origin string, dest string, dep_time int, dep_delay double, arr_delay double"
 
@@ -35,9 +34,10 @@ def process(batch: DataFrame, lease: BatchLease) -> None:
             delays.write.format("delta").mode("append").options(**lease.delta_options).save(SINK)
     finally:
         flights.unpersist()
-    if HOLD and not os.path.exists(HOLD):
-        Path(HOLD).write_text(lease.lease_id)
-        time.sleep(600)
+    if HOLD:
+        with suppress(FileExistsError), open(HOLD, "x") as held:
+            print(lease.lease_id, end="", file=held, flush=True)
+            time.sleep(600)
 
 
 @contextmanager
