@@ -1,27 +1,17 @@
-"""One Spark session for all streaming tests (starting one takes tens of seconds), and what they have in common."""
+"""One Spark session for all streaming tests: starting one takes tens of seconds."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
-import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import Freezer, Stream, make_queue
 
 from spark_mq import Queue
-from spark_mq.delta import open_table
-
-pytest.importorskip("pyspark")
-
-PATIENCE = 90.0
-"""Seconds until a condition counts as never coming true. Far more than it takes: a busy machine must not fail a test."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,129 +74,6 @@ def queue(tmp_path: Path) -> Queue:
     return make_queue(tmp_path / "queue")
 
 
-def make_queue(path: Path, **settings: Any) -> Queue:
-    """No margin and no backoff, so that nothing in a test waits for a clock."""
-    return Queue.create(path, **{"visibility_timeout": "5m", "clock_skew": "0s", "retry_delay": "0s", **settings})
-
-
-class Stream:
-    """A streaming read of a queue with a checkpoint, started as often as a test wants."""
-
-    def __init__(self, spark: Any, queue: Queue, checkpoint: Path, group: str = "g", **options: Any) -> None:
-        self.spark = spark
-        self.queue = queue
-        self.checkpoint = checkpoint
-        self.group = queue.group(group)
-        self.options = {"consumerGroup": group, **options}
-
-    def frame(self) -> Any:
-        return self.spark.readStream.format("spark_mq").options(**self.options).load(self.queue.path)
-
-    def start(self, each: Callable[[Any, int], None], *, available_now: bool = True, frame: Any = None) -> Any:
-        """Starts a query with a foreachBatch function."""
-        writer = (self.frame() if frame is None else frame).writeStream.foreachBatch(each)
-        return start(writer, self.checkpoint, available_now=available_now)
-
-    def run(self, each: Callable[[Any, int], None], *, frame: Any = None) -> Any:
-        """Drains what is there (Trigger.AvailableNow) and returns the ended query. Raises what ended it."""
-        return finish(self.start(each, frame=frame))
-
-    def settle_with(self, process: Callable[[Any, Any], Any], *, on_error: str = "raise", frame: Any = None) -> Any:
-        """Drains with for_each_batch."""
-        return self.run(self.group.for_each_batch(process, on_error=on_error), frame=frame)
-
-
 @pytest.fixture
 def stream(spark: Any, queue: Queue, tmp_path: Path) -> Stream:
     return Stream(spark, queue, tmp_path / "checkpoint")
-
-
-def start(writer: Any, checkpoint: Path, *, available_now: bool = True) -> Any:
-    writer = writer.option("checkpointLocation", str(checkpoint))
-    return (writer.trigger(availableNow=True) if available_now else writer).start()
-
-
-def finish(query: Any) -> Any:
-    """Waits until a query ends by itself. Raises what ended it."""
-    assert query.awaitTermination(PATIENCE), "the query did not end"
-    return query
-
-
-class Sink:
-    """An idempotent sink, as a Delta table is with ``lease.delta_options``: a transaction that it has seen it skips."""
-
-    def __init__(self) -> None:
-        self.batches: dict[tuple[str, str], list[tuple[str, int]]] = {}
-        self.skipped = 0
-
-    def write(self, batch: Any, lease: Any) -> None:
-        options = lease.delta_options
-        key = (options["txnAppId"], options["txnVersion"])
-        rows = sorted((bytes(row.value).decode(), row.delivery_count) for row in batch.select("value", "delivery_count").collect())
-        if key in self.batches:
-            self.skipped += 1
-        else:
-            self.batches[key] = rows
-
-    @property
-    def values(self) -> list[str]:
-        return sorted(value for rows in self.batches.values() for value, _ in rows)
-
-
-class Freezer:
-    """Freezes a driver at a place in its foreachBatch function: ``freezer()`` blocks until ``release`` is set."""
-
-    all: list[Freezer] = []  # noqa: RUF012 (a registry on purpose: the fixture above lets go what a failed test left)
-
-    def __init__(self) -> None:
-        self.reached, self.release = threading.Event(), threading.Event()
-        Freezer.all.append(self)
-
-    def __call__(self) -> None:
-        self.reached.set()
-        assert self.release.wait(2 * PATIENCE)
-
-    def wait(self) -> None:
-        assert self.reached.wait(PATIENCE), "the driver never came to where it should freeze"
-
-
-class Death(Exception):
-    """What kills a driver at a place of a test's choice."""
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Waits until a condition is true, and returns it."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.05)
-    return found
-
-
-def copy_checkpoint(source: Path, target: Path) -> Path:
-    """A copy under another query id, for Spark refuses to run two queries of one id: two drivers on one checkpoint."""
-    shutil.copytree(source, target)
-    (target / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
-    (target / ".metadata.crc").unlink(missing_ok=True)
-    return target
-
-
-def forget_last_commit(checkpoint: Path) -> None:
-    """As if the driver had died before Spark committed the last batch: it is replayed."""
-    last = max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-    last.unlink()
-    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
-
-
-def versions(queue: Queue) -> dict[str, int | None]:
-    """The version of each table of a queue: nothing has changed while these are the same."""
-    tables = {name: open_table(f"{queue.path}/{name}") for name in ("messages", "leases", "dead_letters/messages")}
-    return {name: table.version() if table else None for name, table in tables.items()}
-
-
-def values(batch: Any) -> list[str]:
-    return sorted(bytes(row.value).decode() for row in batch.select("value").collect())
-
-
-def numbered(count: int) -> list[str]:
-    return [f"{i:03}" for i in range(count)]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import conftest
+import harness
 import pytest
-from conftest import Death, Freezer, Sink, Stream, copy_checkpoint, finish, forget_last_commit, make_queue, numbered, until, values
+from harness import Death, Freezer, Sink, Stream, copy_checkpoint, finish, forget_last_commit, make_queue, numbered, until, values
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
@@ -20,7 +20,7 @@ from spark_mq.spark.source import LeaseReader
 
 # These classes go to Spark's Python workers, which cannot import test modules.
 cloudpickle.register_pickle_by_value(__import__(__name__))
-cloudpickle.register_pickle_by_value(conftest)
+cloudpickle.register_pickle_by_value(harness)
 
 
 class MortalReader(LeaseReader):
@@ -231,7 +231,7 @@ def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(strea
         freezer()
 
     query = stream.start(each, available_now=False)
-    freezer.wait()
+    freezer.wait(query)
     assert stream.group.stats().in_flight == 3
     freezer.release.set()
     # Stopped right after Spark committed the batch: whether it has come to ask for the next is chance.
@@ -252,7 +252,7 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
     queue.publish(numbered(3))
     frozen, at_work = Freezer(), Freezer()
     woken = stream.start(stream.group.for_each_batch(lambda batch, lease: frozen(), on_error="nack"), available_now=False)
-    frozen.wait()
+    frozen.wait(woken)
 
     successor = Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy"))
     rows: list[list[str]] = []
@@ -262,7 +262,7 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
         at_work()
 
     query = successor.start(successor.group.for_each_batch(process), available_now=False)
-    at_work.wait()
+    at_work.wait(query)
     if successor_ends:
         at_work.release.set()
         until(lambda: stream.group.stats().acked == 3, "the successor acked")
@@ -290,7 +290,7 @@ def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(spark: Any, 
             frozen()
 
     woken = stream.start(each, available_now=False)
-    frozen.wait()
+    frozen.wait(woken)
     successor = Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy"), maxMessagesPerTrigger="1")
     batches: list[str] = []
 
@@ -299,8 +299,8 @@ def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(spark: Any, 
         if len(batches) == 2:
             at_work()
 
-    successor.start(successor.group.for_each_batch(process), available_now=False)
-    at_work.wait()
+    query = successor.start(successor.group.for_each_batch(process), available_now=False)
+    at_work.wait(query)
     queue.publish("more to lease")
     before = stream.group.ledger().ranges
     frozen.release.set()
@@ -315,7 +315,7 @@ def test_a_frozen_driver_loses_its_lease_and_is_told_so(spark: Any, queue: Queue
     stream = Stream(spark, queue, tmp_path / "checkpoint", visibilityTimeout="300ms", maxLeaseDuration="1s")
     frozen = Freezer()
     query = stream.start(stream.group.for_each_batch(lambda batch, lease: frozen()), available_now=False)
-    frozen.wait()
+    frozen.wait(query)
     other = until(lambda: stream.group.lease("other", max_messages=10, visibility_timeout="5m"), "the lease ran out")
     assert [message.sequence for message in other.messages] == list(receipt.sequences)
     assert {message.delivery_count for message in other.messages} == {2}
@@ -367,7 +367,7 @@ def test_two_workers_never_see_one_message_under_two_live_leases(spark: Any, que
         live.append(rows)
         seen.extend(rows)
         if len(seen) <= 10:
-            met.wait(conftest.PATIENCE)  # the first batch of each: both leases are live now
+            met.wait(harness.PATIENCE)  # the first batch of each: both leases are live now
         live.remove(rows)
 
     workers = [Stream(spark, queue, tmp_path / name, workerId=name, maxMessagesPerTrigger="5") for name in ("one", "two")]
@@ -407,9 +407,9 @@ def test_a_checkpoint_that_was_rolled_back_ends_the_query_and_changes_nothing(
     queue.publish(["next"])
     stream.run(lambda batch, _: None)
     queue.publish(["and next"])
-    before = conftest.versions(queue)
+    before = harness.versions(queue)
     restored = Stream(spark, queue, backup)
     with pytest.raises(StreamingQueryException, match="StreamFenced"):
         restored.run(lambda batch, _: None)
-    assert conftest.versions(queue) == before
+    assert harness.versions(queue) == before
     assert queue.group("g").stats().ready == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Stream, finish, make_queue, numbered, start, until, values
+from harness import Stream, finish, make_queue, numbered, start, until, values
 
 from spark_mq import Message, Queue
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Stream, make_queue, numbered, values, versions
+from harness import Stream, make_queue, numbered, values, versions
 from pyspark.errors import StreamingQueryException
 
 from spark_mq.errors import InvalidOption

@@ -1,0 +1,154 @@
+"""Publishing from Spark, and looking without leasing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from harness import Stream, finish, forget_last_commit, numbered, start, values, versions
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+
+from spark_mq import Message, Queue
+
+
+def received(queue: Queue) -> list[Message]:
+    """All messages of a queue, taken by a group of its own."""
+    lease = queue.group("check").lease("test", max_messages=1000)
+    return [] if lease is None else lease.messages  # type: ignore[return-value]
+
+
+def test_a_dataframe_is_published_in_one_commit_with_keys_headers_ids_and_times(spark: Any, queue: Queue) -> None:
+    before = versions(queue)["messages"]
+    df = spark.range(4, numPartitions=2).select(
+        F.concat(F.lit("v"), "id").alias("value"),
+        F.concat(F.lit("k"), "id").alias("key"),
+        F.concat(F.lit("m"), "id").alias("message_id"),
+        F.create_map(F.lit("h"), F.col("id").cast("string")).alias("headers"),
+        F.timestamp_seconds(F.col("id")).alias("published_at"),
+    )
+    df.write.format("spark_mq").mode("append").save(queue.path)
+    assert versions(queue)["messages"] == (before or 0) + 1
+    got = {m.message_id: m for m in received(queue)}
+    assert sorted(got) == ["m0", "m1", "m2", "m3"]
+    assert [(m.value, m.key, m.headers) for _, m in sorted(got.items())] == [(f"v{i}".encode(), f"k{i}", {"h": str(i)}) for i in range(4)]
+    assert [m.published_at.timestamp() for _, m in sorted(got.items())] == [0, 1, 2, 3]  # type: ignore[attr-defined]
+
+
+def test_binary_values_come_through_byte_for_byte(spark: Any, stream: Stream, queue: Queue) -> None:
+    raw = bytes(range(256))
+    spark.createDataFrame([(bytearray(raw),)], "value BINARY").write.format("spark_mq").mode("append").option("path", queue.path).save()
+    got: list[bytes] = []
+    stream.run(lambda batch, _: got.extend(bytes(row.value) for row in batch.collect()))
+    assert got == [raw]
+
+
+def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:
+    before = versions(queue)
+    spark.range(0).select(F.lit("x").alias("value")).write.format("spark_mq").mode("append").save(queue.path)
+    assert versions(queue) == before
+
+
+def test_a_plain_delta_writer_is_a_publisher(spark: Any, stream: Stream, queue: Queue) -> None:
+    """Ids and times that it left out read as the sequence and the commit's time."""
+    df = spark.createDataFrame([(bytearray(b"plain"), None)], "value BINARY, lane INT")  # Spark's writer wants the partition column
+    df.write.format("delta").mode("append").save(f"{queue.path}/messages")
+    got: list[Any] = []
+    stream.run(lambda batch, _: got.extend(batch.collect()))
+    (row,) = got
+    assert (bytes(row.value), row.message_id) == (b"plain", str(row.sequence))
+    assert row.published_at is not None
+    assert stream.group.stats().acked == 1
+
+
+def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(spark: Any, queue: Queue, tmp_path: Path) -> None:
+    lines, checkpoint = tmp_path / "lines", tmp_path / "checkpoint"
+    lines.mkdir()
+
+    def publish(name: str, text: str) -> None:
+        (lines / name).write_text(text)
+        finish(start(spark.readStream.text(str(lines)).writeStream.format("spark_mq").option("path", queue.path), checkpoint))
+
+    publish("1", "a\nb\n")
+    forget_last_commit(checkpoint)
+    published = versions(queue)["messages"]
+    publish("2", "c\n")
+    assert sorted(m.value for m in received(queue)) == [b"a", b"b", b"c"]
+    assert versions(queue)["messages"] == (published or 0) + 1, "the replay committed nothing, the new batch once"
+
+
+def test_a_query_may_move_messages_from_one_queue_to_another(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    target = Queue.create(tmp_path / "target")
+    queue.publish([Message(text, key=f"k{text}") for text in numbered(5)])
+    writer = stream.frame().select("value", "key", "headers").writeStream.format("spark_mq").option("path", target.path)
+    finish(start(writer, stream.checkpoint))
+    assert sorted((m.value.decode(), m.key) for m in received(target)) == [(text, f"k{text}") for text in numbered(5)]  # type: ignore[union-attr]
+    assert stream.group.stats().acked == 5
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
+def test_a_null_value_is_refused_and_nothing_is_published(spark: Any, queue: Queue, tmp_path: Path, streaming: bool) -> None:
+    before = versions(queue)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1").write_text("good\nbad\n")
+    lines = (spark.readStream if streaming else spark.read).text(str(tmp_path / "in")).selectExpr("nullif(value, 'bad') AS value")
+
+    def publish() -> None:
+        if streaming:
+            finish(start(lines.writeStream.format("spark_mq").option("path", queue.path), tmp_path / "checkpoint"))
+        else:
+            lines.write.format("spark_mq").mode("append").save(queue.path)
+
+    with pytest.raises(StreamingQueryException if streaming else Exception, match="null") as caught:
+        publish()
+    assert "InvalidSchema" in str(caught.value)
+    assert "value" in str(caught.value)
+    assert versions(queue) == before
+
+
+# -- peek
+
+
+def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(spark: Any, queue: Queue) -> None:
+    receipt = queue.publish(numbered(6))
+    group = queue.group("g")
+    done, held, failed = (group.lease(name, max_messages=1) for name in ("w1", "w2", "w3"))
+    bad, given = (group.lease(name, max_messages=1) for name in ("w4", "w5"))
+    assert done
+    assert held
+    assert failed
+    assert bad
+    assert given
+    done.ack()
+    failed.nack([receipt.sequences[2]], delay="1h", error="not now")
+    bad.reject(error="never")
+    given.nack([receipt.sequences[4]])
+    before = versions(queue)
+    columns = ["sequence", "state", "delivery_count", "failure_count", "worker_id", "reason", "error"]
+    peek = spark.read.format("spark_mq").option("consumerGroup", "g").load(queue.path)
+    expected = [
+        (receipt.sequences[0], "settled", 0, 0, None, None, None),
+        (receipt.sequences[1], "leased", 1, 0, "w2", None, None),
+        (receipt.sequences[2], "waiting", 1, 1, None, None, "not now"),
+        (receipt.sequences[3], "dead", 1, 0, None, "rejected", "never"),
+        (receipt.sequences[4], "waiting", 1, 1, None, None, None),
+        (receipt.sequences[5], "unread", 0, 0, None, None, None),
+    ]
+    types = "sequence LONG, state STRING, delivery_count INT, failure_count INT, worker_id STRING, reason STRING, error STRING"
+    assert_df_equality(peek.select(columns), spark.createDataFrame(expected, types), ignore_row_order=True, ignore_nullable=True)
+    leased = peek.where("state = 'leased'").first()
+    assert leased.lease_id == held.lease_id
+    assert leased.lease_expires_at is not None
+    assert values(peek) == numbered(6)
+    assert versions(queue) == before
+
+
+def test_a_look_through_a_group_that_is_not_there_makes_none(spark: Any, queue: Queue) -> None:
+    queue.publish(numbered(2))
+    before = versions(queue)
+    peek = spark.read.format("spark_mq").schema("state STRING").option("consumerGroup", "nobody").load(queue.path)
+    assert [row.state for row in peek.collect()] == ["unread", "unread"]
+    assert versions(queue) == before
+    assert queue.groups() == []

@@ -1,0 +1,185 @@
+"""Bad input through Spark: a clear error that names option, value and fix, and nothing changed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import TableFeatures, write_deltalake
+from harness import Stream, make_queue, numbered, versions
+from pyspark.sql import functions as F
+
+from spark_mq import Queue
+from spark_mq.delta import open_table
+from spark_mq.errors import InvalidOption
+from spark_mq.spark import check_interpreter
+
+# Spark hands the names of options over in lower case.
+OPTIONS = {
+    "a misspelt option": ({"consumerGrup": "g"}, ("consumergrup", "did you mean 'consumerGroup'")),
+    "an unknown option": ({"colour": "red"}, ("colour", "maxMessagesPerTrigger")),
+    "a bad duration": ({"visibilityTimeout": "soon"}, ("visibilityTimeout='soon'", "'30s'")),
+    "a duration of zero": ({"maxLeaseDuration": "0s"}, ("maxLeaseDuration='0s'", "more than zero")),
+    "durations out of order": ({"visibilityTimeout": "2h", "maxLeaseDuration": "1h"}, ("visibilityTimeout='2h'", "maxLeaseDuration='1h'")),
+    "a bad group name": ({"consumerGroup": "a b"}, ("consumerGroup='a b'", "letters")),
+    "a bad worker name": ({"workerId": "w/1"}, ("workerId='w/1'", "letters")),
+    "a limit of zero": ({"maxMessagesPerTrigger": "0"}, ("maxMessagesPerTrigger='0'", "whole number from 1")),
+    "a bad size": ({"maxBytesPerTrigger": "lots"}, ("maxBytesPerTrigger='lots'", "'64m'")),
+    "a bad ack mode": ({"ackMode": "onComit"}, ("ackMode='onComit'", "did you mean 'onCommit'")),
+    "a bad position": ({"startingPosition": "yesterday"}, ("startingPosition='yesterday'", "earliest")),
+    "two paths": ({"path": '["a", "b"]'}, ("path=", "union")),
+}
+
+
+@pytest.fixture
+def filled(queue: Queue) -> Queue:
+    queue.publish(numbered(3))
+    return queue
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_stream_with_a_bad_option_is_refused(spark: Any, filled: Queue, name: str) -> None:
+    options, told = OPTIONS[name]
+    before = versions(filled)
+    with pytest.raises(Exception, match="InvalidOption") as caught:
+        spark.readStream.format("spark_mq").options(**{"path": filled.path, **options}).load()
+    for words in told:
+        assert words in str(caught.value)
+    assert versions(filled) == before
+    assert filled.groups() == []
+
+
+@pytest.mark.parametrize("kind", ["read", "readStream"])
+def test_a_read_without_a_path_is_refused(spark: Any, kind: str) -> None:
+    with pytest.raises(Exception, match=r"option 'path' is missing.*load\(path\)"):
+        getattr(spark, kind).format("spark_mq").load()
+
+
+def run(stream: Stream) -> None:
+    stream.run(lambda batch, _: None)
+
+
+def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "nothing")
+    stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
+    stream.queue.path = path
+    with pytest.raises(Exception, match=r"QueueNotFound.*Queue.create") as caught:
+        run(stream)
+    assert path in str(caught.value)
+    for call in (
+        lambda: spark.read.format("spark_mq").load(path).count(),
+        lambda: spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode("append").save(path),
+    ):
+        with pytest.raises(Exception, match="QueueNotFound"):
+            call()
+    assert not Path(path).exists()
+
+
+def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    write_deltalake(path, pa.table({"value": ["x"]}))
+    before = sorted(Path(path).rglob("*"))
+    stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
+    stream.queue.path = path
+    with pytest.raises(Exception, match=r"NotAQueue.*itself a Delta table"):
+        run(stream)
+    with pytest.raises(Exception, match="NotAQueue"):
+        spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode("append").save(path)
+    assert sorted(Path(path).rglob("*")) == before
+
+
+def test_a_table_feature_that_is_not_supported_is_refused_by_name(stream: Stream, filled: Queue) -> None:
+    table = open_table(filled.log.path)
+    assert table is not None
+    table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    files = sorted(Path(filled.path).rglob("*"))
+    with pytest.raises(Exception, match=r"UnsupportedTable.*deletionVectors"):
+        run(stream)
+    assert sorted(Path(filled.path).rglob("*")) == files
+
+
+def test_two_attempts_are_too_few_for_a_stream(spark: Any, tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "queue", max_delivery_attempts=2)
+    queue.publish("a")
+    before = versions(queue)
+    with pytest.raises(Exception, match=r"max_delivery_attempts=2; a stream needs 3"):
+        run(Stream(spark, queue, tmp_path / "checkpoint"))
+    assert versions(queue) == before
+    assert queue.groups() == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"), [("sequense LONG", "no column 'sequense'"), ("value STRING", "'value' is binary, not string: cast it")]
+)
+def test_a_schema_that_the_source_cannot_give_is_refused(spark: Any, stream: Stream, filled: Queue, schema: str, told: str) -> None:
+    before = versions(filled)
+    frame = spark.readStream.format("spark_mq").schema(schema).options(**stream.options).load(filled.path)
+    with pytest.raises(Exception, match="InvalidSchema") as caught:
+        stream.run(lambda batch, _: None, frame=frame)
+    assert told in str(caught.value)
+    assert versions(filled) == before
+
+
+def test_a_batch_without_lease_id_is_refused_and_not_acked(stream: Stream, filled: Queue) -> None:
+    called: list[int] = []
+    with pytest.raises(Exception, match=r"no column 'lease_id'.*Keep lease_id and sequence"):
+        stream.settle_with(lambda batch, lease: called.append(1), frame=stream.frame().select("value", "sequence"))
+    assert called == []
+    stats = stream.group.stats()
+    assert (stats.acked, stats.in_flight) == (0, 3)
+
+
+WRITES = {
+    "no value": (["CAST(id AS STRING) AS valu"], {}, ("InvalidSchema", "no column 'value'", "rename 'valu'")),
+    "a value of another type": (["id AS value"], {}, ("InvalidSchema", "bigint, not string or binary", "cast")),
+    "a column that no message has": (["'x' AS value", "id AS nonsense"], {}, ("InvalidSchema", "'nonsense'")),
+    "a misspelt option": (["'x' AS value"], {"producerld": "p"}, ("InvalidOption", "producerld", "did you mean 'producerId'")),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_cannot_be_published_is_refused(spark: Any, filled: Queue, name: str) -> None:
+    columns, options, told = WRITES[name]
+    before = versions(filled)
+    with pytest.raises(Exception, match=told[0]) as caught:
+        spark.range(2).selectExpr(*columns).write.format("spark_mq").mode("append").options(**options).save(filled.path)
+    for words in told:
+        assert words in str(caught.value)
+    assert versions(filled) == before
+
+
+def test_overwriting_a_queue_is_refused(spark: Any, filled: Queue) -> None:
+    before = versions(filled)
+    with pytest.raises(Exception, match=r"only appended to: use mode\('append'\)"):
+        spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode("overwrite").save(filled.path)
+    assert versions(filled) == before
+
+
+# -- the workers' interpreter: no session is needed to see what it would start them with
+
+
+def session_with(python: str) -> Any:
+    return SimpleNamespace(sparkContext=SimpleNamespace(pythonExec=python))
+
+
+def test_an_interpreter_without_our_packages_is_refused_by_name_with_the_fix(tmp_path: Path) -> None:
+    bare = tmp_path / "python-without-packages"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(InvalidOption, match="No module named") as caught:
+        check_interpreter(session_with(str(bare)))
+    assert str(bare) in str(caught.value)
+    assert f"PYSPARK_PYTHON={sys.executable}" in str(caught.value)
+
+
+def test_an_interpreter_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"is not there: set PYSPARK_PYTHON="):
+        check_interpreter(session_with(str(tmp_path / "python9")))
+
+
+def test_the_interpreter_of_this_session_is_fine(spark: Any) -> None:
+    check_interpreter(spark)
