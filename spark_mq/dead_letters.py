@@ -21,7 +21,7 @@ from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import Slice
 from spark_mq.leases import Stored, change
 from spark_mq.log import MessageLog
-from spark_mq.payload import FILE_SCHEMA, SliceReader, WrittenFile, why_unreadable, write_file
+from spark_mq.payload import FILE_SCHEMA, TIMES, SliceReader, WrittenFile, why_unreadable, write_file
 from spark_mq.ranges import ROUTING, Ledger, Range
 
 __all__ = ["HEADER_PREFIX", "DeadSlice", "copy_dead", "dead_table", "route"]
@@ -139,5 +139,7 @@ def _dead_rows(reader: SliceReader, piece: Slice, why: Mapping[str, str]) -> pa.
         + [*why.items(), (HEADER_PREFIX + "sequence", str(piece.first + n))]
         for n, own in enumerate(rows["headers"].to_pylist())
     ]
-    at = rows.schema.get_field_index("headers")
-    return rows.set_column(at, rows.schema.field(at), pa.array(headers, rows.schema.field(at).type))
+    changed = {"headers": pa.array(headers, FILE_SCHEMA.field("headers").type)}
+    # A dead letter has no time of its own: it is there at once, and stays.
+    changed |= {name: pa.nulls(rows.num_rows, FILE_SCHEMA.field(name).type) for name in TIMES}
+    return pa.table([changed.get(f.name, rows[f.name]) for f in FILE_SCHEMA], schema=FILE_SCHEMA)

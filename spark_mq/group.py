@@ -81,7 +81,8 @@ class ConsumerGroup:
 
         def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
             index = self.queue.log.index()
-            position = max(self._position(index, target), self.queue.horizon() + 1)
+            # Not past the tail either: that would skip what is yet to be published.
+            position = min(max(self._position(index, target), self.queue.horizon() + 1), index.tail + 1)
             return rules_of.seek(self.found(stored), index, position), None, {"operation": "seek", "ranges": f"{position}-"}
 
         change(self.queue.leases, self.name, step, whole_table=True)
@@ -199,6 +200,8 @@ class ConsumerGroup:
         return self._result(lease_id, change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE))
 
     def _settle_one(self, wanted: Settle) -> SettleResult:
+        if wanted.intervals == []:
+            return SettleResult(0)
         check_lease_id(wanted.lease_id)
         return self._result(wanted.lease_id, self.settle([wanted])[0])
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CommitIndex", "LogFile", "Slice", "sequence"]
+__all__ = ["CommitIndex", "LogFile", "Slice", "Timed", "sequence"]
 
 ORDINAL_BITS: Final = 32
 
@@ -21,11 +21,16 @@ def sequence(version: int, ordinal: int) -> int:
     return version << ORDINAL_BITS | ordinal
 
 
+Timed = tuple[int, int | None, int | None]
+"""So many rows with this deliver_at and this expires_at, in microseconds, or None."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogFile:
     """One data file of a publish: ``rows`` messages, the first of them with sequence ``first``.
 
-    ``path`` is relative to ``messages/``; ``size`` is in bytes; ``committed_at`` in microseconds since 1970.
+    ``path`` is relative to ``messages/``; ``size`` is in bytes; ``committed_at`` in microseconds since 1970. ``times``: of a file
+    that holds messages with a deliver_at or expires_at, the runs of rows alike in both.
     """
 
     first: int
@@ -33,6 +38,7 @@ class LogFile:
     path: str
     size: int
     committed_at: int
+    times: tuple[Timed, ...] = ()
 
     @property
     def last(self) -> int:
@@ -59,6 +65,7 @@ class CommitIndex:
         self.files: list[LogFile] = []
         self._firsts: list[int] = []
         self._before: list[int] = []  # messages in all files before this one
+        self._timed: list[int] = []  # first sequences of the files with times
         self._total = 0
         self.version = version
         self.extend(files, version)
@@ -75,6 +82,8 @@ class CommitIndex:
             self._firsts.append(file.first)
             self._total += file.rows
             self.files.append(file)
+            if file.times:
+                self._timed.append(file.first)
         self.version = max(self.version, version)
 
     @property
@@ -132,6 +141,30 @@ class CommitIndex:
             if start <= end:
                 rows = end - start + 1
                 yield Slice(file.path, start - file.first, rows, start, file.committed_at, file.size * rows // file.rows)
+
+    def is_timed(self, first: int, last: int) -> bool:
+        """Whether a file that reaches into ``first..last`` holds messages with a deliver_at or expires_at."""
+        at = max(0, bisect_right(self._timed, first) - 1)  # the one that begins before, and the one that begins after
+        return any(seq <= last and self.file_at(seq).last >= first for seq in self._timed[at : at + 2])
+
+    def timed_after(self, seq: int) -> bool:
+        """Whether any file with such messages reaches past `seq`."""
+        return bool(self._timed) and self.file_at(self._timed[-1]).last > seq
+
+    def runs(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
+        """The messages of ``first..last`` as ``(first, last, deliver_at, expires_at)``, cut at files and where the times change."""
+        for piece in self.slices(first, last):
+            file = self.file_at(piece.first)
+            start = file.first
+            for rows, deliver_at, expires_at in file.times or ((file.rows, None, None),):
+                low, high = max(first, start), min(last, start + rows - 1)
+                if low <= high:
+                    yield low, high, deliver_at, expires_at
+                start += rows
+
+    def file_at(self, seq: int) -> LogFile:
+        """The file that holds a message, or the last one before a gap."""
+        return self.files[bisect_right(self._firsts, seq) - 1]
 
     def size(self, first: int, last: int) -> int:
         """Estimated bytes of the messages in ``first..last`` as they lie in the files."""

@@ -26,7 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from spark_mq import delta
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.index import CommitIndex, LogFile, Slice, sequence
-from spark_mq.payload import MESSAGE_SCHEMA, SliceReader, WrittenFile, why_unreadable, write_file
+from spark_mq.payload import MESSAGE_SCHEMA, SliceReader, WrittenFile, is_timed, read_times, why_unreadable, write_file
 
 __all__ = ["DeltaLog", "MessageLog", "PublishReceipt", "check_mark"]
 
@@ -161,7 +161,7 @@ class DeltaLog(MessageLog):
     ) -> PublishReceipt:
         wanted = [file for file in written if file.rows]
         adds: list[AddAction | RemoveAction] = [
-            AddAction(f.path, f.size, {"lane": None}, int(time.time() * 1000), True, json.dumps({"numRecords": f.rows})) for f in wanted
+            AddAction(f.path, f.size, {"lane": None}, int(time.time() * 1000), True, f.stats) for f in wanted
         ]
         operation = uuid.uuid4().hex
 
@@ -293,7 +293,9 @@ class DeltaLog(MessageLog):
         for add in changing:
             rows = self._rows(add)
             at = int(info.get("timestamp") or add.get("modificationTime") or 0) * 1000
-            files.append(LogFile(sequence(version, ordinal), rows, unquote(add["path"]), int(add.get("size") or 0), at))
+            path = unquote(add["path"])
+            times = read_times(self.files, path) if is_timed(json.loads(add.get("stats") or "{}")) else ()
+            files.append(LogFile(sequence(version, ordinal), rows, path, int(add.get("size") or 0), at, times))
             ordinal += rows
         return files
 

@@ -13,12 +13,11 @@ import pyarrow.compute as pc
 
 from spark_mq.checks import nearest, to_datetime
 from spark_mq.errors import InvalidOption, InvalidSchema
-from spark_mq.payload import MESSAGE_SCHEMA
+from spark_mq.payload import MESSAGE_SCHEMA, TIMES
 
 __all__ = ["DELIVERY_SCHEMA", "PUBLISH_COLUMNS", "Message", "Received", "check_publishable", "received", "to_publish"]
 
-PUBLISH_COLUMNS: Final = ("message_id", "key", "value", "headers", "published_at")
-_NOT_YET: Final = ("lane", "deliver_at", "expires_at")
+PUBLISH_COLUMNS: Final = ("message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at")
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 DELIVERY_SCHEMA: Final = pa.schema(
@@ -39,12 +38,17 @@ DELIVERY_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to publish. ``value``: bytes, or str (published as UTF-8). ``message_id``: a random one if not given."""
+    """A message to publish. ``value``: bytes, or str (published as UTF-8). ``message_id``: a random one if not given.
+
+    ``deliver_at``: not leased before (rounded up to a second). ``expires_at``: not leased from then on. Both aware.
+    """
 
     value: bytes | str
     key: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     message_id: str | None = None
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,6 @@ def check_publishable(columns: Mapping[str, str]) -> None:
             column="value",
         )
     for name, kind in columns.items():
-        if name in _NOT_YET:
-            raise InvalidSchema(f"column {name!r} cannot be published yet; drop it", column=name)
         if name not in PUBLISH_COLUMNS:
             hint = nearest(name, PUBLISH_COLUMNS)
             raise InvalidSchema(
@@ -86,20 +88,15 @@ def check_publishable(columns: Mapping[str, str]) -> None:
                 + (f"; did you mean {hint!r}?" if hint else "; put it into value or headers, or drop it"),
                 column=name,
             )
-        wanted = {
-            "message_id": "string",
-            "key": "string",
-            "headers": "map<string,string>",
-            "published_at": "timestamp",
-        }.get(name)
-        if wanted and kind.replace(" ", "") != wanted:
+        wanted = "timestamp" if name.endswith("_at") else "map<string,string>" if name == "headers" else "string"
+        if name != "value" and kind.replace(" ", "") != wanted:
             raise InvalidSchema(f"column {name!r} is {kind}, not {wanted}: cast it", column=name)
 
 
-def to_publish(messages: Any, now: int) -> pa.Table:
+def to_publish(messages: Any, now: int, deliver_at: int | None = None) -> pa.Table:
     """Messages as a table of the columns of ``messages/``: from bytes, str, Message, a list of these, or an Arrow table.
 
-    Ids and times that are not given are filled in (uuid4; `now`, in microseconds).
+    Ids and times that are not given are filled in (uuid4; `now` and `deliver_at`, in microseconds).
     """
     table = messages if isinstance(messages, pa.Table) else _from_values(messages)
     for name in table.schema.names:
@@ -114,6 +111,10 @@ def to_publish(messages: Any, now: int) -> pa.Table:
         table = _with(table, "message_id", ids if given is None else pc.coalesce(given.cast(pa.string()), ids))
     if "published_at" not in table.schema.names:
         table = _with(table, "published_at", pa.repeat(pa.scalar(now, pa.int64()).cast(_INSTANT), table.num_rows))
+    if deliver_at is not None:
+        instant = pa.scalar(deliver_at, pa.int64()).cast(_INSTANT)
+        given = table["deliver_at"] if "deliver_at" in table.schema.names else pa.nulls(table.num_rows, _INSTANT)
+        table = _with(table, "deliver_at", given.fill_null(instant))
     for name in table.schema.names:
         table = _with(table, name, _cast(table[name], MESSAGE_SCHEMA.field(name)))
     return table
@@ -142,7 +143,7 @@ def _from_values(messages: Any) -> pa.Table:
             value=type(messages).__name__,
         )
     rows = [_row(at, m if isinstance(m, Message) else Message(m)) for at, m in enumerate(messages)]
-    names = ("message_id", "key", "value", "headers")
+    names = ("message_id", "key", "value", "headers", *TIMES)
     return pa.Table.from_pylist(rows, schema=pa.schema([MESSAGE_SCHEMA.field(name) for name in names]))
 
 
@@ -161,11 +162,15 @@ def _row(at: int, m: Message) -> dict[str, Any]:
     check(all_text, "headers that are no mapping from str to str")
     texts = [m.value, m.key, m.message_id, *(text for pair in headers or () for text in pair)]
     check(all(_is_utf8(text) for text in texts if isinstance(text, str)), "text that has no UTF-8 form (a lone surrogate)")
+    for name, at_ in zip(TIMES, (m.deliver_at, m.expires_at), strict=True):
+        check(at_ is None or (isinstance(at_, datetime) and at_.tzinfo is not None), f"a {name} that is no datetime with a time zone")
     return {
         "message_id": m.message_id,
         "key": m.key,
         "value": m.value.encode() if isinstance(m.value, str) else m.value,
         "headers": headers,
+        "deliver_at": m.deliver_at,
+        "expires_at": m.expires_at,
     }
 
 

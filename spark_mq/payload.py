@@ -6,20 +6,23 @@ Files are written first, anywhere (here, on Spark's executors), and become messa
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq import delta
-from spark_mq.index import Slice
+from spark_mq.checks import SECOND
+from spark_mq.index import Slice, Timed
 
-__all__ = ["FILE_SCHEMA", "MESSAGE_SCHEMA", "SliceReader", "WrittenFile", "why_unreadable", "write_file"]
+__all__ = ["FILE_SCHEMA", "MESSAGE_SCHEMA", "TIMES", "SliceReader", "WrittenFile", "is_timed", "read_times", "why_unreadable", "write_file"]
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 MESSAGE_SCHEMA: Final = pa.schema(
@@ -38,17 +41,28 @@ MESSAGE_SCHEMA: Final = pa.schema(
 
 FILE_SCHEMA: Final = pa.schema([f for f in MESSAGE_SCHEMA if f.name != "lane"])
 _NO_LANE: Final = "lane=__HIVE_DEFAULT_PARTITION__"
+TIMES: Final = ("deliver_at", "expires_at")
 ROW_GROUP_ROWS: Final = 20_000
 """Small row groups: a lease reads slices from anywhere in a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A data file that is written but not yet published: path relative to ``messages/``, bytes, rows."""
+    """A data file that is written but not yet published: path relative to ``messages/``, bytes, rows.
+
+    ``timed``: whether any message in it has a deliver_at or expires_at.
+    """
 
     path: str
     size: int
     rows: int
+    timed: bool = False
+
+    @property
+    def stats(self) -> str:
+        """The statistics of its ``add`` action, as far as readers of the log need them."""
+        empty = {} if self.timed else dict.fromkeys(TIMES, self.rows)
+        return json.dumps({"numRecords": self.rows, "nullCount": empty})
 
 
 def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
@@ -65,7 +79,39 @@ def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
     )
     path = f"{_NO_LANE}/part-{uuid.uuid4()}.parquet"
     files.write(path, buffer.getvalue())
-    return WrittenFile(path, buffer.tell(), table.num_rows)
+    timed = any(name in table.schema.names and table[name].null_count < table.num_rows for name in TIMES)
+    return WrittenFile(path, buffer.tell(), table.num_rows, timed)
+
+
+def is_timed(stats: Mapping[str, Any]) -> bool:
+    """Whether a file may hold messages with a deliver_at or expires_at, from the statistics of its ``add`` action."""
+    nulls, rows = stats.get("nullCount") or {}, stats.get("numRecords")
+    return rows is None or any(nulls.get(name) != rows for name in TIMES)
+
+
+def read_times(files: delta.Files, path: str) -> tuple[Timed, ...]:
+    """The deliver_at and expires_at of a file's messages, as runs; nothing where it has none, or cannot be read.
+
+    deliver_at is rounded up to whole seconds: never early, a second late at most, and fewer runs.
+    """
+    try:
+        with files.open(path) as raw:
+            file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
+            present = [name for name in TIMES if name in file.schema_arrow.names]
+            table = file.read(columns=present)
+    except (OSError, pa.ArrowException):
+        return ()  # such a file makes its messages dead once they are leased
+    columns = [table[name].cast(_INSTANT).cast(pa.int64()).to_pylist() if name in present else [None] * table.num_rows for name in TIMES]
+    if all(value is None for column in columns for value in column):
+        return ()
+    runs: list[Timed] = []
+    for deliver_at, expires_at in zip(*columns, strict=True):
+        due = None if deliver_at is None else -(-deliver_at // SECOND) * SECOND
+        if runs and runs[-1][1:] == (due, expires_at):
+            runs[-1] = (runs[-1][0] + 1, due, expires_at)
+        else:
+            runs.append((1, due, expires_at))
+    return tuple(runs)
 
 
 def why_unreadable(files: delta.Files, path: str, error: Exception) -> str:

@@ -138,9 +138,17 @@ class Queue:
 
     # -- publishing
 
-    def publish(self, messages: Any, *, producer_id: str | None = None, producer_sequence: int | None = None) -> PublishReceipt:
+    def publish(
+        self,
+        messages: Any,
+        *,
+        producer_id: str | None = None,
+        producer_sequence: int | None = None,
+        deliver_at: datetime | None = None,
+    ) -> PublishReceipt:
         """Publishes bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``, as one commit: all or nothing.
 
+        ``deliver_at``: for messages that have none of their own; they are not leased before.
         ``producer_id`` with ``producer_sequence`` (increasing) makes it idempotent: DuplicatePublish if that number or a higher
         one has landed before. Raises InvalidSchema, InvalidOption.
         """
@@ -152,7 +160,7 @@ class Queue:
                 producer_mark(producer_id),
                 check_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1),
             )
-        table = to_publish(messages, self.now())
+        table = to_publish(messages, self.now(), None if deliver_at is None else micros(deliver_at))
         if table.num_rows == 0:
             raise InvalidOption("there is nothing to publish: the list or table is empty", option="messages", value=0)
         return self.log.publish(table, mark=mark)

@@ -39,6 +39,8 @@ DEAD: Final = "dead"
 ROUTING: Final = "routing"
 SETTLED: Final = "settled"
 FLOOR: Final = "floor"
+UNREAD: Final = "unread"
+"""Of no range in a ledger: what lies past the last one."""
 STATES: Final = (LEASED, WAITING, DEAD, ROUTING, SETTLED)
 
 _INSTANT = pa.timestamp("us", tz="UTC")

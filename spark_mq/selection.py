@@ -7,15 +7,16 @@ anything else that is due (waiting first, then unread, in sequence order). The k
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.draft import Draft
 from spark_mq.index import CommitIndex
-from spark_mq.ranges import DEAD, LEASED, ROUTING, WAITING, Ledger, Range
+from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
+from spark_mq.timing import Sorted, ripen, sort_out
 
 __all__ = ["Grant", "Request", "isolation_size", "lease"]
 
@@ -72,14 +73,15 @@ def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wa
     limit = 1 if attempts == 1 else wanted.max_messages
     if rules.max_in_flight is not None:
         limit = min(limit, rules.max_in_flight - ledger.count(ledger.is_state(LEASED)))
-    waiting = _due(ledger, now, wanted, attempts)
+    given, ledger = ledger, ripen(ledger, index, now, _by(now, wanted))
+    waiting = _due(ledger, _by(now, wanted), wanted, attempts)
     may_read = _has_unread(ledger, index, wanted)
     if limit < 1:
-        return ledger, Grant(blocked_because="max_in_flight" if may_read or any(waiting.values()) else "")
+        return given, Grant(blocked_because="max_in_flight" if may_read or any(waiting.values()) else "")
     full = _full(ledger, now, rules)
     start = KINDS.index(ledger.head.turn) if ledger.head.turn in KINDS else 0
     for kind in (*KINDS[start:], *KINDS[:start]):
-        draft = Draft(ledger)
+        draft, aside = Draft(ledger), cast(list[Range], [])
         if kind == SUSPECT and waiting[SUSPECT]:
             row = waiting[SUSPECT][0]
             size = isolation_size(limit, ledger.at(row).delivery_count, attempts or _DEFAULT_ATTEMPTS)
@@ -87,20 +89,25 @@ def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wa
         else:
             taken = _take(draft, waiting[kind], limit, wanted.upto, index)
         if kind == REST and may_read and not full:
-            taken += _read(ledger, index, limit - sum(r.message_count for r in taken), wanted.upto)
+            unread = _read(ledger, index, limit - sum(r.message_count for r in taken), wanted, now)
+            taken += unread.due
+            aside = [*unread.later, *unread.expired]
         taken = _within_bytes(draft, taken, index, wanted.max_bytes)
         if taken:
             draft.head = replace(ledger.head, turn=KINDS[(KINDS.index(kind) + 1) % len(KINDS)])
             granted = tuple(_leased(r, now, wanted) for r in taken)
             for r in granted:
                 draft.put(r)
+            for r in aside:
+                if r.last < granted[-1].last:  # what lies past the last one granted stays unread
+                    draft.put(r)
+                    draft.head = draft.head.counted("expired", r.message_count if r.state == SETTLED else 0)
             return draft.finish(), Grant(granted)
-    return ledger, Grant(blocked_because="max_ledger_ranges" if full and may_read else "")
+    return given, Grant(blocked_because="max_ledger_ranges" if full and may_read else "")
 
 
-def _due(ledger: Ledger, now: int, wanted: Request, attempts: int | None) -> dict[str, list[int]]:
+def _due(ledger: Ledger, by: int, wanted: Request, attempts: int | None) -> dict[str, list[int]]:
     """The rows that are waiting and due, by kind."""
-    by = now if wanted.due_by is None else min(now, wanted.due_by)
     due = pc.and_(ledger.is_state(WAITING), pc.less_equal(ledger.column("available_at").cast(pa.int64()), by))
     if wanted.upto is not None:
         due = pc.and_(due, pc.less_equal(ledger.column("first"), wanted.upto))
@@ -148,14 +155,26 @@ def _has_unread(ledger: Ledger, index: CommitIndex, wanted: Request) -> bool:
     return index.count(ledger.frontier + 1, end) > 0
 
 
-def _read(ledger: Ledger, index: CommitIndex, limit: int, upto: int | None) -> list[Range]:
-    """The first unread messages, as one range."""
-    end = index.tail if upto is None else min(index.tail, upto)
-    first = index.at_or_after(ledger.frontier + 1)
-    if limit < 1 or first is None or first > end:
-        return []
-    count = min(limit, index.count(first, end))
-    return [Range(first, index.cut(first, count), WAITING, count)]
+def _read(ledger: Ledger, index: CommitIndex, limit: int, wanted: Request, now: int) -> Sorted:
+    """The first unread messages, up to `limit` that are due; with those among them that are not due yet, or have expired."""
+    end = index.tail if wanted.upto is None else min(index.tail, wanted.upto)
+    out, first = Sorted(), index.at_or_after(ledger.frontier + 1)
+    while limit > 0 and first is not None and first <= end:
+        # Where no file ahead has times of its own, all is one range; else it is looked at file by file.
+        last = min(end, index.file_at(first).last) if index.timed_after(first - 1) else end
+        found = sort_out(Range(first, last, WAITING, index.count(first, last)), index, now, _by(now, wanted))
+        for r in found.due:
+            if limit > 0:
+                out.due.append(r.part(r.first, index.cut(r.first, min(limit, r.message_count)), index))
+                limit -= out.due[-1].message_count
+        out.later += found.later
+        out.expired += found.expired
+        first = index.at_or_after(last + 1)
+    return out
+
+
+def _by(now: int, wanted: Request) -> int:
+    return now if wanted.due_by is None else min(now, wanted.due_by)
 
 
 def _within_bytes(draft: Draft, taken: list[Range], index: CommitIndex, max_bytes: int | None) -> list[Range]:

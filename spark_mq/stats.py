@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 
 from spark_mq import selection
 from spark_mq.index import CommitIndex
-from spark_mq.ranges import DEAD, LEASED, ROUTING, WAITING, Ledger
+from spark_mq.ranges import DEAD, LEASED, ROUTING, UNREAD, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
+from spark_mq.timing import ripen, sort_out
 
 __all__ = ["GroupStats", "stats_of"]
 
@@ -18,8 +19,9 @@ __all__ = ["GroupStats", "stats_of"]
 class GroupStats:
     """Messages of a group by state. Leases past their deadline count as ready.
 
-    ``unread`` are part of ``ready``. ``acked``, ``dead_lettered``, ``skipped``: totals since the group began. ``floor``: all up
-    to this sequence is settled. ``tail``: the last sequence published. ``blocked_because``: the cap that lets nothing be leased, or "".
+    ``unread`` are part of ``ready``. ``acked``, ``dead_lettered``, ``skipped``, ``expired``: totals since the group began.
+    ``floor``: all up to this sequence is settled. ``tail``: the last sequence published.
+    ``blocked_because``: the cap that lets nothing be leased, or "".
     """
 
     ready: int
@@ -31,6 +33,7 @@ class GroupStats:
     acked: int
     dead_lettered: int
     skipped: int
+    expired: int
     floor: int
     tail: int
     ledger_ranges: int
@@ -39,21 +42,28 @@ class GroupStats:
 
 def stats_of(ledger: Ledger, index: CommitIndex, rules: GroupSettings, now: int) -> GroupStats:
     """The stats of a ledger that has been folded at `now` (microseconds)."""
+    ledger = ripen(ledger, index, now, now)
     waiting = ledger.is_state(WAITING)
     due = ledger.count(pc.and_(waiting, pc.less_equal(ledger.column("available_at").cast("int64"), now)))
     unread = index.count(ledger.frontier + 1, index.tail)
+    later = expired = 0
+    if index.timed_after(ledger.frontier):
+        pieces = sort_out(Range(ledger.frontier + 1, index.tail, UNREAD, unread), index, now, now)
+        later, expired = (sum(r.message_count for r in some) for some in (pieces.later, pieces.expired))
+        unread -= later + expired
     _, grant = selection.lease(ledger, index, now, rules, selection.Request("stats", "stats", 1, now))
     counters = ledger.head.counters
     return GroupStats(
         ready=unread + due,
         unread=unread,
-        delayed=ledger.count(waiting) - due,
+        delayed=ledger.count(waiting) - due + later,
         in_flight=ledger.count(ledger.is_state(LEASED)),
         dead=ledger.count(ledger.is_state(DEAD)),
         routing=ledger.count(ledger.is_state(ROUTING)),
         acked=counters.get("acked", 0),
         dead_lettered=counters.get("dead_lettered", 0),
         skipped=counters.get("skipped", 0),
+        expired=counters.get("expired", 0) + expired,
         floor=ledger.head.floor,
         tail=index.tail,
         ledger_ranges=len(ledger),

@@ -30,7 +30,7 @@ from spark_mq.errors import LostRace
 from spark_mq.index import CommitIndex, LogFile, sequence
 from spark_mq.leases import Stored
 from spark_mq.log import MessageLog, PublishReceipt, check_mark
-from spark_mq.payload import WrittenFile
+from spark_mq.payload import WrittenFile, read_times
 from spark_mq.queue import Clock, Queue, system_clock
 from spark_mq.ranges import Ledger
 from spark_mq.settings import GroupSettings, QueueSettings
@@ -147,7 +147,8 @@ class MemoryLog(MessageLog):
             version, at = self._index.version + 1, micros(self._clock())
             files, ordinal = [], 0
             for file in written:
-                files.append(LogFile(sequence(version, ordinal), file.rows, file.path, file.size, at))
+                times = read_times(self.files, file.path) if file.timed else ()
+                files.append(LogFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times))
                 ordinal += file.rows
             self._index.extend(files, version)
             self._active.update(file.path for file in files)

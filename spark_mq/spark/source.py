@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption
-from spark_mq.ranges import Range
+from spark_mq.ranges import UNREAD, Range
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions, WriteOptions
 from spark_mq.spark.schema import READ_SCHEMA, check_projection
@@ -26,8 +26,6 @@ from spark_mq.spark.writer import QueueStreamWriter, QueueWriter, check_datafram
 from spark_mq.stream import StreamSource
 
 __all__ = ["SparkMQDataSource"]
-
-UNREAD = "unread"
 
 
 class SparkMQDataSource(DataSource):

@@ -1,0 +1,175 @@
+"""Messages with a deliver_at or expires_at: never early, at most a second late, dropped when expired; free where unused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from spark_mq import Message, Queue
+from spark_mq.index import CommitIndex, LogFile, sequence
+from spark_mq.ranges import WAITING, Ledger, Range
+from spark_mq.sweep import sweep
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.timing import sort_out
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.fixture
+def queue(clock: ManualClock) -> Queue:
+    return memory_queue(clock, clock_skew=0, retry_delay=0)
+
+
+def values(queue: Queue, limit: int = 100, **given: Any) -> list[str]:
+    """What a lease hands out."""
+    lease = queue.group().lease("w", max_messages=limit, **given)
+    return [m.value.decode() for m in lease.messages] if lease else []
+
+
+def ledger(queue: Queue) -> Ledger:
+    found = queue.leases.read("default").ledger
+    assert found is not None
+    return found
+
+
+def in_seconds(clock: ManualClock, seconds: float) -> Any:
+    return clock() + timedelta(seconds=seconds)
+
+
+def test_a_delayed_message_is_not_leased_before_its_time_and_then_comes_first(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("late", deliver_at=in_seconds(clock, 60)), Message("now")])
+    queue.publish(["after"])
+    assert queue.group().stats().ready == 2
+    assert queue.group().stats().delayed == 1
+    assert values(queue) == ["now", "after"]
+    assert queue.group().stats().delayed == 1
+    clock.advance(59.9)
+    assert values(queue) == []
+    clock.advance(0.1)
+    queue.publish(["newest"])
+    assert values(queue) == ["late", "newest"]
+
+
+def test_a_delay_is_rounded_up_to_a_second_never_down(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("x", deliver_at=in_seconds(clock, 10.001))])
+    clock.advance(10.001)
+    assert values(queue) == []
+    clock.advance(0.999)
+    assert values(queue) == ["x"]
+
+
+def test_a_whole_publish_can_be_delayed_but_for_messages_with_a_time_of_their_own(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("a"), Message("b", deliver_at=in_seconds(clock, 5))], deliver_at=in_seconds(clock, 100))
+    clock.advance(5)
+    assert values(queue, auto_ack=True) == ["b"]
+    clock.advance(95)
+    assert values(queue) == ["a"]
+
+
+def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message(f"d{n}", deliver_at=in_seconds(clock, 60 + n)) for n in range(50)])
+    queue.publish(["now"])
+    lease = queue.group().lease("w", max_messages=10)
+    assert lease is not None
+    lease.ack()
+    (waiting,) = [r for r in ledger(queue) if r.state == WAITING]
+    assert waiting.message_count == 50
+    clock.advance(62)
+    assert values(queue, 100) == ["d0", "d1", "d2"]
+    assert sum(r.state == WAITING for r in ledger(queue)) == 1
+
+
+def test_delayed_messages_do_not_hold_up_what_lies_behind_them(queue: Queue, clock: ManualClock) -> None:
+    for _ in range(5):
+        queue.publish([Message("late", deliver_at=in_seconds(clock, 60)) for _ in range(20)])
+    queue.publish([f"{n}" for n in range(10)])
+    assert values(queue, 4) == ["0", "1", "2", "3"]
+    assert values(queue, 100) == [str(n) for n in range(4, 10)]
+
+
+def test_the_limit_cuts_between_due_messages_and_leaves_the_rest_unread(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message(f"{n}", deliver_at=in_seconds(clock, 60) if n % 2 else None) for n in range(10)])
+    assert values(queue, 2) == ["0", "2"]
+    assert values(queue, 2) == ["4", "6"]
+    clock.advance(60)
+    assert values(queue, 100) == ["1", "3", "5", "7", "8", "9"]
+
+
+def test_an_expired_message_is_dropped_and_counted(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("short", expires_at=in_seconds(clock, 10)), Message("long")])
+    clock.advance(10)
+    assert queue.group().stats().ready == 1
+    assert values(queue) == ["long"]
+    stats = queue.group().stats()
+    assert (stats.expired, stats.in_flight, stats.ready) == (1, 1, 0)
+
+
+def test_a_message_that_expires_while_it_waits_for_its_next_try_is_dropped(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
+    lease = queue.group().lease("w")
+    assert lease is not None
+    lease.nack([lease.messages[0].sequence])
+    clock.advance(10)
+    queue.publish(["y"])
+    assert values(queue) == ["y"]
+    assert queue.group().stats().expired == 1
+
+
+def test_a_lease_outlives_the_expiry_of_its_messages(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
+    lease = queue.group().lease("w")
+    assert lease is not None
+    clock.advance(20)
+    assert lease.ack().settled == 1
+    assert queue.group().stats().expired == 0
+
+
+def test_a_released_message_is_not_delayed_again(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("x", deliver_at=in_seconds(clock, 5))])
+    clock.advance(5)
+    lease = queue.group().lease("w")
+    assert lease is not None
+    lease.release()
+    assert values(queue) == ["x"]
+
+
+def test_a_dead_letter_has_no_times_of_its_own(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
+    lease = queue.group().lease("w")
+    assert lease is not None
+    lease.reject()
+    sweep(queue)
+    clock.advance(1000)
+    assert values(queue.dead_letters) == ["x"]
+
+
+def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: ManualClock) -> None:
+    times = ((2, 5_000_000, None), (2, None, 7_000_000), (1, None, None))
+    index = CommitIndex([LogFile(sequence(1, 0), 5, "f", 50, 0, times)], 1)
+    whole = Range(sequence(1, 0), sequence(1, 4), WAITING, 5)
+    pieces = sort_out(whole, index, now=6_000_000, by=4_000_000)
+    assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(2, 4)]
+    assert [(r.first & 0xF, r.last & 0xF, r.available_at) for r in pieces.later] == [(0, 1, 5_000_000)]
+    pieces = sort_out(whole, index, now=7_000_000, by=7_000_000)
+    assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(0, 1), (4, 4)]
+    assert [(r.first & 0xF, r.last & 0xF) for r in pieces.expired] == [(2, 3)]
+
+
+def test_the_index_knows_where_times_are(queue: Queue) -> None:
+    times = ((1, 5, None), (1, None, None))
+    index = CommitIndex([LogFile(sequence(v, 0), 2, f"f{v}", 10, 0, times if v == 3 else ()) for v in range(1, 6)], 5)
+    assert [index.is_timed(sequence(v, 0), sequence(v, 1)) for v in range(1, 6)] == [False, False, True, False, False]
+    assert index.is_timed(sequence(1, 0), sequence(5, 0))
+    assert index.timed_after(sequence(3, 0))
+    assert not index.timed_after(sequence(3, 1))
+    assert list(index.runs(sequence(2, 1), sequence(4, 0))) == [
+        (sequence(2, 1), sequence(2, 1), None, None),
+        (sequence(3, 0), sequence(3, 0), 5, None),
+        (sequence(3, 1), sequence(3, 1), None, None),
+        (sequence(4, 0), sequence(4, 0), None, None),
+    ]
