@@ -215,9 +215,8 @@ class Demo:
         reasons = pc.value_counts(pa.array([h.get("spark_mq.error") for h in dead])).to_pylist()
         print("dead letters by reason: " + ", ".join(f"{r['values']}: {r['counts']:,}" for r in reasons))
         for note in replays:
-            print(
-                f"worker-1 was killed in a batch; started again, it took over {note['messages']:,} messages, and Delta skipped their write"
-            )
+            took = f"started again, it took over {note['messages']:,} messages, and Delta skipped their write"
+            print(f"{self.victim} was killed in a batch; {took}")
         print(f"the second group counted {len(audited):,} messages\n")
 
         checks = {
