@@ -230,8 +230,10 @@ class DeltaLeases:
                     ),
                 )
             except Exception as error:  # whatever failed, the commit may have landed all the same
-                self._table = None
                 latest = self.refresh()
+                if latest.version() == stored.token:
+                    self._table = None  # or the handle knows no better: what it stood on may be gone
+                    latest = self.refresh()
                 if delta.landed_since(self.files, self.path, stored.token, latest.version(), operation_id) is None:
                     if latest.version() == stored.token:
                         raise  # nobody else committed: this is no lost race
