@@ -154,7 +154,7 @@ class ConsumerGroup:
 
     def verified(self, ranges: Sequence[Range], lease_id: str) -> tuple[Range, ...]:
         """The ranges whose files can be read. Messages of a missing or corrupt file are made dead, at once, with that reason."""
-        index, good, bad = self.queue.log.index(), [], []
+        index, good, bad = self.queue.log.index(ranges[-1].last), [], []
         for r in ranges:
             for piece in index.slices(r.first, r.last):
                 why = self.queue.check_file(piece.path)
@@ -219,7 +219,7 @@ class ConsumerGroup:
         def step(stored: Stored) -> tuple[Ledger | None, list[Outcome], Mapping[str, Any]]:
             ledger, rules, now = self.found(stored), self.rules(stored), self.queue.now()
             ledger = rules_of.fold(ledger, now, rules, {w.lease_id for w in wanted})
-            index = self.queue.log.index() if any(w.intervals is not None for w in wanted) else CommitIndex()
+            index = self.queue.log.index(ledger.frontier) if any(w.intervals is not None for w in wanted) else CommitIndex()
             outcomes = []
             for one in wanted:
                 ledger, outcome = settling.settle(ledger, index, now, rules, one)

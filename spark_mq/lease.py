@@ -66,7 +66,7 @@ class Lease:
     def table(self) -> pa.Table:
         """The messages as an Arrow table with the columns of DELIVERY_SCHEMA, in the order of their sequence."""
         log = self.group.queue.log
-        index = log.index()
+        index = log.index(self.ranges[-1].last)
         parts = [
             deliver(payload, piece, r.delivery_count, self.lease_id, self._expires_at)
             for r in self.ranges

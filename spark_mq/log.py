@@ -71,8 +71,11 @@ class MessageLog(ABC):
         """The last number that a producer has published, or None."""
 
     @abstractmethod
-    def index(self) -> CommitIndex:
-        """The commit index, brought up to the latest commit. The same object each time: it only grows."""
+    def index(self, reach: int | None = None) -> CommitIndex:
+        """The commit index, brought up to the latest commit. The same object each time: it only grows.
+
+        ``reach``: no look at the table where the index reaches this sequence already, as for what has been leased.
+        """
 
     @abstractmethod
     def drop(self, horizon: int) -> int:
@@ -251,9 +254,10 @@ class DeltaLog(MessageLog):
     def last_number(self, producer_id: str) -> int | None:
         return self.refresh().transaction_version(producer_id)
 
-    def index(self) -> CommitIndex:
+    def index(self, reach: int | None = None) -> CommitIndex:
         with self._lock:
-            self._catch_up(self.refresh().version())
+            if reach is None or reach > self._index.tail:
+                self._catch_up(self.refresh().version())
             return self._index
 
     def _catch_up(self, latest: int) -> None:

@@ -234,7 +234,7 @@ class StreamSource:
             return BatchPlan(lease_id, expires_at)
         rules = self.group.rules(self.group.queue.leases.read(self.group.name))
         self._alive = self._keep_alive(lease_id, self._timeout(rules), self.options.max_lease_duration)
-        index = self.group.queue.log.index()
+        index = self.group.queue.log.index(good[-1].last)
         return BatchPlan(lease_id, expires_at, tuple((piece, r) for r in good for piece in index.slices(r.first, r.last)))
 
     # -- acking what Spark has committed
@@ -256,7 +256,7 @@ class StreamSource:
         ledger = rules_of.fold(ledger, now, rules, [*done, *keep])
         settles = [Settle(ACK, lease_id) for lease_id in done]
         outcomes: list[Outcome] = []
-        index = self.group.queue.log.index()
+        index = self.group.queue.log.index(ledger.frontier)
         for one in settles:
             ledger, outcome = settling.settle(ledger, index, now, rules, one)
             outcomes.append(outcome)

@@ -157,7 +157,7 @@ class MemoryLog(MessageLog):
     def last_number(self, producer_id: str) -> int | None:
         return self._numbers.get(producer_id)
 
-    def index(self) -> CommitIndex:
+    def index(self, reach: int | None = None) -> CommitIndex:
         return self._index
 
     def drop(self, horizon: int) -> int:
