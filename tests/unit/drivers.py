@@ -1,0 +1,95 @@
+"""Runs of a streaming query as Spark drives them, step by step and without Spark, for tests of ``spark_mq.stream``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_mq import Queue
+from spark_mq.stream import BatchPlan, StreamOptions, StreamSource, mark_of
+
+Offset = dict[str, Any]
+
+
+@dataclass
+class StubAlive:
+    """Stands for what keeps a lease alive: the tests' clock is moved by hand, so nothing is to be extended."""
+
+    lease_id: str
+    timeout: int
+    limit: int
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@dataclass
+class Checkpoint:
+    """What Spark remembers of a query: the offset log and whether the last batch in it was committed."""
+
+    offsets: list[Offset] = field(default_factory=list)
+    committed: int = 0
+    """How many offsets of the log are committed; the first one is the initial offset."""
+
+
+class Runner:
+    """One run of a query as Spark drives it, step by step, so that it can die or freeze between any two."""
+
+    def __init__(self, queue: Queue, checkpoint: Checkpoint | None = None, *, group: str = "g", **options: Any) -> None:
+        self.alive: list[StubAlive] = []
+        self.checkpoint = checkpoint or Checkpoint()
+        self.group = queue.group(group)
+        self.source = StreamSource(self.group, StreamOptions(**options), keep_alive=self._keep)
+
+    def _keep(self, lease_id: str, timeout: int, limit: int) -> StubAlive:
+        self.alive.append(StubAlive(lease_id, timeout, limit))
+        return self.alive[-1]
+
+    def offer(self) -> bool:
+        """Asks for the next offset and logs it. False if there is nothing new."""
+        log = self.checkpoint
+        if not log.offsets:
+            log.offsets, log.committed = [self.source.initial()], 1
+        end = self.source.latest(log.offsets[-1])
+        if end == log.offsets[-1]:
+            return False
+        log.offsets.append(end)
+        return True
+
+    def plan(self) -> BatchPlan:
+        """The last batch in the log: a fresh one, or a replay in a new run."""
+        return self.source.plan(self.checkpoint.offsets[-2], self.checkpoint.offsets[-1])
+
+    def commit(self) -> None:
+        self.checkpoint.committed = len(self.checkpoint.offsets)
+
+    @property
+    def replays(self) -> bool:
+        return self.checkpoint.committed < len(self.checkpoint.offsets)
+
+    def batch(self) -> BatchPlan:
+        """A whole batch that goes well: a replay, if the last run left one."""
+        if not self.replays:
+            assert self.offer(), "there is nothing to lease"
+        plan = self.plan()
+        self.commit()
+        return plan
+
+
+def sequences(plan: BatchPlan) -> list[int]:
+    return [s for piece, _ in plan.slices for s in range(piece.first, piece.first + piece.rows)]
+
+
+def deliveries(plan: BatchPlan) -> set[int]:
+    return {r.delivery_count for _, r in plan.slices}
+
+
+def mark(runner: Runner) -> int | None:
+    leases = runner.group.queue.leases
+    return leases.mark(leases.read(runner.group.name), mark_of(runner.checkpoint.offsets[-1]["stream"]))
+
+
+def states(queue: Queue) -> list[tuple[str, int, str | None]]:
+    """(state, messages, lease id) of the ranges of group g."""
+    return [(r.state, r.message_count, r.lease_id) for r in queue.group("g").ledger()]
