@@ -9,9 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
-__all__ = ["CommitIndex", "LogFile", "Slice", "Timed", "sequence"]
+__all__ = ["CommitIndex", "LogFile", "Slice", "Timed", "Times", "sequence"]
 
 ORDINAL_BITS: Final = 32
 
@@ -26,11 +27,40 @@ Timed = tuple[int, int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """The times of a file's messages: runs of rows alike in both, and what is true of all, so that most files need no closer look.
+
+    ``due_from``, ``due_to``: the least and the greatest deliver_at (0 where a message has none); ``expires_from``: the least expires_at.
+    """
+
+    runs: tuple[Timed, ...]
+    starts: tuple[int, ...]
+    due_from: int
+    due_to: int
+    expires_from: int | None
+
+    @classmethod
+    def of(cls, runs: Iterable[Timed]) -> Times:
+        """From runs in the order of rows, at least one."""
+        kept = tuple(runs)
+        due = [deliver_at or 0 for _, deliver_at, _ in kept]
+        ends = [expires_at for _, _, expires_at in kept if expires_at is not None]
+        starts = tuple(accumulate((rows for rows, _, _ in kept[:-1]), initial=0))
+        return cls(kept, starts, min(due), max(due), min(ends, default=None))
+
+    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
+        """The runs within rows ``first..last`` (from 0), as ``(first, last, deliver_at, expires_at)``."""
+        for at in range(bisect_right(self.starts, first) - 1, bisect_right(self.starts, last)):
+            rows, deliver_at, expires_at = self.runs[at]
+            yield max(first, self.starts[at]), min(last, self.starts[at] + rows - 1), deliver_at, expires_at
+
+
+@dataclass(frozen=True, slots=True)
 class LogFile:
     """One data file of a publish: ``rows`` messages, the first of them with sequence ``first``.
 
     ``path`` is relative to ``messages/``; ``size`` is in bytes; ``committed_at`` in microseconds since 1970. ``times``: of a file
-    that holds messages with a deliver_at or expires_at, the runs of rows alike in both.
+    that holds messages with a deliver_at or expires_at.
     """
 
     first: int
@@ -38,7 +68,7 @@ class LogFile:
     path: str
     size: int
     committed_at: int
-    times: tuple[Timed, ...] = ()
+    times: Times | None = None
 
     @property
     def last(self) -> int:
@@ -82,7 +112,7 @@ class CommitIndex:
             self._firsts.append(file.first)
             self._total += file.rows
             self.files.append(file)
-            if file.times:
+            if file.times is not None:
                 self._timed.append(file.first)
         self.version = max(self.version, version)
 
@@ -151,16 +181,9 @@ class CommitIndex:
         """Whether any file with such messages reaches past `seq`."""
         return bool(self._timed) and self.file_at(self._timed[-1]).last > seq
 
-    def runs(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
-        """The messages of ``first..last`` as ``(first, last, deliver_at, expires_at)``, cut at files and where the times change."""
-        for piece in self.slices(first, last):
-            file = self.file_at(piece.first)
-            start = file.first
-            for rows, deliver_at, expires_at in file.times or ((file.rows, None, None),):
-                low, high = max(first, start), min(last, start + rows - 1)
-                if low <= high:
-                    yield low, high, deliver_at, expires_at
-                start += rows
+    def timed_files(self, above: int) -> list[LogFile]:
+        """The files with such messages that reach past a sequence."""
+        return [self.file_at(seq) for seq in self._timed[max(0, bisect_right(self._timed, above) - 1) :] if self.file_at(seq).last > above]
 
     def file_at(self, seq: int) -> LogFile:
         """The file that holds a message, or the last one before a gap."""

@@ -298,7 +298,7 @@ class DeltaLog(MessageLog):
             rows = self._rows(add)
             at = int(info.get("timestamp") or add.get("modificationTime") or 0) * 1000
             path = unquote(add["path"])
-            times = read_times(self.files, path) if is_timed(json.loads(add.get("stats") or "{}")) else ()
+            times = read_times(self.files, path) if is_timed(json.loads(add.get("stats") or "{}")) else None
             files.append(LogFile(sequence(version, ordinal), rows, path, int(add.get("size") or 0), at, times))
             ordinal += rows
         return files

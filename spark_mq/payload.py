@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from spark_mq import delta
 from spark_mq.checks import SECOND
-from spark_mq.index import Slice, Timed
+from spark_mq.index import Slice, Timed, Times
 
 __all__ = ["FILE_SCHEMA", "MESSAGE_SCHEMA", "TIMES", "SliceReader", "WrittenFile", "is_timed", "read_times", "why_unreadable", "write_file"]
 
@@ -89,8 +89,8 @@ def is_timed(stats: Mapping[str, Any]) -> bool:
     return rows is None or any(nulls.get(name) != rows for name in TIMES)
 
 
-def read_times(files: delta.Files, path: str) -> tuple[Timed, ...]:
-    """The deliver_at and expires_at of a file's messages, as runs; nothing where it has none, or cannot be read.
+def read_times(files: delta.Files, path: str) -> Times | None:
+    """The deliver_at and expires_at of a file's messages; None where it has none, or cannot be read.
 
     deliver_at is rounded up to whole seconds: never early, a second late at most, and fewer runs.
     """
@@ -100,10 +100,10 @@ def read_times(files: delta.Files, path: str) -> tuple[Timed, ...]:
             present = [name for name in TIMES if name in file.schema_arrow.names]
             table = file.read(columns=present)
     except (OSError, pa.ArrowException):
-        return ()  # such a file makes its messages dead once they are leased
+        return None  # such a file makes its messages dead once they are leased
     columns = [table[name].cast(_INSTANT).cast(pa.int64()).to_pylist() if name in present else [None] * table.num_rows for name in TIMES]
     if all(value is None for column in columns for value in column):
-        return ()
+        return None
     runs: list[Timed] = []
     for deliver_at, expires_at in zip(*columns, strict=True):
         due = None if deliver_at is None else -(-deliver_at // SECOND) * SECOND
@@ -111,7 +111,7 @@ def read_times(files: delta.Files, path: str) -> tuple[Timed, ...]:
             runs[-1] = (runs[-1][0] + 1, due, expires_at)
         else:
             runs.append((1, due, expires_at))
-    return tuple(runs)
+    return Times.of(runs)
 
 
 def why_unreadable(files: delta.Files, path: str, error: Exception) -> str:

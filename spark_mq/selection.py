@@ -81,7 +81,7 @@ def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wa
     full = _full(ledger, now, rules)
     start = KINDS.index(ledger.head.turn) if ledger.head.turn in KINDS else 0
     for kind in (*KINDS[start:], *KINDS[:start]):
-        draft, aside = Draft(ledger), cast(list[Range], [])
+        draft, aside, reach = Draft(ledger), cast(list[Range], []), -1
         if kind == SUSPECT and waiting[SUSPECT]:
             row = waiting[SUSPECT][0]
             size = isolation_size(limit, ledger.at(row).delivery_count, attempts or _DEFAULT_ATTEMPTS)
@@ -89,17 +89,19 @@ def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wa
         else:
             taken = _take(draft, waiting[kind], limit, wanted.upto, index)
         if kind == REST and may_read and not full:
-            unread = _read(ledger, index, limit - sum(r.message_count for r in taken), wanted, now)
+            unread, reach = _read(ledger, index, limit - sum(r.message_count for r in taken), wanted, now)
             taken += unread.due
             aside = [*unread.later, *unread.expired]
-        taken = _within_bytes(draft, taken, index, wanted.max_bytes)
-        if taken:
+        fitting = _within_bytes(draft, taken, index, wanted.max_bytes)
+        if fitting:
+            if fitting is not taken:
+                taken, reach = fitting, fitting[-1].last
             draft.head = replace(ledger.head, turn=KINDS[(KINDS.index(kind) + 1) % len(KINDS)])
             granted = tuple(_leased(r, now, wanted) for r in taken)
             for r in granted:
                 draft.put(r)
             for r in aside:
-                if r.last < granted[-1].last:  # what lies past the last one granted stays unread
+                if r.last <= reach:  # what lies past a message that is due, and was not granted, stays unread with it
                     draft.put(r)
                     draft.head = draft.head.counted("expired", r.message_count if r.state == SETTLED else 0)
             return draft.finish(), Grant(granted)
@@ -155,22 +157,28 @@ def _has_unread(ledger: Ledger, index: CommitIndex, wanted: Request) -> bool:
     return index.count(ledger.frontier + 1, end) > 0
 
 
-def _read(ledger: Ledger, index: CommitIndex, limit: int, wanted: Request, now: int) -> Sorted:
-    """The first unread messages, up to `limit` that are due; with those among them that are not due yet, or have expired."""
+def _read(ledger: Ledger, index: CommitIndex, limit: int, wanted: Request, now: int) -> tuple[Sorted, int]:
+    """The first unread messages, up to `limit` that are due; with those among them that are not due yet, or have expired.
+
+    And how far that reaches: no other message up to there is due.
+    """
     end = index.tail if wanted.upto is None else min(index.tail, wanted.upto)
-    out, first = Sorted(), index.at_or_after(ledger.frontier + 1)
+    out, first, reach = Sorted(), index.at_or_after(ledger.frontier + 1), -1
     while limit > 0 and first is not None and first <= end:
         # Where no file ahead has times of its own, all is one range; else it is looked at file by file.
         last = min(end, index.file_at(first).last) if index.timed_after(first - 1) else end
         found = sort_out(Range(first, last, WAITING, index.count(first, last)), index, now, _by(now, wanted))
+        reach = last
         for r in found.due:
+            if limit < r.message_count:
+                reach = min(reach, r.first - 1 if limit == 0 else index.cut(r.first, limit))
             if limit > 0:
                 out.due.append(r.part(r.first, index.cut(r.first, min(limit, r.message_count)), index))
                 limit -= out.due[-1].message_count
         out.later += found.later
         out.expired += found.expired
         first = index.at_or_after(last + 1)
-    return out
+    return out, reach
 
 
 def _by(now: int, wanted: Request) -> int:

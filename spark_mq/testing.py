@@ -147,7 +147,7 @@ class MemoryLog(MessageLog):
             version, at = self._index.version + 1, micros(self._clock())
             files, ordinal = [], 0
             for file in written:
-                times = read_times(self.files, file.path) if file.timed else ()
+                times = read_times(self.files, file.path) if file.timed else None
                 files.append(LogFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times))
                 ordinal += file.rows
             self._index.extend(files, version)

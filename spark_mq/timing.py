@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.draft import Draft
-from spark_mq.index import CommitIndex
+from spark_mq.index import CommitIndex, Times
 from spark_mq.ranges import WAITING, Ledger, Range
 
 __all__ = ["Sorted", "ripen", "sort_out"]
@@ -30,41 +30,75 @@ class Sorted:
 def sort_out(r: Range, index: CommitIndex, now: int, by: int) -> Sorted:
     """The messages of a waiting or unread range: due by `by`, later, or expired at `now` (microseconds)."""
     out = Sorted()
-    for first, last, deliver_at, expires_at in index.runs(r.first, r.last):
-        piece = replace(r, first=first, last=last, message_count=last - first + 1)
-        if expires_at is not None and expires_at <= now:
-            _add(out.expired, piece.settled(), index)
-        elif deliver_at is not None and deliver_at > by and r.delivery_count == 0:
-            _add(out.later, replace(piece, available_at=deliver_at), index)
+    if not index.is_timed(r.first, r.last):
+        out.due.append(r)
+        return out
+    for piece in index.slices(r.first, r.last):
+        file = index.file_at(piece.first)
+        part = replace(r, first=piece.first, last=piece.first + piece.rows - 1, message_count=piece.rows)
+        waits = r.delivery_count == 0  # what has been delivered was due
+        if file.times is None or (_none_expired(file.times, now) and (not waits or file.times.due_to <= by)):
+            _add(out.due, part, index)
+        elif _none_expired(file.times, now) and file.times.due_from > by:
+            _add(out.later, replace(part, available_at=file.times.due_from), index)
         else:
-            _add(out.due, piece, index)
+            _look_closer(out, part, index, now, by)
     return out
 
 
+def _none_expired(times: Times, now: int) -> bool:
+    return times.expires_from is None or times.expires_from > now
+
+
+def _look_closer(out: Sorted, part: Range, index: CommitIndex, now: int, by: int) -> None:
+    """Sorts out the messages of a piece of one file, run by run."""
+    file = index.file_at(part.first)
+    assert file.times is not None
+    spans: list[tuple[str, int, int, int | None]] = []  # kind, first and last row, least deliver_at
+    for low, high, deliver_at, expires_at in file.times.between(part.first - file.first, part.last - file.first):
+        late = deliver_at is not None and deliver_at > by and part.delivery_count == 0
+        kind, at = ("expired", None) if expires_at is not None and expires_at <= now else ("later", deliver_at) if late else ("due", None)
+        if spans and spans[-1][0] == kind:
+            _, first, _, least = spans[-1]
+            spans[-1] = (kind, first, high, None if least is None or at is None else min(least, at))
+        else:
+            spans.append((kind, low, high, at))
+    for kind, low, high, at in spans:
+        piece = replace(part, first=file.first + low, last=file.first + high, message_count=high - low + 1)
+        if kind == "expired":
+            _add(out.expired, piece.settled(), index)
+        elif kind == "later":
+            _add(out.later, replace(piece, available_at=at), index)
+        else:
+            _add(out.due, piece, index)
+
+
 def _add(pieces: list[Range], piece: Range, index: CommitIndex) -> None:
-    """Adds a piece, as part of its neighbour if nothing lies between them and both are due at one time, or later in one file."""
-    if pieces and index.count(pieces[-1].last + 1, piece.first - 1) == 0:
-        before, first, second = pieces[-1], pieces[-1].available_at, piece.available_at
-        if first == second or (first is not None and second is not None and index.file_at(before.first) is index.file_at(piece.first)):
-            at = None if first is None or second is None else min(first, second)
-            pieces[-1] = replace(before, last=piece.last, message_count=before.message_count + piece.message_count, available_at=at)
-            return
+    """Adds a piece, as part of its neighbour if nothing lies between them and both are due at the same time."""
+    if pieces and pieces[-1].available_at == piece.available_at and index.count(pieces[-1].last + 1, piece.first - 1) == 0:
+        before = pieces.pop()
+        piece = replace(before, last=piece.last, message_count=before.message_count + piece.message_count)
     pieces.append(piece)
 
 
 def ripen(ledger: Ledger, index: CommitIndex, now: int, by: int) -> Ledger:
     """Splits waiting ranges that are due by their least time into what really is, what is not yet, and what has expired."""
-    if not index.timed_after(ledger.head.floor):
+    files = index.timed_files(ledger.head.floor)
+    if not files:
         return ledger
     due = pc.and_(ledger.is_state(WAITING), pc.less_equal(ledger.column("available_at").cast(pa.int64()), by))
     rows = ledger.where(due)
-    timed = [row for row, r in zip(rows, ledger.select(rows), strict=True) if index.is_timed(r.first, r.last)]
-    if not timed:
-        return ledger
+    if len(files) < len(rows):
+        near = {row for file in files for row in ledger.overlapping(file.first, file.last)}
+        timed = [row for row in rows if row in near]
+    else:
+        timed = [row for row in rows if index.is_timed(ledger.firsts[row], ledger.lasts[row])]
     draft = Draft(ledger)
-    for r in draft.take(timed):
+    for row, r in zip(timed, ledger.select(timed), strict=True):
         pieces = sort_out(r, index, now, by)
-        for piece in (*pieces.due, *pieces.later, *pieces.expired):
-            draft.put(piece)
-        draft.head = draft.head.counted("expired", sum(piece.message_count for piece in pieces.expired))
+        if pieces.later or pieces.expired:
+            draft.take([row])
+            for piece in (*pieces.due, *pieces.later, *pieces.expired):
+                draft.put(piece)
+            draft.head = draft.head.counted("expired", sum(piece.message_count for piece in pieces.expired))
     return draft.finish()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from spark_mq import Message, Queue
-from spark_mq.index import CommitIndex, LogFile, sequence
+from spark_mq.index import CommitIndex, LogFile, Times, sequence
 from spark_mq.ranges import WAITING, Ledger, Range
+from spark_mq.selection import Request
 from spark_mq.sweep import sweep
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.timing import sort_out
@@ -150,7 +151,7 @@ def test_a_dead_letter_has_no_times_of_its_own(queue: Queue, clock: ManualClock)
 
 def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: ManualClock) -> None:
     times = ((2, 5_000_000, None), (2, None, 7_000_000), (1, None, None))
-    index = CommitIndex([LogFile(sequence(1, 0), 5, "f", 50, 0, times)], 1)
+    index = CommitIndex([LogFile(sequence(1, 0), 5, "f", 50, 0, Times.of(times))], 1)
     whole = Range(sequence(1, 0), sequence(1, 4), WAITING, 5)
     pieces = sort_out(whole, index, now=6_000_000, by=4_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(2, 4)]
@@ -162,14 +163,40 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
 
 def test_the_index_knows_where_times_are(queue: Queue) -> None:
     times = ((1, 5, None), (1, None, None))
-    index = CommitIndex([LogFile(sequence(v, 0), 2, f"f{v}", 10, 0, times if v == 3 else ()) for v in range(1, 6)], 5)
+    index = CommitIndex([LogFile(sequence(v, 0), 2, f"f{v}", 10, 0, Times.of(times) if v == 3 else None) for v in range(1, 6)], 5)
     assert [index.is_timed(sequence(v, 0), sequence(v, 1)) for v in range(1, 6)] == [False, False, True, False, False]
     assert index.is_timed(sequence(1, 0), sequence(5, 0))
     assert index.timed_after(sequence(3, 0))
     assert not index.timed_after(sequence(3, 1))
-    assert list(index.runs(sequence(2, 1), sequence(4, 0))) == [
-        (sequence(2, 1), sequence(2, 1), None, None),
-        (sequence(3, 0), sequence(3, 0), 5, None),
-        (sequence(3, 1), sequence(3, 1), None, None),
-        (sequence(4, 0), sequence(4, 0), None, None),
-    ]
+    assert [file.path for file in index.timed_files(sequence(2, 0))] == ["f3"]
+    assert [file.path for file in index.timed_files(sequence(3, 0))] == ["f3"]
+    assert index.timed_files(sequence(3, 1)) == []
+
+
+def test_the_runs_of_a_file_are_found_by_row() -> None:
+    found = Times.of([(2, 5, None), (3, None, 9), (1, 7, None)])
+    assert (found.due_from, found.due_to, found.expires_from) == (0, 7, 9)
+    assert list(found.between(1, 3)) == [(1, 1, 5, None), (2, 3, None, 9)]
+    assert list(found.between(5, 5)) == [(5, 5, 7, None)]
+    assert list(found.between(0, 5)) == [(0, 1, 5, None), (2, 4, None, 9), (5, 5, 7, None)]
+
+
+def test_delayed_messages_behind_the_due_ones_are_set_aside_once(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("now"), *(Message(f"{n}", deliver_at=in_seconds(clock, 60 + n)) for n in range(5))])
+    queue.publish([Message("far", deliver_at=in_seconds(clock, 900))])
+    assert values(queue, auto_ack=True) == ["now"]
+    waiting = [(r.message_count, r.available_at) for r in ledger(queue) if r.state == WAITING]
+    assert [count for count, _ in waiting] == [5, 1]
+    assert ledger(queue).frontier == queue.log.index().tail
+
+
+def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_it(queue: Queue, clock: ManualClock) -> None:
+    later = in_seconds(clock, 60)
+    queue.publish([Message("a"), Message("x", deliver_at=later), Message("b"), Message("y", deliver_at=later)])
+    group = queue.group().ensure()
+    grant, _ = group.grant(lambda now, timeout: Request("l", "w", 10, now + timeout, max_bytes=1))
+    assert [r.message_count for r in grant.ranges] == [1]
+    assert ledger(queue).frontier == grant.ranges[-1].last
+    assert values(queue, auto_ack=True) == ["b"]
+    clock.advance(60)
+    assert values(queue, auto_ack=True) == ["x", "y"]
