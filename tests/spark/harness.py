@@ -14,7 +14,7 @@ from typing import Any
 from spark_mq import Queue
 from spark_mq.delta import open_table
 
-PATIENCE = 90.0
+PATIENCE = 150.0
 """Seconds until a condition counts as never coming true. Far more than it takes: a busy machine must not fail a test."""
 
 
@@ -85,7 +85,7 @@ class Sink:
 class Freezer:
     """Freezes a driver at a place in its foreachBatch function: ``freezer()`` blocks until ``release`` is set."""
 
-    all: list[Freezer] = []  # noqa: RUF012 (a registry on purpose: the fixture above lets go what a failed test left)
+    all: list[Freezer] = []  # noqa: RUF012 (a registry on purpose: a fixture lets go what a failed test left)
 
     def __init__(self) -> None:
         self.reached, self.release = threading.Event(), threading.Event()
@@ -97,8 +97,10 @@ class Freezer:
 
     def wait(self, query: Any) -> None:
         """Until the driver of a query has come here."""
-        until(lambda: self.reached.is_set() or query.exception(), "the driver came to where it should freeze")
-        assert self.reached.is_set(), query.exception()
+        deadline = time.monotonic() + PATIENCE
+        while not self.reached.wait(0.2) and query.isActive and time.monotonic() < deadline:
+            pass
+        assert self.reached.is_set(), f"the driver never came to where it should freeze: {query.exception() or query.status}"
 
 
 class Death(Exception):
