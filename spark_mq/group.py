@@ -230,11 +230,16 @@ class ConsumerGroup:
         return change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE)
 
     def expire(self) -> int:
-        """Folds leases past their deadline now, not at the next operation. Returns how many messages they held."""
+        """Folds leases past their deadline now, not at the next operation. Returns how many messages they held.
+
+        Settles, too, what has reached its own expires_at, and sets aside what is not due yet.
+        """
 
         def step(stored: Stored) -> tuple[Ledger | None, int, Mapping[str, Any]]:
             ledger = self.found(stored)
-            after = rules_of.fold(ledger, self.queue.now(), self.rules(stored))
+            now = self.queue.now()
+            after = rules_of.fold(ledger, now, self.rules(stored))
+            after = selection.tidy(after, self.queue.log.index(), now)
             before_count, after_count = (x.count(x.is_state(LEASED)) for x in (ledger, after))
             return after, before_count - after_count, {"operation": "expire", "messages": before_count - after_count}
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from spark_mq.checks import SECOND
-from spark_mq.errors import LeaseLost, SparkMQError
+from spark_mq.errors import LeaseLost
 
 __all__ = ["KeepAlive"]
 
@@ -26,17 +26,17 @@ class KeepAlive:
         self._extend = extend
         self._timeout = timeout
         self._end = time.monotonic() + limit / SECOND
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spark_mq keep-alive", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """No extension starts after this returns."""
-        self._stopped.set()
+        self.stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._timeout / SECOND / 3):
+        while not self.stopped.wait(self._timeout / SECOND / 3):
             left = round((self._end - time.monotonic()) * SECOND)
             if left <= 0:
                 _log.warning("a lease reached its longest duration; what is not settled in time goes to someone else")
@@ -45,5 +45,5 @@ class KeepAlive:
                 self._extend(min(self._timeout, left))
             except LeaseLost:
                 return  # all of it is settled, or it was lost: there is nothing left to keep
-            except (SparkMQError, OSError) as error:
+            except Exception as error:  # a store that fails for now, in whatever way, must not end this
                 _log.warning("could not extend a lease, trying again: %s", error)

@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from spark_mq import delta
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
-from spark_mq.index import CommitIndex, LogFile, Slice, sequence
+from spark_mq.index import ORDINAL_BITS, CommitIndex, LogFile, Slice, sequence
 from spark_mq.payload import MESSAGE_SCHEMA, SliceReader, WrittenFile, is_timed, read_times, why_unreadable, write_file
 
 __all__ = ["DeltaLog", "MessageLog", "PublishReceipt", "check_mark"]
@@ -186,8 +186,11 @@ class DeltaLog(MessageLog):
 
     def drop(self, horizon: int) -> int:
         with self._lock:
-            lasts = {file.path: file.last for file in self.index().files} | self._compacted
-            old = {path for path, last in lasts.items() if last <= horizon}
+            files = self.index().files
+            # Whole commits only: the ordinals of what is left of one may need its other files' footers.
+            started = {file.first >> ORDINAL_BITS for file in files if file.last > horizon}
+            old = {file.path for file in files if file.first >> ORDINAL_BITS not in started}
+            old |= {path for path, last in self._compacted.items() if last <= horizon}
             gone = old.intersection(self.active())
         self.remove(sorted(gone))
         # All that lie there, not just those just removed: a run before may have died here.
@@ -274,13 +277,14 @@ class DeltaLog(MessageLog):
                     version=version,
                 ) from error
             self._index.extend(self._published(version, actions), version)
+            # Only now: a look that failed half way must find the same files new again.
+            self._seen.update(a["add"]["path"] for a in actions if "add" in a)
 
     def _published(self, version: int, actions: list[dict[str, Any]]) -> list[LogFile]:
         """The files that a commit publishes, with their sequences."""
         info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
         adds = [a["add"] for a in actions if "add" in a]
         fresh = [a for a in adds if a["path"] not in self._seen]
-        self._seen.update(a["path"] for a in adds)
         changing = [a for a in fresh if a.get("dataChange", True)]
         if any("remove" in a for a in actions):
             if any(a["remove"].get("dataChange", True) for a in actions if "remove" in a) and changing:
@@ -315,10 +319,19 @@ class DeltaLog(MessageLog):
     def _rows(self, add: Mapping[str, Any]) -> int:
         """Rows of a file from its statistics, or, where its writer left them out, from its footer."""
         count = json.loads(add.get("stats") or "{}").get("numRecords")
-        if count is None:
-            with self.files.open(unquote(add["path"])) as file:
-                count = pq.ParquetFile(file).metadata.num_rows
-        return int(count)
+        if count is not None:
+            return int(count)
+        path = unquote(add["path"])
+        try:
+            with self.files.open(path) as file:
+                return int(pq.ParquetFile(file).metadata.num_rows)
+        except FileNotFoundError as error:
+            if path not in self.active():
+                return 0  # trimmed, with its whole commit: nobody needs to know any more
+            raise CorruptLog(
+                f"data file {path} of {self.path} is gone, and its writer left no statistics: what lies behind it cannot be numbered. "
+                "Restore the file from a backup", path=self.path, version=None,
+            ) from error  # fmt: skip
 
 
 def check_mark(last: int | None, mark: tuple[str, int]) -> None:

@@ -99,7 +99,8 @@ def read_times(files: delta.Files, path: str) -> Times | None:
             file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
             present = [name for name in TIMES if name in file.schema_arrow.names]
             table = file.read(columns=present)
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException) as error:
+        why_unreadable(files, path, error)  # raises if that is the store's doing, for now
         return None  # such a file makes its messages dead once they are leased
     columns = [table[name].cast(_INSTANT).cast(pa.int64()).to_pylist() if name in present else [None] * table.num_rows for name in TIMES]
     if all(value is None for column in columns for value in column):

@@ -18,7 +18,7 @@ from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Ledger, Ran
 from spark_mq.settings import GroupSettings
 from spark_mq.timing import Sorted, ripen, sort_out
 
-__all__ = ["Grant", "Request", "isolation_size", "lease"]
+__all__ = ["Grant", "Request", "isolation_size", "lease", "tidy"]
 
 SUSPECT: Final = "suspect"
 LAST: Final = "last attempt"
@@ -179,6 +179,24 @@ def _read(ledger: Ledger, index: CommitIndex, limit: int, wanted: Request, now: 
         out.expired += found.expired
         first = index.at_or_after(last + 1)
     return out, reach
+
+
+def tidy(ledger: Ledger, index: CommitIndex, now: int) -> Ledger:
+    """Settles what has expired, and sets aside what is not due yet, ahead of the first unread message that is due.
+
+    A lease does so by the way; where nothing is due, the sweep does it, so that looking stays cheap and trims go on.
+    """
+    draft = Draft(ripen(ledger, index, now, now))
+    first = index.at_or_after(ledger.frontier + 1)
+    while first is not None and index.is_timed(first, first):
+        last = index.file_at(first).last
+        found = sort_out(Range(first, last, WAITING, last - first + 1), index, now, now)
+        for r in (*found.later, *found.expired):
+            if not found.due or r.last < found.due[0].first:
+                draft.put(r)
+                draft.head = draft.head.counted("expired", r.message_count if r.state == SETTLED else 0)
+        first = None if found.due else index.at_or_after(last + 1)
+    return draft.finish()
 
 
 def _by(now: int, wanted: Request) -> int:

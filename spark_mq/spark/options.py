@@ -24,7 +24,7 @@ READ_OPTIONS: Final = (
     "path", "consumerGroup", "maxMessagesPerTrigger", "maxBytesPerTrigger", "visibilityTimeout", "maxLeaseDuration", "workerId",
     "ackMode", "startingPosition", "minPartitions", "minPollInterval", "maxPollInterval",
 )  # fmt: skip
-WRITE_OPTIONS: Final = ("path", "producerId")
+WRITE_OPTIONS: Final = ("path",)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 """What Spark passes on to a source or sink although it is meant for itself."""
 
@@ -84,14 +84,12 @@ class WriteOptions:
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
-    producer_id: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """From Spark's options. Raises InvalidOption."""
         own, storage = _split(options, WRITE_OPTIONS)
-        producer = check_name("producerId", own["producerid"]) if "producerid" in own else None
-        return cls(_path(own), storage, producer)
+        return cls(_path(own), storage)
 
     def open(self) -> Queue:
         return Queue.open(self.path, storage_options=self.storage_options)

@@ -116,12 +116,12 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         queries = {m.query_id for m in messages if isinstance(m, FilesWritten) and m.query_id}
         if not files:
             return
-        producer = self.options.producer_id or (f"query-{queries.pop()}" if len(queries) == 1 else None)
-        if producer is None:
+        if len(queries) != 1:
             raise InvalidOption(
                 "Spark did not say which query writes here, so a replayed batch would be published twice: "
-                "set option producerId to a name of this query's own", option="producerId", value=None,
+                "publish with df.write from foreachBatch instead", option="checkpointLocation", value=None,
             )  # fmt: skip
+        producer = f"query-{queries.pop()}"  # never a name of the user's: with a new checkpoint batches count from 0 again
         log = self.options.open().log
         try:
             log.commit(files, mark=(producer_mark(producer), batchId))

@@ -137,7 +137,7 @@ WRITES = {
     "no value": (["CAST(id AS STRING) AS valu"], {}, ("InvalidSchema", "no column 'value'", "rename 'valu'")),
     "a value of another type": (["id AS value"], {}, ("InvalidSchema", "bigint, not string or binary", "cast")),
     "a column that no message has": (["'x' AS value", "id AS nonsense"], {}, ("InvalidSchema", "'nonsense'")),
-    "a misspelt option": (["'x' AS value"], {"producerld": "p"}, ("InvalidOption", "producerld", "did you mean 'producerId'")),
+    "a misspelt option": (["'x' AS value"], {"pth": "p"}, ("InvalidOption", "pth", "did you mean 'path'")),
 }
 
 

@@ -200,3 +200,21 @@ def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_i
     assert values(queue, auto_ack=True) == ["b"]
     clock.advance(60)
     assert values(queue, auto_ack=True) == ["x", "y"]
+
+
+def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("gone", expires_at=in_seconds(clock, 5)), Message("later", deliver_at=in_seconds(clock, 60))])
+    queue.publish([Message("gone too", expires_at=in_seconds(clock, 5)), Message("now"), Message("last", deliver_at=in_seconds(clock, 60))])
+    queue.group().ensure()
+    clock.advance(6)
+    sweep(queue)
+    found = ledger(queue)
+    assert [(r.state, r.message_count) for r in found] == [(WAITING, 1), ("settled", 1)]
+    assert found.head.counters["expired"] == 2
+    revision = found.head.revision
+    sweep(queue)
+    assert ledger(queue).head.revision == revision
+    assert queue.group().stats().ready == 1
+    assert values(queue, auto_ack=True) == ["now"]
+    clock.advance(60)
+    assert values(queue, auto_ack=True) == ["later", "last"]

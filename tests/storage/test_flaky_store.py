@@ -1,0 +1,96 @@
+"""A store that fails for a moment while the log is looked at costs a look, never a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake.transaction import AddAction
+
+from spark_mq import Message, Queue
+from spark_mq.checks import SECOND
+from spark_mq.keepalive import KeepAlive
+from spark_mq.payload import MESSAGE_SCHEMA, write_file
+from spark_mq.sweep import sweep
+
+
+def publish_without_statistics(queue: Queue, value: bytes) -> None:
+    """As a foreign writer may."""
+    file = write_file(queue.log.files, pa.table({"value": pa.array([value])}))
+    add = AddAction(file.path, file.size, {"lane": None}, 0, True, "{}")
+    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])  # type: ignore[attr-defined]
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:
+    """The next data file that is opened is out of reach, and its bytes, once."""
+    real_open, real_read = queue.log.files.open, queue.log.files.read
+    left = {"open": 1, "read": 1}
+
+    def failing(name: str, real: Callable[[str], Any]) -> Callable[[str], Any]:
+        def call(path: str) -> Any:
+            if "_delta_log" not in path and left[name]:
+                left[name] -= 1
+                raise OSError(24, "Too many open files")
+            return real(path)
+
+        return call
+
+    monkeypatch.setattr(queue.log.files, "open", failing("open", real_open))
+    monkeypatch.setattr(queue.log.files, "read", failing("read", real_read))
+
+
+def test_a_file_without_statistics_is_not_lost_by_a_failed_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue.create(tmp_path / "q")
+    publish_without_statistics(Queue.open(queue.path), b"first")
+    fail_once(monkeypatch, queue)
+    with pytest.raises(OSError, match="Too many"):
+        queue.group().lease("w")
+    queue.publish(["second"])
+    lease = queue.group().lease("w", max_messages=10)
+    assert lease is not None
+    assert [m.value for m in lease.messages] == [b"first", b"second"]
+
+
+def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue.create(tmp_path / "q")
+    Queue.open(queue.path).publish([Message("later", deliver_at=queue.clock() + timedelta(hours=1))])
+    fail_once(monkeypatch, queue)
+    with pytest.raises(OSError, match="Too many"):
+        queue.group().lease("w")
+    assert queue.group().lease("w") is None
+    assert queue.group().stats().delayed == 1
+
+
+def test_a_file_without_statistics_may_be_trimmed(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", retention=0)
+    publish_without_statistics(queue, b"a")
+    lease = queue.group().lease("w")
+    assert lease is not None
+    lease.ack()
+    late = Queue.open(queue.path, clock=lambda: queue.clock() + timedelta(seconds=5))
+    assert sweep(late).trimmed_files == 1
+    queue.publish(["b"])
+    lease = Queue.open(queue.path).group().lease("w")
+    assert lease is not None
+    assert lease.messages[0].value == b"b"
+
+
+def test_a_failed_extension_is_tried_again() -> None:
+    tried: list[int] = []
+
+    def extend(timeout: int) -> None:
+        tried.append(timeout)
+        if len(tried) == 1:
+            raise RuntimeError("503 slow down")
+        alive.stopped.set()
+
+    alive = KeepAlive(extend, SECOND // 20, 60 * SECOND)
+    assert alive.stopped.wait(30)
+    alive.stop()
+    assert len(tried) == 2
