@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -161,9 +162,10 @@ class ForEachBatch:
         start = time.monotonic()
         try:
             failures = self._process(batch, lease)
+            _check_returned(failures)
             settles = self._failed(failures)
             verb, error = ACK, None
-        except StreamFenced:
+        except (StreamFenced, WrongReturn):
             raise
         except Exception as failure:
             if self._on_error == "raise":
@@ -175,7 +177,11 @@ class ForEachBatch:
         settles += [Settle(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
         outcomes = self._owners.settle(settles)
         lease.settled += sum(o.settled + o.already_settled for o in outcomes)
-        _log.info("%s: %d messages settled after %.1f s", ", ".join(lease.lease_ids), lease.settled, time.monotonic() - start)
+        done = Counter({verb: 0})
+        for one, outcome in zip(settles, outcomes, strict=True):
+            done[one.verb] += outcome.settled
+        told = ", ".join(f"{count} {name}ed" for name, count in done.items())
+        _log.info("%s: %s after %.1f s, %d in all", ", ".join(lease.lease_ids), told, time.monotonic() - start, lease.settled)
         try:
             result_of([s.lease_id for s in settles], outcomes)
         except LeaseLost as lost:
@@ -187,9 +193,16 @@ class ForEachBatch:
         """The settles of the rows that `process` returned."""
         if failures is None:
             return []
-        if not hasattr(failures, "columns"):
-            raise InvalidOption(
-                f"process returned {type(failures).__name__}: return None, or a DataFrame of the rows that failed",
-                option="process", value=type(failures).__name__,
-            )  # fmt: skip
         return rows.settles_of(rows.rows_to_runs(failures), REJECT if self._on_error == "reject" else NACK)
+
+
+class WrongReturn(InvalidOption):
+    """`process` returned what is no DataFrame: a mistake in the program, not a failure of the batch."""
+
+
+def _check_returned(failures: Any) -> None:
+    if failures is not None and not hasattr(failures, "columns"):
+        raise WrongReturn(
+            f"process returned {type(failures).__name__}: return None, or a DataFrame of the rows that failed",
+            option="process", value=type(failures).__name__,
+        )  # fmt: skip

@@ -29,7 +29,7 @@ def printed(notebook: Any, word: str) -> str:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_notebook_shows_states_history_an_earlier_version_and_dead_letters(executed: Any) -> None:
-    states = printed(executed, "peek_{group}")
+    states = printed(executed, "createOrReplaceTempView(view)")
     for state, count in (("leased", 390), ("waiting", 100), ("dead", 10), ("unread", 600)):
         assert any(f"|{state}" in line.replace(" ", "") and f"|{count}|" in line.replace(" ", "") for line in states.splitlines()), states
     assert all(word in printed(executed, "DESCRIBE HISTORY") for word in ("create group", "lease", "reject", "freeze dead", "worker-2"))
