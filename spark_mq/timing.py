@@ -83,11 +83,13 @@ def _add(pieces: list[Range], piece: Range, index: CommitIndex) -> None:
 
 def ripen(ledger: Ledger, index: CommitIndex, now: int, by: int) -> Ledger:
     """Splits waiting ranges that are due by their least time into what really is, what is not yet, and what has expired."""
-    files = index.timed_files(ledger.head.floor)
-    if not files:
+    if not index.timed_after(ledger.head.floor):
         return ledger
     due = pc.and_(ledger.is_state(WAITING), pc.less_equal(ledger.column("available_at").cast(pa.int64()), by))
     rows = ledger.where(due)
+    if not rows:
+        return ledger
+    files = index.timed_files(ledger.head.floor)
     if len(files) < len(rows):
         near = {row for file in files for row in ledger.overlapping(file.first, file.last)}
         timed = [row for row in rows if row in near]
