@@ -43,6 +43,7 @@ def on_sigterm(spark: Any, stop: Callable[[], object], timeout: float = GRACE) -
     """
     requested, ended, answered = threading.Event(), threading.Event(), threading.Event()
     first = threading.Lock()
+    stopping: list[threading.Thread] = []
 
     def terminate() -> None:
         _log.warning("told to terminate: stopping, within %.0f s", timeout)
@@ -58,7 +59,8 @@ def on_sigterm(spark: Any, stop: Callable[[], object], timeout: float = GRACE) -
         # A signal handler: the main thread may be inside a py4j call, so no Spark here, and no waiting for a lock.
         requested.set()
         if first.acquire(blocking=False):
-            threading.Thread(target=terminate, name="spark_mq-terminate", daemon=True).start()
+            stopping.append(threading.Thread(target=terminate, name="spark_mq-terminate", daemon=True))
+            stopping[0].start()
 
     def from_jvm() -> None:
         begin()
@@ -70,6 +72,9 @@ def on_sigterm(spark: Any, stop: Callable[[], object], timeout: float = GRACE) -
     try:
         yield requested
     finally:
+        for thread in stopping:
+            # The block ends as soon as the query has: what is left of the stop, the giving back, must not be cut off by Python's end.
+            thread.join(timeout)
         ended.set()
         if not remove_hook():
             # The JVM is on its way out and wants the hook's answer, or it waits for its own timeout.
