@@ -75,7 +75,7 @@ def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
         compression="snappy",
         row_group_size=ROW_GROUP_ROWS,
         use_dictionary=["key"],
-        write_statistics=["published_at", "deliver_at", "expires_at"],
+        write_statistics=["published_at", *TIMES],
     )
     path = f"{_NO_LANE}/part-{uuid.uuid4()}.parquet"
     files.write(path, buffer.getvalue())

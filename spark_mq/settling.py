@@ -16,13 +16,12 @@ from spark_mq.ledger import ATTEMPTS_USED, to_dead, to_waiting, used_up
 from spark_mq.ranges import LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
 
-__all__ = ["ACK", "EXTEND", "NACK", "REJECT", "REJECTED", "RELEASE", "Outcome", "Settle", "extend", "settle"]
+__all__ = ["ACK", "NACK", "REJECT", "REJECTED", "RELEASE", "Outcome", "Settle", "extend", "settle"]
 
 ACK: Final = "ack"
 NACK: Final = "nack"
 REJECT: Final = "reject"
 RELEASE: Final = "release"
-EXTEND: Final = "extend"
 
 REJECTED: Final = "rejected"
 

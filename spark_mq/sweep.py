@@ -48,7 +48,7 @@ def sweep(queue: Queue, copy: Copy | None = None) -> SweepReport:
     """All chores once: expire, route, trim, housekeeping. ``copy``: how dead letters are copied, see ``dead_letters.route``."""
     groups = [queue.group(name) for name in queue.groups()]
     return SweepReport(
-        sum(group.expire() for group in groups),
+        expire(queue),
         sum(route(group, copy) for group in groups),
         trim(queue),
         housekeep(queue),
