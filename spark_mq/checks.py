@@ -20,6 +20,7 @@ __all__ = [
     "check_duration",
     "check_lease_id",
     "check_name",
+    "check_share",
     "micros",
     "nearest",
     "to_datetime",
@@ -102,6 +103,13 @@ def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 
     if not isinstance(number, int) or isinstance(number, bool) or not (least <= number <= most):
         raise InvalidOption(f"{option}={value!r} is not valid: give a whole number from {least} to {most:,}", option=option, value=value)
     return number
+
+
+def check_share(option: str, value: Any) -> float:
+    """A number from 0 to 1."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    raise InvalidOption(f"{option}={value!r} is not a share: give a number from 0 to 1", option=option, value=value)
 
 
 def check_choice(option: str, value: Any, choices: Iterable[str]) -> str:

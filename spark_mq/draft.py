@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 
-from spark_mq.ranges import SETTLED, Ledger, Range, to_table
+from spark_mq.ranges import SETTLED, Event, Ledger, Range, to_table
 
-__all__ = ["Draft"]
+__all__ = ["OUTCOMES", "Draft", "outcome_of"]
+
+OUTCOMES: Final = {"acked": "acked", "routed": "dead_lettered", "skipped": "skipped", "expired": "expired", "lost": "lost"}
+"""How messages ended, by the event that settled them. By any other they were dropped, as their group wants it at the attempt limit."""
 
 _Span = tuple[int, int, int]
 """First and last sequence, and how many messages."""
+
+
+def outcome_of(event: str) -> str:
+    """How messages ended that the event settled."""
+    return OUTCOMES.get(event, "dropped")
 
 
 class Draft:
@@ -27,27 +37,42 @@ class Draft:
         self.head = ledger.head
         self._taken: set[int] = set()
         self._put: list[Range] = []
+        self._events: list[Event] = []
 
     @property
     def changed(self) -> bool:
-        return bool(self._taken or self._put) or self.head != self.ledger.head
+        return bool(self._taken or self._put or self._events) or self.head != self.ledger.head
 
     def take(self, rows: Sequence[int]) -> list[Range]:
         """Takes ranges out. What of them is to stay must be put back."""
         self._taken.update(rows)
         return self.ledger.select(rows)
 
-    def put(self, piece: Range) -> None:
-        """Puts a range in; one without messages is left out."""
-        if piece.message_count > 0:
-            self._put.append(piece)
+    def put(self, piece: Range, event: str = "", of: Range | None = None) -> None:
+        """Puts a range in; one without messages is left out. Of one that is settled all else is forgotten.
+
+        ``event``: what happened to it, if anything did; ``of``: the range as it was, where the new one does not tell whose it was.
+        """
+        if piece.message_count <= 0:
+            return
+        self._put.append(piece.settled() if piece.state == SETTLED else piece)
+        if event:
+            self.note(event, _as_event(piece, of or piece))
+
+    def note(self, event: str, r: Range) -> None:
+        """Notes an event of some messages."""
+        self._events.append((event, r))
 
     def finish(self) -> Ledger:
         """The next ledger: sorted, neighbours merged, what is settled at its start below the floor."""
         if not self.changed:
             return self.ledger
         merged = self._merge()
-        head = self.head
+        ended: Counter[str] = Counter()
+        for event, r in self._events:
+            if r.state == SETTLED:
+                ended[outcome_of(event)] += r.message_count
+        head = self.head.counted(ended)
         first_left = next((row for row in range(len(self.ledger)) if row not in self._taken), None)
         if first_left is not None and (not merged or self.ledger.firsts[first_left] < merged[0].first):
             lowest = self.ledger.at(first_left)
@@ -57,7 +82,7 @@ class Draft:
         elif merged and merged[0].state == SETTLED:
             lowest = merged.pop(0)
             head = replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
-        return Ledger(head, self._table(merged))
+        return Ledger(head, self._table(merged), [*self.ledger.events, *self._events])
 
     def _merge(self) -> list[Range]:
         """The ranges put in, joined with each other and with untouched neighbours that are alike."""
@@ -103,6 +128,15 @@ class Draft:
         appended = not table.num_rows or table["last"][-1].as_py() < merged[0].first
         table = pa.concat_tables([table, to_table(merged)])
         return table if appended else table.sort_by("first")
+
+
+def _as_event(piece: Range, was: Range) -> Range:
+    """What is told of a range: what it is now, and whose it was."""
+    if piece.state == SETTLED and piece.reason is None:
+        return replace(was, state=SETTLED)
+    if piece.lease_id == was.lease_id and piece.worker_id == was.worker_id:
+        return piece
+    return replace(piece, lease_id=was.lease_id, worker_id=was.worker_id, leased_at=was.leased_at, expires_at=was.expires_at)
 
 
 def _join(one: _Span, other: _Span) -> _Span:

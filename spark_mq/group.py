@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from spark_mq import ledger as rules_of
-from spark_mq import selection, settling
+from spark_mq import moving, selection, settling
 from spark_mq.audit import lease_note, settle_note
 from spark_mq.checks import SECOND, check_count, check_duration, check_lease_id, check_name, micros
 from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, LedgerFull
@@ -83,7 +83,7 @@ class ConsumerGroup:
             index = self.queue.log.index()
             # Not past the tail either: that would skip what is yet to be published.
             position = min(max(self._position(index, target), self.queue.horizon() + 1), index.tail + 1)
-            return rules_of.seek(self.found(stored), index, position), None, {"operation": "seek", "ranges": f"{position}-"}
+            return moving.seek(self.found(stored), index, position), None, {"operation": "seek", "ranges": f"{position}-"}
 
         change(self.queue.leases, self.name, step, whole_table=True)
 

@@ -25,7 +25,7 @@ from deltalake.exceptions import DeltaError
 from spark_mq import delta
 from spark_mq.checks import RESERVED_PREFIX
 from spark_mq.errors import ContentionTimeout, LostRace, NotAQueue
-from spark_mq.ranges import FLOOR, RANGE_SCHEMA, Head, Ledger
+from spark_mq.ranges import EVENT, FLOOR, RANGE_SCHEMA, Head, Ledger, to_table
 
 __all__ = ["HORIZON", "LEASES_SCHEMA", "DeltaLeases", "LeaseStore", "Stored", "change"]
 
@@ -106,7 +106,7 @@ def change(
             app_mark = mark(result)
             if ledger is None or (ledger is stored.ledger and app_mark is None):
                 return result
-            ledger = Ledger(replace(ledger.head, revision=ledger.head.revision + 1), ledger.ranges)
+            ledger = Ledger(replace(ledger.head, revision=ledger.head.revision + 1), ledger.ranges, ledger.events)
             store.write(
                 stored,
                 ledger,
@@ -239,7 +239,7 @@ class DeltaLeases:
                         raise  # nobody else committed: this is no lost race
                     raise LostRace(str(error)) from error
             else:
-                self._cache[stored.group] = (self._paths(table, stored.group), ledger)
+                self._cache[stored.group] = (self._paths(table, stored.group), Ledger(ledger.head, ledger.ranges))
 
     def mark(self, stored: Stored, app: str) -> int | None:
         with self._lock:
@@ -265,7 +265,7 @@ class DeltaLeases:
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
-    """A ledger as rows of the table: the floor row, then its ranges."""
+    """A ledger as rows of the table: the floor row, its ranges, and what has happened since the version before (``state`` = event)."""
     head = ledger.head
     floor = {
         "consumer_group": group,
@@ -279,30 +279,44 @@ def to_rows(group: str, ledger: Ledger) -> pa.Table:
         "revision": head.revision,
         "detail": head.to_json(),
     }
-    ranges = ledger.ranges
+    parts = [pa.Table.from_pylist([floor], schema=LEASES_SCHEMA), _rows(group, ledger.ranges)]
+    if ledger.events:
+        happened = to_table(r for _, r in ledger.events)
+        told = pa.array([f"{event}:{r.state}" for event, r in ledger.events], pa.string())
+        state = pa.repeat(pa.scalar(EVENT), len(told))
+        parts.append(_rows(group, happened.set_column(happened.schema.names.index("state"), "state", state), told))
+    return pa.concat_tables(parts)
+
+
+def _rows(group: str, ranges: pa.Table, detail: pa.Array | None = None) -> pa.Table:
     n = ranges.num_rows
-    body = pa.table(
-        [
-            pa.repeat(pa.scalar(group, pa.string()), n),
-            *ranges.columns,
-            pa.nulls(n, pa.int64()),
-            pa.nulls(n, pa.string()),
-        ],
-        schema=LEASES_SCHEMA,
+    names = pa.repeat(pa.scalar(group, pa.string()), n)
+    return pa.table(
+        [names, *ranges.columns, pa.nulls(n, pa.int64()), pa.nulls(n, pa.string()) if detail is None else detail], schema=LEASES_SCHEMA
     )
-    return pa.concat_tables([pa.Table.from_pylist([floor], schema=LEASES_SCHEMA), body])
 
 
 def from_rows(rows: pa.Table) -> Ledger:
     """A ledger from the rows of its group."""
-    is_floor = pc.equal(rows["state"], FLOOR)
-    floors = rows.filter(is_floor).to_pylist()
+    floors = rows.filter(pc.equal(rows["state"], FLOOR)).to_pylist()
     if len(floors) != 1:
         raise NotAQueue(
             f"a consumer group has {len(floors)} floor rows in leases/, not one; something else has written there",
             path="leases",
         )
     floor, detail = floors[0], json.loads(floors[0]["detail"])
-    head = Head(floor["last"], floor["message_count"], floor["revision"], detail["turn"], detail["counters"], detail["settings"])
-    ranges = rows.filter(pc.invert(is_floor)).select(RANGE_SCHEMA.names)
+    head = Head(
+        floor["last"], floor["message_count"], floor["revision"], detail["turn"], detail["counters"], detail["settings"],
+        tuple((first, last) for first, last in detail["skipped"]),
+    )  # fmt: skip
+    ranges = rows.filter(pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))).select(RANGE_SCHEMA.names)
     return Ledger(head, ranges.sort_by("first"))
+
+
+def events_of(rows: pa.Table) -> pa.Table:
+    """What the commit did that wrote these rows of a group: columns of RANGE_SCHEMA, ``state`` being what came of it, and ``event``."""
+    happened = rows.filter(pc.equal(rows["state"], EVENT))
+    told = pc.split_pattern(happened["detail"], ":")
+    state = happened.schema.names.index("state")
+    table = happened.set_column(state, "state", pc.list_element(told, 1)).select(RANGE_SCHEMA.names)
+    return table.append_column("event", pc.list_element(told, 0))

@@ -2,16 +2,17 @@
 
     state     how it got there                        leaves by
     unread    published                               lease
-    leased    lease (counted)                         ack -> settled; nack, expiry -> waiting or dead; reject -> dead;
+    leased    lease (counted)                         ack -> settled; nack, expiry -> waiting or past a limit; reject -> dead;
                                                       release -> waiting, as before the lease
     waiting   nack, expiry, release                   lease, when available_at <= now
-    dead      its last attempt failed, or rejected    routing -> settled
+    dead      past a limit, or rejected               routing -> settled
+    blocked   past a limit, where the group blocks    unblock -> waiting, dead or settled
     routing   being copied to the DLQ                 settled
     settled   acked, routed, dropped, skipped         forgotten below the floor
 
 Time, the commit index and chance are arguments. The rules come out of an exhaustive search over small models; what a lease
-takes is chosen in ``selection.py``, how it is settled stands in ``settling.py``. Each operation first folds: other leases past
-their deadline become waiting or dead. An operation never folds the lease that it names.
+takes is chosen in ``selection.py``, how it is settled stands in ``settling.py``, what its owner does to a group in ``moving.py``. Each
+operation first folds: other leases past their deadline become waiting or dead. An operation never folds the lease that it names.
 """
 
 from __future__ import annotations
@@ -24,57 +25,93 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.draft import Draft
-from spark_mq.index import CommitIndex
-from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Ledger, Range
+from spark_mq.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
 
 __all__ = [
+    "AGE_USED",
     "ATTEMPTS_USED",
+    "FAILURES_USED",
+    "final",
     "fold",
     "freeze_dead",
     "give_back",
     "held_by_batch",
+    "past_limit",
     "routed",
-    "seek",
     "take_over",
     "to_dead",
     "to_waiting",
-    "used_up",
 ]
 
 ATTEMPTS_USED: Final = "max_delivery_attempts"
+FAILURES_USED: Final = "max_failures"
+AGE_USED: Final = "max_retry_age"
 
 
 def fold(ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()) -> Ledger:
-    """Turns leases past deadline + margin, but for those in `keep`, into waiting (due at once, suspect) or dead."""
+    """Turns leases past deadline + margin, but for those in `keep`, into waiting (due at once, suspect) or what is past a limit.
+
+    So with what waits beyond a limit that has been lowered: that applies before the next delivery; and with what is blocked, where the
+    group has ceased to block.
+    """
     late = pc.and_(ledger.is_state(LEASED), pc.less(ledger.column("expires_at").cast(pa.int64()), now - rules.clock_skew))
-    # A lowered limit applies before the next delivery.
-    spent = pc.and_(
-        ledger.is_state(WAITING),
-        pc.greater_equal(ledger.column("delivery_count"), rules.max_delivery_attempts or 2**31 - 1),
-    )
-    mask = pc.or_(pc.fill_null(late, False), spent)
+    mask = pc.or_(pc.fill_null(late, False), _spent(ledger, rules))
+    if rules.on_exhausted != "block":
+        mask = pc.or_(mask, ledger.is_state(BLOCKED))
     kept = list(keep)
     if kept:
         mask = pc.and_(mask, pc.invert(pc.is_in(ledger.column("lease_id"), value_set=pa.array(kept, pa.string()))))
     draft = Draft(ledger)
     for r in draft.take(ledger.where(mask)):
-        draft.put(_expired(r, rules) if r.state == LEASED else to_dead(r, ATTEMPTS_USED, r.error))
+        if r.state == LEASED:
+            draft.put(_expired(r, rules), "lease_expired", of=r)
+        else:
+            draft.put(past_limit(r, rules, r.reason or _limit_of(r, rules), r.error), "exhausted", of=r)
     return draft.finish()
 
 
+def _spent(ledger: Ledger, rules: GroupSettings) -> pa.ChunkedArray:
+    """A mask of what waits past a limit. Failures of whole leases are no reason to die unheard: such a suspect gets its turn, alone."""
+    most = 2**31 - 1
+    spent = pc.greater_equal(ledger.column("delivery_count"), rules.max_delivery_attempts or most)
+    allowed = rules.failures_allowed(own=True)
+    if allowed is not None:
+        failed = pc.and_(pc.greater_equal(ledger.column("failure_count"), allowed), pc.invert(ledger.column("suspect")))
+        spent = pc.or_(spent, failed)
+    return pc.and_(ledger.is_state(WAITING), spent)
+
+
+def _limit_of(r: Range, rules: GroupSettings) -> str:
+    return ATTEMPTS_USED if rules.max_delivery_attempts and r.delivery_count >= rules.max_delivery_attempts else FAILURES_USED
+
+
 def _expired(r: Range, rules: GroupSettings) -> Range:
-    error = f"lease {r.lease_id} of {r.worker_id} expired"
-    r = replace(r, failure_count=r.failure_count + 1)
-    if used_up(r, rules):
-        return to_dead(r, ATTEMPTS_USED, error)
+    error, at = f"lease {r.lease_id} of {r.worker_id} expired", r.expires_at or 0
+    r = failed(r, at)
+    if reason := final(r, rules, at, own=r.lease_size == 1):
+        return past_limit(r, rules, reason, error)
     # What belongs to the lease stays with its id, for an extension would revive it.
-    back = to_waiting(r, r.expires_at or 0, error)
-    return replace(back, lease_id=r.lease_id, worker_id=r.worker_id, leased_at=r.leased_at, suspect=True)
+    back = to_waiting(r, at, error)
+    return replace(back, lease_id=r.lease_id, worker_id=r.worker_id, leased_at=r.leased_at, lease_size=r.lease_size, suspect=True)
 
 
-def used_up(r: Range, rules: GroupSettings) -> bool:
-    return rules.max_delivery_attempts is not None and r.delivery_count >= rules.max_delivery_attempts
+def failed(r: Range, at: int) -> Range:
+    """With one failure more."""
+    return replace(r, failure_count=r.failure_count + 1, first_failed_at=r.first_failed_at or at)
+
+
+def final(r: Range, rules: GroupSettings, now: int, *, own: bool) -> str | None:
+    """Why the failure that has just been counted is the last one, or None. ``own``: named in a nack, or alone in its lease."""
+    if rules.max_delivery_attempts is not None and r.delivery_count >= rules.max_delivery_attempts:
+        return ATTEMPTS_USED
+    allowed = rules.failures_allowed(own)
+    if allowed is not None and r.failure_count >= allowed:
+        return FAILURES_USED
+    # The age makes nobody die for the company it was in: the culprit is found first.
+    if own and rules.max_retry_age is not None and now - (r.first_failed_at or now) >= rules.max_retry_age:
+        return AGE_USED
+    return None
 
 
 def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
@@ -85,6 +122,7 @@ def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
         worker_id=None,
         leased_at=None,
         expires_at=None,
+        lease_size=None,
         available_at=available_at,
         error=error,
     )
@@ -92,6 +130,14 @@ def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
 
 def to_dead(r: Range, reason: str, error: str | None) -> Range:
     return replace(to_waiting(r, 0, error), state=DEAD, available_at=None, suspect=False, reason=reason)
+
+
+def past_limit(r: Range, rules: GroupSettings, reason: str, error: str | None, *, blocks: bool = True) -> Range:
+    """What becomes of a range past a limit, as the group wants it. A rejected one goes the same way, but never blocks."""
+    dead = to_dead(r, reason, error)
+    if rules.on_exhausted == "drop":
+        return replace(dead, state=SETTLED)
+    return replace(dead, state=BLOCKED) if blocks and rules.on_exhausted == "block" else dead
 
 
 def held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
@@ -118,13 +164,11 @@ def take_over(
     rows = held_by_batch(ledger, prefix)
     draft = Draft(ledger)
     held = draft.take(rows)
-    limit = rules.max_delivery_attempts
-    alone = sum(r.message_count for r in held) == 1
-    last = limit is not None and any(r.delivery_count + 1 >= limit for r in held)
-    spent = limit is not None and any(r.delivery_count >= limit for r in held)
-    if granted_before or spent or (last and not alone):
+    size = sum(r.message_count for r in held)
+    last, spent = (any(_is_last(r, rules, left) for r in held) for left in (1, 0))
+    if granted_before or spent or (last and size > 1):
         for r in held:
-            draft.put(give_back(r, now, rules))
+            draft.put(give_back(r, now, rules), "given_back", of=r)
         return draft.finish(), []
     granted = [
         replace(
@@ -134,22 +178,29 @@ def take_over(
             worker_id=worker_id,
             leased_at=now,
             expires_at=expires_at,
+            lease_size=size,
             available_at=None,
             delivery_count=r.delivery_count + 1,
         )
         for r in held
     ]
     for r in granted:
-        draft.put(r)
+        draft.put(r, "replayed")
     return draft.finish(), granted
+
+
+def _is_last(r: Range, rules: GroupSettings, left: int) -> bool:
+    """Whether a limit is reached with so many deliveries more, if they fail."""
+    attempts, failures = rules.max_delivery_attempts, rules.failures_allowed(own=False)
+    return (attempts is not None and r.delivery_count + left >= attempts) or (failures is not None and r.failure_count + left >= failures)
 
 
 def give_back(r: Range, now: int, rules: GroupSettings) -> Range:
     """A range of a batch that died: due at once, suspect, no claim left; dead if it has no attempt left."""
-    r = replace(r, failure_count=r.failure_count + (r.state == LEASED))
+    r = failed(r, now) if r.state == LEASED else r
     error = r.error or f"batch {r.lease_id} died"
-    if used_up(r, rules):
-        return to_dead(r, ATTEMPTS_USED, error)
+    if reason := final(r, rules, now, own=r.lease_size == 1):
+        return past_limit(r, rules, reason, error)
     return replace(to_waiting(r, now, error), suspect=True)
 
 
@@ -168,34 +219,6 @@ def routed(ledger: Ledger, routing_id: str) -> tuple[Ledger, int]:
     rows = ledger.where(pc.and_(ledger.is_state(ROUTING), pc.equal(ledger.column("lease_id"), routing_id)))
     total = 0
     for r in draft.take(rows):
-        draft.put(r.settled())
+        draft.put(r.settled(), "routed", of=r)
         total += r.message_count
-    draft.head = draft.head.counted("dead_lettered", total)
     return draft.finish(), total
-
-
-def seek(ledger: Ledger, index: CommitIndex, target: int) -> Ledger:
-    """All before `target` is settled (skipped), all from it on is unread; leases are fenced, ``routing`` is left alone."""
-    routing = ledger.select(ledger.where(ledger.is_state(ROUTING)))
-    ranges: list[Range] = []
-    reach = min([target, *(r.first for r in routing)])
-    head = replace(ledger.head, floor=reach - 1, forgotten=index.count(0, reach - 1))
-    for r in routing:
-        ranges += _sought(reach, r.first - 1, target, index)
-        ranges.append(r)
-        reach = r.last + 1
-    # Past the last routing range only what is skipped needs a range: the rest is unread by being past the frontier.
-    ranges += _sought(reach, target - 1, target, index)
-    skipped = index.count(ledger.head.floor + 1, target - 1) - sum(
-        index.count(r.first, min(r.last, target - 1)) for r in ledger.select(ledger.where(ledger.is_state(SETTLED, ROUTING)))
-    )
-    return Ledger.of(head.counted("skipped", max(0, skipped)), ranges)
-
-
-def _sought(first: int, last: int, target: int, index: CommitIndex) -> list[Range]:
-    pieces = [(first, min(last, target - 1), SETTLED), (max(first, target), last, WAITING)]
-    return [
-        Range(index.cut(low, 1), index.cut(low, count), state, count, available_at=0 if state == WAITING else None)
-        for low, high, state in pieces
-        if (count := index.count(low, high))
-    ]

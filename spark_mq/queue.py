@@ -83,7 +83,7 @@ class Queue:
 
         ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no
         limit); ``retention``: how long messages are kept once every group has settled them. Further defaults for groups:
-        ``clock_skew``, ``retry_delay``, ``max_retry_delay``, ``max_in_flight``, ``max_ledger_ranges`` (:class:`~spark_mq.GroupSettings`).
+        retry policy, limits and caps, see :class:`~spark_mq.GroupSettings`.
         ``dead_letter_path``: a queue of your own for the dead letters; default ``dead_letters/`` inside. Raises QueueExists
         unless ``exist_ok``.
         """

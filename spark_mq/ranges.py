@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter
@@ -19,8 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.index import CommitIndex
+from spark_mq.intervals import Interval
 
 __all__ = [
+    "BLOCKED",
     "DEAD",
     "LEASED",
     "RANGE_SCHEMA",
@@ -28,6 +30,7 @@ __all__ = [
     "SETTLED",
     "STATES",
     "WAITING",
+    "Event",
     "Head",
     "Ledger",
     "Range",
@@ -36,12 +39,15 @@ __all__ = [
 LEASED: Final = "leased"
 WAITING: Final = "waiting"
 DEAD: Final = "dead"
+BLOCKED: Final = "blocked"
 ROUTING: Final = "routing"
 SETTLED: Final = "settled"
 FLOOR: Final = "floor"
+EVENT: Final = "event"
+"""Of the stored rows that tell what a commit did; of no range."""
 UNREAD: Final = "unread"
 """Of no range in a ledger: what lies past the last one."""
-STATES: Final = (LEASED, WAITING, DEAD, ROUTING, SETTLED)
+STATES: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING, SETTLED)
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 
@@ -59,14 +65,17 @@ class Range:
     worker_id: str | None = None
     leased_at: int | None = None
     expires_at: int | None = None
+    lease_size: int | None = None
+    """Messages that its lease was granted: one that was alone failed by itself."""
     first_leased_at: int | None = None
+    first_failed_at: int | None = None
     delivery_count: int = 0
     failure_count: int = 0
     suspect: bool = False
     """Failed as part of a whole lease, the culprit unknown. While leased: as it was before, so that a release can restore it."""
     available_at: int | None = None
     reason: str | None = None
-    """dead, routing: why."""
+    """dead, blocked, routing: why."""
     error: str | None = None
     """The last failure in its own words."""
 
@@ -91,18 +100,22 @@ class Range:
 
 _FIELDS: Final = tuple(f.name for f in fields(Range))
 _likeness: Final = attrgetter(*(name for name in _FIELDS if name not in ("first", "last", "message_count")))
-_INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "available_at")
+_INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "first_failed_at", "available_at")
 
 _TYPES: Final = {
     "first": pa.int64(),
     "last": pa.int64(),
     "message_count": pa.int64(),
+    "lease_size": pa.int64(),
     "delivery_count": pa.int32(),
     "failure_count": pa.int32(),
     "suspect": pa.bool_(),
 } | dict.fromkeys(_INSTANTS, _INSTANT)
 RANGE_SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in _FIELDS])
-"""One row a range. The stored table adds consumer_group (partition), revision and detail, both of the floor row only."""
+"""One row a range. The stored table adds consumer_group (partition), revision (of the floor row) and detail."""
+
+Event = tuple[str, Range]
+"""What happened to some messages: the event's name, and their range as it was, with the state (reason, counts) that came of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +124,7 @@ class Head:
 
     ``floor``: all messages up to this sequence are settled. ``forgotten``: how many those were. ``revision`` grows with each
     commit. ``turn``: which kind of message the next lease tries first. ``counters``: messages by outcome since the group began.
+    ``skipped``: what seeks have skipped, for whoever settles it still; the newest intervals only.
     """
 
     floor: int = -1
@@ -119,31 +133,36 @@ class Head:
     turn: str = ""
     counters: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    skipped: tuple[Interval, ...] = ()
 
-    def counted(self, outcome: str, messages: int) -> Head:
-        """With `messages` more that ended as `outcome`."""
-        if messages == 0:
+    def counted(self, outcomes: Mapping[str, int]) -> Head:
+        """With so many messages more for each outcome."""
+        if not outcomes:
             return self
-        return replace(self, counters={**self.counters, outcome: self.counters.get(outcome, 0) + messages})
+        return replace(self, counters={**self.counters, **{name: self.counters.get(name, 0) + n for name, n in outcomes.items()}})
 
     def to_json(self) -> str:
         """What has no column of its own, for the floor row."""
         data = asdict(self)
-        return json.dumps({name: data[name] for name in ("turn", "counters", "settings")}, sort_keys=True)
+        return json.dumps({name: data[name] for name in ("turn", "counters", "settings", "skipped")}, sort_keys=True)
 
 
 class Ledger:
-    """One group's ranges and head. Immutable; changes are made through a :class:`Draft`."""
+    """One group's ranges and head. Immutable; changes are made through a :class:`Draft`.
 
-    def __init__(self, head: Head, ranges: pa.Table | None = None) -> None:
+    ``events``: what has happened to messages on the way from the ledger that was read to this one.
+    """
+
+    def __init__(self, head: Head, ranges: pa.Table | None = None, events: Sequence[Event] = ()) -> None:
         table = RANGE_SCHEMA.empty_table() if ranges is None else ranges
         self.head = head
+        self.events = events
         self.ranges: pa.Table = table.combine_chunks()
 
     @classmethod
-    def of(cls, head: Head, ranges: Iterable[Range]) -> Ledger:
+    def of(cls, head: Head, ranges: Iterable[Range], events: Sequence[Event] = ()) -> Ledger:
         """From ranges in order."""
-        return cls(head, to_table(ranges))
+        return cls(head, to_table(ranges), events)
 
     def __len__(self) -> int:
         return int(self.ranges.num_rows)

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from spark_mq.draft import Draft
 from spark_mq.index import CommitIndex
-from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Ledger, Range
+from spark_mq.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
-from spark_mq.timing import Sorted, ripen, sort_out
+from spark_mq.timing import Sorted, put_aside, ripen, sort_out
 
 __all__ = ["Grant", "Request", "isolation_size", "lease", "tidy"]
 
@@ -69,7 +69,8 @@ def isolation_size(limit: int, deliveries: int, attempts: int) -> int:
 
 def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wanted: Request) -> tuple[Ledger, Grant]:
     """Leases what the rules allow. The caller folds first. The ledger comes back unchanged if nothing was granted."""
-    attempts = None if rules.max_delivery_attempts is None else max(1, rules.max_delivery_attempts - wanted.spare)
+    attempts = rules.attempts(wanted.spare)
+    wanted, blocked = _up_to_block(ledger, wanted)
     limit = 1 if attempts == 1 else wanted.max_messages
     if rules.max_in_flight is not None:
         limit = min(limit, rules.max_in_flight - ledger.count(ledger.is_state(LEASED)))
@@ -97,15 +98,26 @@ def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wa
             if fitting is not taken:
                 taken, reach = fitting, fitting[-1].last
             draft.head = replace(ledger.head, turn=KINDS[(KINDS.index(kind) + 1) % len(KINDS)])
-            granted = tuple(_leased(r, now, wanted) for r in taken)
+            size = sum(r.message_count for r in taken)
+            granted = tuple(_leased(r, now, wanted, size) for r in taken)
             for r in granted:
-                draft.put(r)
+                draft.put(r, "leased")
             for r in aside:
                 if r.last <= reach:  # what lies past a message that is due, and was not granted, stays unread with it
-                    draft.put(r)
-                    draft.head = draft.head.counted("expired", r.message_count if r.state == SETTLED else 0)
+                    put_aside(draft, r)
             return draft.finish(), Grant(granted)
-    return given, Grant(blocked_because="max_ledger_ranges" if full and may_read else "")
+    return given, Grant(blocked_because="max_ledger_ranges" if full and may_read else blocked)
+
+
+def _up_to_block(ledger: Ledger, wanted: Request) -> tuple[Request, str]:
+    """Where the group blocks: the request for what lies before the first blocked message, and the reason for having no more."""
+    blocked = ledger.where(ledger.is_state(BLOCKED))
+    if not blocked:
+        return wanted, ""
+    first = ledger.at(blocked[0])
+    before = first.first - 1
+    upto = before if wanted.upto is None else min(before, wanted.upto)
+    return replace(wanted, upto=upto), f"message {first.first} is past its limit ({first.reason})"
 
 
 def _due(ledger: Ledger, by: int, wanted: Request, attempts: int | None) -> dict[str, list[int]]:
@@ -127,7 +139,7 @@ def _due(ledger: Ledger, by: int, wanted: Request, attempts: int | None) -> dict
 def _full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     """Whether nothing unread may be added to the ledger. Ranges that wait for someone else, or for their time, don't count."""
     delayed = pc.and_(ledger.is_state(WAITING), pc.greater(ledger.column("available_at").cast(pa.int64()), now))
-    return len(ledger) - len(ledger.where(pc.or_kleene(ledger.is_state(DEAD, ROUTING), delayed))) >= rules.max_ledger_ranges
+    return len(ledger) - len(ledger.where(pc.or_kleene(ledger.is_state(DEAD, BLOCKED, ROUTING), delayed))) >= rules.max_ledger_ranges
 
 
 def _take(draft: Draft, rows: list[int], limit: int, upto: int | None, index: CommitIndex) -> list[Range]:
@@ -193,8 +205,7 @@ def tidy(ledger: Ledger, index: CommitIndex, now: int) -> Ledger:
         found = sort_out(Range(first, last, WAITING, last - first + 1), index, now, now)
         for r in (*found.later, *found.expired):
             if not found.due or r.last < found.due[0].first:
-                draft.put(r)
-                draft.head = draft.head.counted("expired", r.message_count if r.state == SETTLED else 0)
+                put_aside(draft, r)
         first = None if found.due else index.at_or_after(last + 1)
     return draft.finish()
 
@@ -235,7 +246,7 @@ def _fitting(r: Range, index: CommitIndex, max_bytes: int) -> tuple[int, int]:
     return fits, max_bytes
 
 
-def _leased(r: Range, now: int, wanted: Request) -> Range:
+def _leased(r: Range, now: int, wanted: Request, size: int) -> Range:
     return replace(
         r,
         state=LEASED,
@@ -243,6 +254,7 @@ def _leased(r: Range, now: int, wanted: Request) -> Range:
         worker_id=wanted.worker_id,
         leased_at=now,
         expires_at=wanted.expires_at,
+        lease_size=size,
         first_leased_at=r.first_leased_at or now,
         delivery_count=r.delivery_count + 1,
         available_at=None,

@@ -4,54 +4,90 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from spark_mq.checks import SECOND, check_count, check_duration, nearest
+from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_share, nearest
 from spark_mq.errors import InvalidOption, UnsupportedTable
 
 __all__ = ["GroupSettings", "QueueSettings"]
 
 
+RETRIES: Final = ("exponential", "linear", "constant", "none")
+EXHAUSTED: Final = ("dead_letter", "drop", "block")
+
+_DURATIONS: Final = ("visibility_timeout", "clock_skew", "retry_delay", "max_retry_delay", "max_retry_age")
+_COUNTS: Final = ("max_delivery_attempts", "max_failures", "max_in_flight", "max_ledger_ranges")
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How a group delivers. Durations in microseconds.
+    """How a group delivers. Durations in microseconds. Every default of a group stands here.
 
-    ``visibility_timeout``: how long a lease lasts unless extended (60 s). ``max_delivery_attempts``: how often a message
-    reaches user code at most; None: no limit (5). ``clock_skew``: margin past a deadline before another clock may call the lease
-    expired (1 s). ``retry_delay`` doubles with each failure of a message, up to ``max_retry_delay``: when a nacked message
-    is due again (10 s, 15 min). ``max_in_flight``: messages under lease at a time (no limit). ``max_ledger_ranges``: size of
-    the ledger from which on nothing unread is leased (200,000).
+    ``visibility_timeout``: how long a lease lasts unless extended (60 s). ``clock_skew``: margin past a deadline before another clock may
+    call the lease expired (1 s). ``max_in_flight``: messages under lease at a time (no limit). ``max_ledger_ranges``: size of the ledger
+    from which on nothing unread is leased (200,000).
+
+    ``max_delivery_attempts``: how often a message reaches user code at most (5; None: no limit). ``on_exhausted``: what becomes of a
+    message past a limit: "dead_letter" (default), "drop", or "block" (nothing past it is leased until someone acts).
+
+    ``retry``: when a nacked message is due again: after ``retry_delay`` (10 s), which doubles with each failure ("exponential", the
+    default), grows by itself ("linear") or stays ("constant"), up to ``max_retry_delay`` (15 min), and a share of at most ``retry_jitter``
+    (0.1) more. "none": a message's first failure of its own is final. ``max_failures``, ``max_retry_age`` (since the first failure): limits
+    besides that of the attempts (None: none). What expired is due at once, for its timeout was the wait.
     """
 
     visibility_timeout: int = 60 * SECOND
     max_delivery_attempts: int | None = 5
+    on_exhausted: str = "dead_letter"
     clock_skew: int = SECOND
+    retry: str = "exponential"
     retry_delay: int = 10 * SECOND
     max_retry_delay: int = 900 * SECOND
+    retry_jitter: float = 0.1
+    max_failures: int | None = None
+    max_retry_age: int | None = None
     max_in_flight: int | None = None
     max_ledger_ranges: int = 200_000
 
-    def delay(self, failures: int) -> int:
-        """When a message that was nacked for the `failures`-th time (from 1) is due again: microseconds from now."""
-        return min(self.max_retry_delay, self.retry_delay * 2 ** min(failures - 1, 40))
+    def delay(self, failures: int, jitter: float = 0.0) -> int:
+        """When a message that was nacked for the `failures`-th time (from 1) is due again: microseconds from now.
+
+        ``jitter``: 0 to 1, the part taken of what ``retry_jitter`` allows.
+        """
+        growth = {"exponential": 2 ** min(failures - 1, 40), "linear": failures, "constant": 1, "none": 0}[self.retry]
+        return round(min(self.max_retry_delay, self.retry_delay * growth) * (1 + self.retry_jitter * jitter))
+
+    def failures_allowed(self, own: bool) -> int | None:
+        """The failure that is final. One of a whole lease, its culprit unknown, is never the only one: innocents were in it."""
+        limit = 1 if self.retry == "none" else self.max_failures
+        return limit if limit is None or own else max(2, limit)
+
+    def attempts(self, spare: int = 0) -> int | None:
+        """On which delivery a message must be isolated, if it fails each time; `spare` deliveries are kept back for replays."""
+        limits = [self.failures_allowed(own=False), None if self.max_delivery_attempts is None else self.max_delivery_attempts - spare]
+        return min((max(1, limit) for limit in limits if limit is not None), default=None)
 
     @classmethod
-    def checked(cls, **given: Any) -> GroupSettings:
-        """From what a user gave: durations in any form. Raises InvalidOption."""
-        clean: dict[str, Any] = {}
-        for name, value in given.items():
-            if name in ("visibility_timeout", "clock_skew", "retry_delay", "max_retry_delay"):
-                clean[name] = check_duration(name, value, zero=name != "visibility_timeout")
-            elif name in ("max_delivery_attempts", "max_in_flight") and value is None:
-                clean[name] = None
-            elif name in ("max_delivery_attempts", "max_in_flight", "max_ledger_ranges"):
-                clean[name] = check_count(name, value, most=2**63 - 1)
-            else:
-                known = [field.name for field in fields(cls)]
-                hint = nearest(name, known)
-                told = f"; did you mean {hint!r}?" if hint else f": use {', '.join(known)}"
-                raise InvalidOption(f"{name!r} is not a setting of a queue or a group{told}", option=name, value=value)
-        return replace(cls(), **clean)
+    def checked(cls, base: GroupSettings | None = None, **given: Any) -> GroupSettings:
+        """From what a user gave, durations in any form, over a base (the defaults). Raises InvalidOption."""
+        return replace(base or cls(), **{name: cls._check(name, value) for name, value in given.items()})
+
+    @classmethod
+    def _check(cls, name: str, value: Any) -> Any:
+        known = {field.name: field.default for field in fields(cls)}
+        if name not in known:
+            hint = nearest(name, known)
+            told = f"; did you mean {hint!r}?" if hint else f": use {', '.join(known)}"
+            raise InvalidOption(f"{name!r} is not a setting of a queue or a group{told}", option=name, value=value)
+        if value is None and (known[name] is None or name == "max_delivery_attempts"):
+            return None
+        if name in _DURATIONS:
+            return check_duration(name, value, zero=name not in ("visibility_timeout", "max_retry_age"))
+        if name in _COUNTS:
+            return check_count(name, value, most=2**63 - 1)
+        if name == "retry_jitter":
+            return check_share(name, value)
+        return check_choice(name, value, RETRIES if name == "retry" else EXHAUSTED)
 
 
 @dataclass(frozen=True, slots=True)

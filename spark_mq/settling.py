@@ -11,9 +11,9 @@ from typing import Final
 
 from spark_mq.draft import Draft
 from spark_mq.index import CommitIndex
-from spark_mq.intervals import Interval, normalise
-from spark_mq.ledger import ATTEMPTS_USED, to_dead, to_waiting, used_up
-from spark_mq.ranges import LEASED, SETTLED, WAITING, Ledger, Range
+from spark_mq.intervals import Interval, normalise, subtract
+from spark_mq.ledger import failed, final, past_limit, to_waiting
+from spark_mq.ranges import BLOCKED, LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
 
 __all__ = ["ACK", "NACK", "REJECT", "REJECTED", "RELEASE", "Outcome", "Settle", "extend", "settle"]
@@ -32,7 +32,7 @@ class Settle:
 
     ``intervals``: sequences, inclusive pairs; None for all that the lease still holds. ``whole``: the intervals are the lease
     as its holder knows it, no message is named: the culprit of a nack is unknown. ``delay``: microseconds until a nacked
-    message is due again; None for the group's backoff. ``jitter``: drawn once a settle, 0 to 1, stretches the backoff by up to a tenth.
+    message is due again; None for the group's retry policy. ``jitter``: drawn once a settle, 0 to 1: how much of the policy's jitter.
     """
 
     verb: str
@@ -72,7 +72,6 @@ def settle(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, w
             settling.apply(r)
     else:
         settling.intervals(normalise(wanted.intervals))
-    settling.draft.head = ledger.head.counted("acked", settling.acked)
     return settling.draft.finish(), settling.outcome
 
 
@@ -83,7 +82,6 @@ class _Settling:
         self.ledger, self.index, self.now, self.rules, self.wanted = ledger, index, now, rules, wanted
         self.draft = Draft(ledger)
         self.outcome = Outcome()
-        self.acked = 0
         self._left: dict[int, Range] = {}  # by row: what lies above the last cut, if anything does
 
     def intervals(self, intervals: Sequence[Interval]) -> None:
@@ -108,12 +106,22 @@ class _Settling:
             return
         self._lose_gap(first, low - 1)
         head, frontier = self.ledger.head, self.ledger.frontier
-        self.outcome.already_settled += self.index.count(low, min(high, head.floor))
+        self._past(low, min(high, head.floor))
         for row in self.ledger.overlapping(low, high):
             self._cut(row, low, high)
         if high > frontier:
             self.outcome.lose(max(low, frontier + 1), high, "unread")
         self._lose_gap(high + 1, last)
+
+    def _past(self, first: int, last: int) -> None:
+        """Messages that are settled: fine, unless a seek skipped them, unprocessed as they were."""
+        if first > last:
+            return
+        done = subtract([(first, last)], self.ledger.head.skipped)
+        self.outcome.already_settled += sum(self.index.count(*part) for part in done)
+        for low, high in subtract([(first, last)], done):
+            if self.index.count(low, high):
+                self.outcome.lose(low, high, "skipped")
 
     def _lose_gap(self, first: int, last: int) -> None:
         """Sequences that no message has. Those of a whole lease are no mistake: what is left of its ranges may end in a gap."""
@@ -125,7 +133,7 @@ class _Settling:
         if r is None or (piece := r.part(low, high, self.index)).message_count == 0:
             return
         if r.state == SETTLED:
-            self.outcome.already_settled += piece.message_count
+            self._past(piece.first, piece.last)
         elif not self._holds(r):
             self.outcome.lose(piece.first, piece.last, _why_not(r))
         else:
@@ -142,34 +150,35 @@ class _Settling:
         self.outcome.settled += r.message_count
         self.outcome.ranges.append((r.first, r.last))
         if self.wanted.verb == ACK:
-            self.acked += r.message_count
-            self.draft.put(r.settled())
+            self.draft.put(r.settled(), "acked", of=r)
         elif self.wanted.verb == REJECT:
-            self.draft.put(to_dead(r, self.wanted.reason, self.wanted.error))
+            dead = past_limit(r, self.rules, self.wanted.reason, self.wanted.error, blocks=False)
+            self.draft.put(dead, "rejected", of=r)
         elif self.wanted.verb == NACK:
-            self.draft.put(_nacked(r, self.now, self.rules, self.wanted))
+            self.draft.put(_nacked(r, self.now, self.rules, self.wanted), "nacked", of=r)
         elif r.state == WAITING:
-            self.draft.put(replace(r, lease_id=None, worker_id=None, leased_at=None))
+            self.draft.put(replace(r, lease_id=None, worker_id=None, leased_at=None, lease_size=None), "released", of=r)
         else:
-            self.draft.put(_released(r, self.now))
+            self.draft.put(_released(r, self.now), "released", of=r)
 
 
 def _why_not(r: Range) -> str:
     if r.state == LEASED:
         return f"leased by {r.lease_id}"
-    return "given back" if r.state == WAITING else f"dead: {r.reason}"
+    return "given back" if r.state == WAITING else f"{'blocked' if r.state == BLOCKED else 'dead'}: {r.reason}"
 
 
 def _nacked(r: Range, now: int, rules: GroupSettings, wanted: Settle) -> Range:
     by_name = wanted.intervals is not None and not wanted.whole
-    failures = r.failure_count + (r.state == LEASED)  # an expiry has counted already
+    fresh = r.state == LEASED  # an expiry has counted already
     error = wanted.error or r.error
-    if used_up(r, rules):
-        return to_dead(replace(r, failure_count=failures), ATTEMPTS_USED, error)
+    r = failed(r, now) if fresh else r
+    if reason := final(r, rules, now, own=by_name or r.lease_size == 1):
+        return past_limit(r, rules, reason, error)
     delay = wanted.delay
     if delay is None:
-        delay = 0 if r.state == WAITING else round(rules.delay(failures) * (1 + wanted.jitter / 10))
-    return replace(to_waiting(r, now + delay, error), failure_count=failures, suspect=not by_name)
+        delay = rules.delay(r.failure_count, wanted.jitter) if fresh else 0
+    return replace(to_waiting(r, now + delay, error), suspect=not by_name)
 
 
 def _released(r: Range, now: int) -> Range:
@@ -183,7 +192,10 @@ def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Outc
     draft, outcome = Draft(ledger), Outcome()
     for r in draft.take(ledger.where(ledger.held_by(lease_id))):
         if r.state == WAITING:
-            r = replace(r, state=LEASED, failure_count=r.failure_count - 1, available_at=None, expires_at=expires_at)
+            failures = r.failure_count - 1
+            first = r.first_failed_at if failures else None
+            r = replace(r, state=LEASED, failure_count=failures, first_failed_at=first, available_at=None, expires_at=expires_at)
+            draft.note("extended", r)
         draft.put(replace(r, expires_at=max(expires_at, r.expires_at or 0)))
         outcome.settled += r.message_count
         outcome.ranges.append((r.first, r.last))

@@ -18,7 +18,7 @@ the same tests. It lives in one process: it cannot be pickled, and a Spark strea
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,7 +32,7 @@ from spark_mq.leases import Stored
 from spark_mq.log import MessageLog, PublishReceipt, check_mark
 from spark_mq.payload import WrittenFile, read_times
 from spark_mq.queue import Clock, Queue, system_clock
-from spark_mq.ranges import Ledger
+from spark_mq.ranges import Event, Ledger
 from spark_mq.settings import GroupSettings, QueueSettings
 
 __all__ = ["ManualClock", "MemoryFiles", "MemoryLeases", "MemoryLog", "memory_queue"]
@@ -174,11 +174,13 @@ class MemoryLog(MessageLog):
 class MemoryLeases:
     """The twin of :class:`~spark_mq.leases.DeltaLeases`: optimistic commits on ledgers in a dict.
 
-    ``notes``: what each commit said it did, oldest first; the audit trail that DESCRIBE HISTORY shows of a Delta table.
+    ``notes``: what each commit said it did, oldest first; the audit trail that DESCRIBE HISTORY shows of a Delta table. ``events``: what
+    happened in each, by group.
     """
 
     def __init__(self) -> None:
         self.notes: list[dict[str, Any]] = []
+        self.events: list[tuple[str, Sequence[Event]]] = []
         self._lock = threading.Lock()
         self._ledgers: dict[str, Ledger] = {}
         self._changed: dict[str, int] = {}  # the version that changed a group last
@@ -205,7 +207,8 @@ class MemoryLeases:
             if mark is not None and self._marks.get(mark[0], (0, 0))[1] > stored.token:
                 raise LostRace(f"{mark[0]} has been marked since")
             self.notes.append({"operation_id": operation_id, **note})
-            self._ledgers[stored.group] = ledger
+            self._ledgers[stored.group] = Ledger(ledger.head, ledger.ranges)
+            self.events.append((stored.group, ledger.events))
             self._changed[stored.group] = latest + 1
             if mark is not None:
                 self._marks[mark[0]] = (mark[1], latest + 1)

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from spark_mq.draft import Draft
 from spark_mq.index import CommitIndex, Times
-from spark_mq.ranges import WAITING, Ledger, Range
+from spark_mq.ranges import SETTLED, WAITING, Ledger, Range
 
-__all__ = ["Sorted", "ripen", "sort_out"]
+__all__ = ["Sorted", "put_aside", "ripen", "sort_out"]
 
 
 @dataclass(slots=True)
@@ -66,11 +66,16 @@ def _look_closer(out: Sorted, part: Range, index: CommitIndex, now: int, by: int
     for kind, low, high, at in spans:
         piece = replace(part, first=file.first + low, last=file.first + high, message_count=high - low + 1)
         if kind == "expired":
-            _add(out.expired, piece.settled(), index)
+            _add(out.expired, replace(piece, state=SETTLED, available_at=None), index)
         elif kind == "later":
             _add(out.later, replace(piece, available_at=at), index)
         else:
             _add(out.due, piece, index)
+
+
+def put_aside(draft: Draft, piece: Range) -> None:
+    """Puts in a sorted out piece, with the event if it has expired."""
+    draft.put(piece, "expired" if piece.state == SETTLED else "")
 
 
 def _add(pieces: list[Range], piece: Range, index: CommitIndex) -> None:
@@ -101,6 +106,5 @@ def ripen(ledger: Ledger, index: CommitIndex, now: int, by: int) -> Ledger:
         if pieces.later or pieces.expired:
             draft.take([row])
             for piece in (*pieces.due, *pieces.later, *pieces.expired):
-                draft.put(piece)
-            draft.head = draft.head.counted("expired", sum(piece.message_count for piece in pieces.expired))
+                put_aside(draft, piece)
     return draft.finish()

@@ -107,7 +107,7 @@ def test_contention_ends_with_its_data_and_no_change(queue: Queue) -> None:
         def step(stored: Stored) -> Any:
             assert stored.ledger is not None
             before()
-            return Ledger(stored.ledger.head.counted(note, 1)), None, {"operation": note}
+            return Ledger(stored.ledger.head.counted({note: 1})), None, {"operation": note}
 
         change(store, "default", step, patience=0, pause=0.0)
 
@@ -405,7 +405,7 @@ def _plod(path: str, times: int, stop: Any) -> float:
         ledger = stored.ledger
         assert ledger is not None
         time.sleep(0.1)  # the work of a slow worker
-        return Ledger(replace(ledger.head.counted("steps", 1)), ledger.ranges), None, {"operation": "step"}
+        return Ledger(replace(ledger.head.counted({"steps": 1})), ledger.ranges), None, {"operation": "step"}
 
     try:
         for _ in range(times):

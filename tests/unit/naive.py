@@ -14,7 +14,9 @@ DELIVERY = {
     "worker_id": None,
     "leased_at": None,
     "expires_at": None,
+    "lease_size": None,
     "first_leased_at": None,
+    "first_failed_at": None,
     "delivery_count": 0,
     "failure_count": 0,
     "suspect": False,
@@ -48,10 +50,10 @@ class Message:
 
     def end_lease(self, state: str, **info: Any) -> None:
         """Out of the lease, its id and all that belongs to it gone."""
-        self.become(state, lease_id=None, worker_id=None, leased_at=None, expires_at=None, **info)
+        self.become(state, lease_id=None, worker_id=None, leased_at=None, expires_at=None, lease_size=None, **info)
 
-    def die(self, reason: str) -> None:
-        self.end_lease("dead", available_at=None, suspect=False, reason=reason)
+    def die(self, reason: str, state: str = "dead") -> None:
+        self.end_lease(state, available_at=None, suspect=False, reason=reason)
 
 
 @dataclass
@@ -62,10 +64,15 @@ class Naive:
     max_retry_delay: int
     max_in_flight: int | None = None
     max_ledger_ranges: int = 200_000
+    retry: str = "exponential"
+    max_failures: int | None = None
+    max_retry_age: int | None = None
+    on_exhausted: str = "dead_letter"
     messages: list[Message] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     lease_sizes: dict[str, int] = field(default_factory=dict)
     passed_over: dict[str, int] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
 
     # -- looking
 
@@ -91,20 +98,67 @@ class Naive:
     def spent(self, m: Message) -> bool:
         return self.n is not None and m.info["delivery_count"] >= self.n
 
+    def allowed(self, own: bool) -> int | None:
+        f = 1 if self.retry == "none" else self.max_failures
+        return f if f is None or own else max(f, 2)
+
+    def attempts(self, spare: int) -> int | None:
+        """The delivery on which a message that always fails must be alone."""
+        bounds = [x for x in (None if self.n is None else self.n - spare, self.allowed(False)) if x is not None]
+        return max(1, min(bounds)) if bounds else None
+
+    def final(self, m: Message, now: int, own: bool) -> str:
+        """Why a failure was the last, or ""."""
+        f = self.allowed(own)
+        if self.spent(m):
+            return "max_delivery_attempts"
+        if f is not None and m.info["failure_count"] >= f:
+            return "max_failures"
+        first = m.info["first_failed_at"]
+        return "max_retry_age" if own and self.max_retry_age is not None and first and now - first >= self.max_retry_age else ""
+
+    def bury(self, m: Message, reason: str, blocks: bool = True) -> None:
+        if self.on_exhausted == "drop":
+            m.forget("settled")
+            self.count("dropped", 1)
+        else:
+            m.die(reason, "blocked" if blocks and self.on_exhausted == "block" else "dead")
+
+    def alone(self, m: Message) -> bool:
+        return m.info["lease_size"] == 1
+
+    def pardon(self) -> None:
+        """Waiting beyond a limit: by attempts, or by failures that were its own."""
+        for m in self.by_state("waiting"):
+            f = self.allowed(True)
+            if self.spent(m) or (f is not None and m.info["failure_count"] >= f and not m.info["suspect"]):
+                self.bury(m, "max_delivery_attempts" if self.spent(m) else "max_failures")
+
     # -- transitions
 
     def fold(self, now: int, keep: tuple[str, ...] = ()) -> None:
         for m in self.by_state("leased"):
             if m.info["expires_at"] + self.skew < now and m.info["lease_id"] not in keep:
-                self.failed(m)
-                if self.spent(m):
-                    m.die("max_delivery_attempts")
+                at = m.info["expires_at"]
+                self.failed(m, at)
+                if reason := self.final(m, at, self.alone(m)):
+                    self.bury(m, reason)
                 else:
-                    m.become("waiting", available_at=m.info["expires_at"], expires_at=None, suspect=True)
+                    m.become("waiting", available_at=at, expires_at=None, suspect=True)
+        self.pardon_but(keep)
 
-    def failed(self, m: Message, named: bool = False) -> None:
+    def pardon_but(self, keep: tuple[str, ...]) -> None:
+        kept = [m for m in self.by_state("waiting") if m.info["lease_id"] in keep]
+        for m in kept:
+            m.state = "kept"
+        self.pardon()
+        for m in kept:
+            m.state = "waiting"
+
+    def failed(self, m: Message, now: int, named: bool = False) -> None:
         m.own_failure |= named or self.lease_sizes[m.info["lease_id"]] == 1
         m.info["failure_count"] += 1
+        m.info["first_failed_at"] = m.info["first_failed_at"] or now
 
     def granted(self, messages: list[Message], lease_id: str, worker_id: str, now: int, expires_at: int) -> None:
         self.lease_sizes[lease_id] = len(messages)
@@ -115,6 +169,7 @@ class Naive:
                 worker_id=worker_id,
                 leased_at=now,
                 expires_at=expires_at,
+                lease_size=len(messages),
                 available_at=None,
                 delivery_count=m.info["delivery_count"] + 1,
                 first_leased_at=now if m.info["first_leased_at"] is None else m.info["first_leased_at"],
@@ -129,7 +184,7 @@ class Naive:
         settled, already, lost = 0, 0, set()
         for seq in names:
             m = by_seq.get(seq)
-            if m is None or m.state in ("unread", "dead", "routing"):
+            if m is None or m.state in ("unread", "dead", "blocked", "routing") or (m.state == "settled" and seq in self.skipped):
                 lost.add(seq)
             elif m.state == "settled":
                 already += 1
@@ -146,17 +201,19 @@ class Naive:
             m.forget("settled")
             self.count("acked", 1)
         elif verb == "reject":
-            m.die("rejected")
+            self.bury(m, "rejected", blocks=False)
         elif verb == "nack":
             if late:
                 m.own_failure |= named
             else:
-                self.failed(m, named)
-            if self.spent(m):
-                m.die("max_delivery_attempts")
+                self.failed(m, now, named)
+            if reason := self.final(m, now, named or self.alone(m)):
+                self.bury(m, reason)
                 return
             if delay is None:
-                backoff = min(self.max_retry_delay, self.retry_delay << (m.info["failure_count"] - 1))
+                times = m.info["failure_count"]
+                growth = {"none": 0, "constant": 1, "linear": times, "exponential": 1 << (times - 1)}[self.retry]
+                backoff = min(self.max_retry_delay, self.retry_delay * growth)
                 delay = 0 if late else round(backoff * (1 + jitter / 10))
             m.end_lease("waiting", available_at=now + delay, suspect=not named)
         elif late:
@@ -169,20 +226,23 @@ class Naive:
         held = self.held_by(lease_id)
         for m in held:
             if m.state == "waiting":
-                m.become("leased", failure_count=m.info["failure_count"] - 1, available_at=None, expires_at=expires_at)
+                left = m.info["failure_count"] - 1
+                first = m.info["first_failed_at"] if left else None
+                m.become("leased", failure_count=left, first_failed_at=first, available_at=None, expires_at=expires_at)
             else:
                 m.become("leased", expires_at=max(expires_at, m.info["expires_at"]))
         return len(held)
 
     def take_over(self, prefix: str, lease_id: str, worker_id: str, now: int, expires_at: int, *, granted_before: bool) -> list[Message]:
         held = [m for m in self.by_state("leased", "waiting") if (m.info["lease_id"] or "").startswith(prefix)]
-        on_last = [m for m in held if self.n is not None and m.info["delivery_count"] + 1 >= self.n]
-        if granted_before or any(self.spent(m) for m in held) or (on_last and len(held) > 1):
+        n, f = self.n or 10**9, self.allowed(False) or 10**9
+        most = max((max(m.info["delivery_count"] - n, m.info["failure_count"] - f) for m in held), default=-(10**9))
+        if granted_before or most >= 0 or (most == -1 and len(held) > 1):
             for m in held:
                 if m.state == "leased":
-                    self.failed(m)
-                if self.spent(m):
-                    m.die("max_delivery_attempts")
+                    self.failed(m, now)
+                if reason := self.final(m, now, self.alone(m)):
+                    self.bury(m, reason)
                 else:
                     m.end_lease("waiting", available_at=now, suspect=True)
             return []
@@ -204,7 +264,29 @@ class Naive:
         self.count("dead_lettered", len(done))
         return len(done)
 
+    def unblock(self, how: str, now: int, seqs: list[int] | None) -> int:
+        wanted = [m for m in self.by_state("blocked") if seqs is None or m.seq in seqs]
+        for m in wanted:
+            if how == "dead_letter":
+                m.state = "dead"
+            elif how == "drop":
+                m.forget("settled")
+                self.count("dropped", 1)
+            else:
+                m.own_failure = False
+                m.forget("waiting", available_at=now, first_leased_at=m.info["first_leased_at"])
+        return len(wanted)
+
+    def cut(self, horizon: int) -> int:
+        gone = [m for m in self.by_state("unread", "waiting", "dead", "blocked") if m.seq <= horizon]
+        for m in gone:
+            m.forget("settled")
+        self.count("lost", len(gone))
+        return len(gone)
+
     def seek(self, target: int) -> None:
+        self.skipped = {seq for seq in self.skipped if seq < target}
+        self.skipped |= {m.seq for m in self.messages if m.seq < target and m.state not in ("settled", "routing")}
         reach = max((m.seq for m in self.by_state("routing")), default=-1)
         for m in self.messages:
             m.own_failure = m.own_failure and m.state == "routing"
@@ -222,13 +304,15 @@ class Naive:
 
     def check_grant(self, taken: list[int], why: str, wanted: Any, now: int, turnwise: bool = True) -> None:
         """Whether the rules allow this choice for a request; `self` is as it was before the lease, but folded."""
-        attempts = None if self.n is None else max(1, self.n - wanted.spare)
-        upto = wanted.upto if wanted.upto is not None else 2**63
+        attempts = self.attempts(wanted.spare)
+        blocked = min((m.seq for m in self.by_state("blocked")), default=2**63)
+        behind = [m for m in self.messages if m.seq > blocked]
+        upto = min(blocked - 1, wanted.upto if wanted.upto is not None else 2**63)
         by = now if wanted.due_by is None else min(now, wanted.due_by)
         due = [m for m in self.by_state("waiting") if m.info["available_at"] <= by and m.seq <= upto]
         unread = [m for m in self.by_state("unread") if m.seq <= upto]
         # Ranges that count against the cap: not dead, routing or delayed ones.
-        counted = [r[0] for r in self.runs() if r[0].state not in ("dead", "routing")]
+        counted = [r[0] for r in self.runs() if r[0].state not in ("dead", "blocked", "routing")]
         full = len([m for m in counted if not (m.state == "waiting" and m.info["available_at"] > now)]) >= self.max_ledger_ranges
         room = wanted.max_messages if self.max_in_flight is None else self.max_in_flight - len(self.by_state("leased"))
         limit = min(wanted.max_messages, room, 1 if attempts == 1 else room)
@@ -240,8 +324,9 @@ class Naive:
         }
         if not taken:
             assert limit < 1 or not any(kinds.values()), "something is due and no cap is reached, yet nothing was granted"
-            assert bool(why) == bool(due or unread), f"{why=} with {len(due)} due and {len(unread)} unread"
-            assert why in ("", "max_in_flight", "max_ledger_ranges")
+            told = bool(due or unread) or (blocked < 2**63 and not why.startswith("max"))
+            assert bool(why) == told, f"{why=} with {len(due)} due and {len(unread)} unread, {len(behind)} behind what blocks"
+            assert why in ("", "max_in_flight", "max_ledger_ranges") or str(blocked) in why
             assert why != "max_in_flight" or limit < 1
             assert why != "max_ledger_ranges" or full
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 from hypothesis import strategies as st
@@ -9,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from naive import Message, Naive
 
 from spark_mq import ledger as rules_of
-from spark_mq import settling
+from spark_mq import moving, settling
+from spark_mq.draft import outcome_of
 from spark_mq.index import CommitIndex, LogFile, sequence
 from spark_mq.leases import from_rows, to_rows
 from spark_mq.ranges import Head, Ledger, Range
@@ -28,7 +30,9 @@ FIELDS = [
     "worker_id",
     "leased_at",
     "expires_at",
+    "lease_size",
     "first_leased_at",
+    "first_failed_at",
     "delivery_count",
     "failure_count",
     "suspect",
@@ -47,8 +51,12 @@ class LedgerMachine(RuleBasedStateMachine):
         ranges=st.sampled_from([200_000, 200_000, 3, 8]),
         floor=st.sampled_from([-1, -1, 2 << 32]),
         rows=st.integers(1, 60),
+        retry=st.sampled_from(["exponential", "exponential", "linear", "constant", "none"]),
+        failures=st.sampled_from([None, None, 1, 2, 3]),
+        age=st.sampled_from([None, None, 10 * SECOND]),
+        exhausted=st.sampled_from(["dead_letter", "dead_letter", "drop", "block"]),
     )
-    def begin(self, *, n, skew, in_flight, ranges, floor, rows):
+    def begin(self, *, n, skew, in_flight, ranges, floor, rows, retry, failures, age, exhausted):
         self.rules = GroupSettings(
             max_delivery_attempts=n,
             clock_skew=skew,
@@ -56,8 +64,12 @@ class LedgerMachine(RuleBasedStateMachine):
             max_retry_delay=7 * SECOND,
             max_in_flight=in_flight,
             max_ledger_ranges=ranges,
+            retry=retry,
+            max_failures=failures,
+            max_retry_age=age,
+            on_exhausted=exhausted,
         )
-        self.naive = Naive(n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges)
+        self.naive = Naive(n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted)
         self.index = CommitIndex()
         self.ledger = Ledger(Head(floor=floor))
         self.now = 1_000 * SECOND
@@ -65,6 +77,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.batches: dict[str, int] = {}  # of a stream: how often it was replayed
         self.routings: list[str] = []
         self.ids = 0
+        self.told: dict[str, int] = {}
         self.version = 2
         self.publish(1, [(rows, 1)])
 
@@ -244,8 +257,27 @@ class LedgerMachine(RuleBasedStateMachine):
         places = [0, *self.pool()[:-1], self.index.tail + 1]
         target = min(places[where % len(places)] + gap, self.index.tail + 1)
         self.fold()
-        self.ledger = rules_of.seek(self.ledger, self.index, target)
+        self.ledger = moving.seek(self.ledger, self.index, target)
         self.naive.seek(target)
+
+    # -- what blocks, what is gone
+
+    @rule(how=st.sampled_from(["retry", "drop", "dead_letter"]), names=st.one_of(st.none(), st.lists(numbers, max_size=8)))
+    def unblock(self, how, names):
+        self.fold()
+        pool = self.pool()
+        seqs = None if names is None else [pool[name % len(pool)] for name in names]
+        intervals = None if seqs is None else [(seq, seq) for seq in seqs]
+        self.ledger, total = moving.unblock(self.ledger, self.index, self.now, how, intervals)
+        assert total == self.naive.unblock(how, self.now, seqs)
+
+    @precondition(lambda self: self.ids > 3)
+    @rule(where=numbers)
+    def cut(self, where):
+        horizon = self.pool()[where % len(self.pool())]
+        self.fold()
+        self.ledger, lost = moving.cut(self.ledger, self.index, horizon)
+        assert lost == self.naive.cut(horizon)
 
     # -- helpers
 
@@ -299,16 +331,27 @@ class LedgerMachine(RuleBasedStateMachine):
         assert head.counters == self.naive.counters
         for m in messages:
             assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
-            if m.info["reason"] == "max_delivery_attempts":
-                assert m.own_failure, f"an innocent died: {m.seq:x}"
+            if m.info["reason"] not in (None, "rejected"):
+                assert m.own_failure, f"an innocent died: {m.seq:x} by {m.info['reason']}"
 
     @invariant()
     def round_trip(self):
-        """As stored, so read."""
-        if hasattr(self, "ledger") and self.ids % 7 == 0:
-            again = from_rows(to_rows("group", self.ledger))
-            assert again.head == self.ledger.head
-            assert again.ranges == self.ledger.ranges
+        """As stored, so read; and what was told of the step ends all that it settled."""
+        if hasattr(self, "ledger"):
+            ended: Counter[str] = Counter()
+            for event, r in self.ledger.events:
+                assert r.message_count == self.index.count(r.first, r.last)
+                if r.state == "settled":
+                    ended[outcome_of(event)] += r.message_count
+            counted = self.ledger.head.counters
+            assert {name: counted[name] - self.told.get(name, 0) for name in counted if counted[name] != self.told.get(name, 0)} == ended
+            self.told = dict(counted)
+            rows = to_rows("group", self.ledger)
+            self.ledger = Ledger(self.ledger.head, self.ledger.ranges)
+            if self.ids % 7 == 0:
+                again = from_rows(rows)
+                assert again.head == self.ledger.head
+                assert again.ranges == self.ledger.ranges
 
 
 TestLedger = LedgerMachine.TestCase

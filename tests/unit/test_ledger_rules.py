@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from spark_mq import ledger as rules_of
-from spark_mq import settling
+from spark_mq import moving, settling
 from spark_mq.index import CommitIndex, LogFile, sequence
 from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Head, Ledger, Range
 from spark_mq.selection import Grant, Request, isolation_size, lease
@@ -116,6 +116,7 @@ def test_unread_messages_are_leased_in_order_and_counted():
         worker_id="worker of a",
         leased_at=group.now,
         expires_at=group.now + TIMEOUT,
+        lease_size=3,
         first_leased_at=group.now,
         delivery_count=1,
     )
@@ -421,7 +422,7 @@ def test_release_restores_a_suspect_and_no_older_lease_id():
     before = group.at(0)
     group.lease("b")
     group.settle(RELEASE, "b")
-    assert group.at(0) == replace(before, lease_id=None, worker_id=None, leased_at=None, available_at=group.now)
+    assert group.at(0) == replace(before, lease_id=None, worker_id=None, leased_at=None, lease_size=None, available_at=group.now)
     assert group.settle(ACK, "a").settled == 0, "the lease before has no claim any more"
 
 
@@ -499,7 +500,9 @@ STATES = {
     "routing": ("dead: rejected", lambda group: (group.settle(REJECT, "a"), freeze(group))),
     "given back": ("given back", lambda group: group.settle(NACK, "a")),
     "unread": ("unread", lambda group: seek(group, 0)),
-    "skipped": ("settled", lambda group: seek(group, 1)),
+    "skipped": ("skipped", lambda group: seek(group, 1)),
+    "skipped after it was settled": ("settled", lambda group: (group.settle(ACK, "a"), seek(group, 1))),
+    "skipped, then unread again": ("unread", lambda group: (seek(group, 1), seek(group, 0))),
 }
 
 
@@ -513,7 +516,7 @@ def freeze(group: Group) -> None:
 
 
 def seek(group: Group, target: int) -> None:
-    group.ledger = rules_of.seek(group.ledger, group.index, target)
+    group.ledger = moving.seek(group.ledger, group.index, target)
 
 
 @pytest.mark.parametrize("verb", [ACK, NACK, REJECT, RELEASE])

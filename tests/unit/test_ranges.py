@@ -142,7 +142,7 @@ def test_a_slice_of_a_table_makes_the_same_ledger():
 
 
 def test_the_largest_sequences_and_counts_fit():
-    big = Range(2**63 - 5, 2**63 - 1, LEASED, 5, "a", "w", 2**52, 2**52 + 1, 0, 2**31 - 1, 2**31 - 1, True, None, "r", "e")
+    big = Range(2**63 - 5, 2**63 - 1, LEASED, 5, "a", "w", 2**52, 2**52 + 1, 2**63 - 1, 0, 1, 2**31 - 1, 2**31 - 1, True, None, "r", "e")
     assert list(Ledger.of(Head(), [big])) == [big]
 
 
@@ -193,7 +193,7 @@ def test_a_draft_without_changes_is_the_same_ledger():
 def test_a_changed_head_alone_is_a_change():
     ledger = ledger_of([1, 3])
     draft = Draft(ledger)
-    draft.head = draft.head.counted("acked", 2)
+    draft.head = draft.head.counted({"acked": 2})
     assert draft.changed
     assert draft.finish().head.counters == {"acked": 2}
     assert list(draft.finish()) == list(ledger)
@@ -243,8 +243,8 @@ def test_the_floor_rises_over_all_that_is_settled(kinds, settle, floor, forgotte
 
 def test_counting_nothing_is_no_change():
     head = Head()
-    assert head.counted("acked", 0) is head
-    assert head.counted("acked", 2).counted("acked", 3).counted("skipped", 1).counters == {"acked": 5, "skipped": 1}
+    assert head.counted({}) is head
+    assert head.counted({"acked": 2}).counted({"acked": 3, "skipped": 1}).counters == {"acked": 5, "skipped": 1}
     assert head.counters == {}
 
 
