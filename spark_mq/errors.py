@@ -11,6 +11,7 @@ from typing import Any
 __all__ = [
     "ContentionTimeout",
     "CorruptLog",
+    "DataLoss",
     "DuplicatePublish",
     "GroupExists",
     "GroupNotFound",
@@ -91,6 +92,10 @@ class LeaseLost(SparkMQError):
 
 class LedgerFull(SparkMQError):
     """Nothing may be leased because of a cap of the group. Data: ``group``, ``blocked_because``."""
+
+
+class DataLoss(SparkMQError):
+    """A hard limit of the queue dropped messages that the group had not settled. Data: ``group``, ``lost``, ``horizon``."""
 
 
 class ContentionTimeout(SparkMQError, TimeoutError):

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from spark_mq import administer, moving, selection, settling
 from spark_mq import ledger as rules_of
-from spark_mq import moving, selection, settling
 from spark_mq.audit import lease_note, settle_note
 from spark_mq.checks import SECOND, check_count, check_duration, check_lease_id, check_name, micros
 from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, LedgerFull
@@ -21,6 +21,7 @@ from spark_mq.intervals import Interval, from_sequences
 from spark_mq.lease import Lease, SettleResult, result_of
 from spark_mq.leases import Stored, change
 from spark_mq.ranges import LEASED, Head, Ledger, Range
+from spark_mq.retention import without_lost
 from spark_mq.settings import GroupSettings
 from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.stats import GroupStats, stats_of
@@ -87,6 +88,25 @@ class ConsumerGroup:
 
         change(self.queue.leases, self.name, step, whole_table=True)
 
+    def configure(self, **settings: Any) -> GroupSettings:
+        """Changes settings of the group (those of :class:`~spark_mq.GroupSettings`) and returns all of them. One commit.
+
+        Every worker obeys them from its next operation on; live leases keep their deadline. Raises InvalidOption.
+        """
+        return administer.configure(self, settings)
+
+    @property
+    def settings(self) -> GroupSettings:
+        """The settings as they are now; of a group that is not there yet, those it would be made with."""
+        return self.rules(self.queue.leases.read(self.name))
+
+    def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:
+        """Where the group blocks (``on_exhausted="block"``): what becomes of the blocked messages, all or some. Returns how many.
+
+        ``to``: "retry" (delivered again, with counts from zero), "dead_letter" or "drop". Each first message blocks what lies past it.
+        """
+        return administer.unblock(self, to, sequences)
+
     def _position(self, index: CommitIndex, start: str | int | datetime) -> int:
         if isinstance(start, datetime):
             return index.first_published_since(micros(start))
@@ -102,11 +122,13 @@ class ConsumerGroup:
         wait: Any = 0,
         visibility_timeout: Any = None,
         auto_ack: bool = False,
+        fail_on_data_loss: bool = True,
     ) -> Lease | None:
         """Leases up to `max_messages` and hides them from the rest of the group until settled or expired; None if nothing is due.
 
         ``wait``: how long to wait for messages. ``auto_ack``: settled at once, at most once: a worker that dies loses them.
-        Raises LedgerFull when a cap of the group lets nothing be leased.
+        Raises LedgerFull when a cap of the group lets nothing be leased, or it blocks; DataLoss when the queue's hard limit has dropped
+        messages unsettled, unless ``fail_on_data_loss`` is off: then they count as lost.
         """
         check_name("worker_id", worker_id)
         check_count("max_messages", max_messages)
@@ -119,7 +141,8 @@ class ConsumerGroup:
             grant, expires_at = self.grant(
                 lambda now, default, lease_id=lease_id: selection.Request(  # type: ignore[misc]
                     lease_id, worker_id, max_messages, now + (timeout or default)
-                )
+                ),
+                fail_on_data_loss,
             )
             if grant.ranges:
                 lease = Lease(self, lease_id, worker_id, expires_at, self.verified(grant.ranges, lease_id))
@@ -132,7 +155,8 @@ class ConsumerGroup:
             if left <= 0:
                 if grant.blocked_because:
                     raise LedgerFull(
-                        f"group {self.name!r} may lease nothing: {grant.blocked_because} is reached; settle what is leased, or raise it",
+                        f"group {self.name!r} may lease nothing: {grant.blocked_because}. Settle what is leased, or configure(...) "
+                        "the cap; what blocks needs unblock(...)",
                         group=self.name,
                         blocked_because=grant.blocked_because,
                     )
@@ -140,14 +164,15 @@ class ConsumerGroup:
             time.sleep(min(pause, left))
             pause = min(0.5, pause * 1.5)
 
-    def grant(self, request: Callable[[int, int], selection.Request]) -> tuple[selection.Grant, int]:
+    def grant(self, request: Callable[[int, int], selection.Request], fail_on_data_loss: bool = True) -> tuple[selection.Grant, int]:
         """Commits a lease; `request` makes it from (now, visibility timeout), in microseconds. Returns the grant and its deadline."""
 
         def step(stored: Stored) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
             ledger, rules = self.found(stored), self.rules(stored)
             now = self.queue.now()
             wanted = request(now, rules.visibility_timeout)
-            after, grant = selection.lease(rules_of.fold(ledger, now, rules), self.queue.log.index(), now, rules, wanted)
+            ledger = without_lost(self, rules_of.fold(ledger, now, rules), fail_on_data_loss)
+            after, grant = selection.lease(ledger, self.queue.log.index(), now, rules, wanted)
             return after if grant.ranges else None, (grant, wanted.expires_at), lease_note(wanted, grant.ranges)
 
         return change(self.queue.leases, self.name, step, pause=LEASE_PAUSE)

@@ -27,7 +27,7 @@ from spark_mq.checks import RESERVED_PREFIX
 from spark_mq.errors import ContentionTimeout, LostRace, NotAQueue
 from spark_mq.ranges import EVENT, FLOOR, RANGE_SCHEMA, Head, Ledger, to_table
 
-__all__ = ["HORIZON", "LEASES_SCHEMA", "DeltaLeases", "LeaseStore", "Stored", "change"]
+__all__ = ["HORIZON", "LEASES_SCHEMA", "DeltaLeases", "Dropped", "LeaseStore", "Stored", "change"]
 
 HORIZON: Final = f"{RESERVED_PREFIX}horizon"
 """The reserved group whose floor is the trim horizon: all below it may be gone from ``messages/``."""
@@ -65,14 +65,17 @@ class LeaseStore(Protocol):
     def write(
         self,
         stored: Stored,
-        ledger: Ledger,
+        ledger: Ledger | None,
         *,
         operation_id: str,
         note: Mapping[str, Any],
         mark: tuple[str, int] | None = None,
         whole_table: bool = False,
     ) -> None:
-        """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all has changed). Raises LostRace."""
+        """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all has changed). Raises LostRace.
+
+        None drops the group.
+        """
 
     def mark(self, stored: Stored, app: str) -> int | None:
         """The number last committed with a mark of `app`, as of `stored`."""
@@ -81,10 +84,14 @@ class LeaseStore(Protocol):
         """The names of the groups there are."""
 
 
+class Dropped:
+    """What a step of :func:`change` returns for a group that is to go."""
+
+
 def change(
     store: LeaseStore,
     group: str,
-    step: Callable[[Stored], tuple[Ledger | None, T, Mapping[str, Any]]],
+    step: Callable[[Stored], tuple[Ledger | type[Dropped] | None, T, Mapping[str, Any]]],
     *,
     mark: Callable[[T], tuple[str, int] | None] = lambda _: None,
     whole_table: bool = False,
@@ -93,9 +100,9 @@ def change(
 ) -> T:
     """Reads a group's ledger, lets `step` compute the next, commits it; from the start again whenever the race is lost.
 
-    `step` returns the next ledger (None or the same object: nothing to commit), its result, and a note of what it did for the
-    commit's metadata. ``patience``: seconds until ContentionTimeout. ``pause``: seconds to wait after the first loss, longer for
-    what may wait (a lease) than for what must not starve (a settle); it grows to 20 times that.
+    `step` returns the next ledger (None or the same object: nothing to commit; Dropped: the group goes), its result, and a note of what
+    it did for the commit's metadata. ``patience``: seconds until ContentionTimeout. ``pause``: seconds to wait after the first loss, longer
+    for what may wait (a lease) than for what must not starve (a settle); it grows to 20 times that.
     """
     deadline = time.monotonic() + patience
     attempts = 0
@@ -106,10 +113,9 @@ def change(
             app_mark = mark(result)
             if ledger is None or (ledger is stored.ledger and app_mark is None):
                 return result
-            ledger = Ledger(replace(ledger.head, revision=ledger.head.revision + 1), ledger.ranges, ledger.events)
             store.write(
                 stored,
-                ledger,
+                _next(ledger) if isinstance(ledger, Ledger) else None,
                 operation_id=uuid.uuid4().hex,
                 note={"group": group, **note},
                 mark=app_mark,
@@ -126,6 +132,10 @@ def change(
                     attempts=attempts,
                 ) from error
             time.sleep(pause * random.uniform(0.5, 1.5) * min(20, 1.5**attempts))
+
+
+def _next(ledger: Ledger) -> Ledger:
+    return Ledger(replace(ledger.head, revision=ledger.head.revision + 1), ledger.ranges, ledger.events)
 
 
 class DeltaLeases:
@@ -207,7 +217,7 @@ class DeltaLeases:
     def write(
         self,
         stored: Stored,
-        ledger: Ledger,
+        ledger: Ledger | None,
         *,
         operation_id: str,
         note: Mapping[str, Any],
@@ -220,7 +230,7 @@ class DeltaLeases:
                 # The group's name is checked (letters, digits, dot, hyphen, underscore): it can end no literal.
                 write_deltalake(
                     table,
-                    to_rows(stored.group, ledger),
+                    LEASES_SCHEMA.empty_table() if ledger is None else to_rows(stored.group, ledger),
                     mode="overwrite",
                     predicate=f"consumer_group = '{stored.group}'",
                     writer_properties=_PROPERTIES,
@@ -239,7 +249,10 @@ class DeltaLeases:
                         raise  # nobody else committed: this is no lost race
                     raise LostRace(str(error)) from error
             else:
-                self._cache[stored.group] = (self._paths(table, stored.group), Ledger(ledger.head, ledger.ranges))
+                if ledger is None:
+                    self._cache.pop(stored.group, None)
+                else:
+                    self._cache[stored.group] = (self._paths(table, stored.group), Ledger(ledger.head, ledger.ranges))
 
     def mark(self, stored: Stored, app: str) -> int | None:
         with self._lock:

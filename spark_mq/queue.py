@@ -10,7 +10,8 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from spark_mq import delta
+from spark_mq import administer, delta
+from spark_mq import retention as retention_of
 from spark_mq.checks import check_count, check_duration, check_name, micros
 from spark_mq.errors import InvalidOption, NotAQueue, QueueExists, QueueNotFound
 from spark_mq.group import ConsumerGroup
@@ -73,6 +74,7 @@ class Queue:
         visibility_timeout: Any = "60s",
         max_delivery_attempts: int | None = 5,
         retention: Any = "7d",
+        hard_retention: Any = None,
         dead_letter_path: Any = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
@@ -82,7 +84,8 @@ class Queue:
         """Makes a queue, with its dead-letter queue; run again after a crash it finishes what it began.
 
         ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no
-        limit); ``retention``: how long messages are kept once every group has settled them. Further defaults for groups:
+        limit); ``retention``: how long messages are kept once every group has settled them; ``hard_retention``: how long at
+        most, settled or not: a group that loses messages so is told (DataLoss). Further defaults for groups:
         retry policy, limits and caps, see :class:`~spark_mq.GroupSettings`.
         ``dead_letter_path``: a queue of your own for the dead letters; default ``dead_letters/`` inside. Raises QueueExists
         unless ``exist_ok``.
@@ -92,6 +95,7 @@ class Queue:
             group,
             check_duration("retention", retention, zero=True),
             None if dead_letter_path is None else delta.absolute(dead_letter_path),
+            None if hard_retention is None else check_duration("hard_retention", hard_retention),
         )
         root = delta.absolute(path)
         if settings.dead_letter_path == root:
@@ -178,6 +182,22 @@ class Queue:
     def groups(self) -> list[str]:
         """The names of the groups there are."""
         return self.leases.groups()
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    def drop_group(self, name: str) -> None:
+        """Drops a group with its ledger: its leases are lost, and it no longer holds back trims. Raises GroupNotFound."""
+        administer.drop(self.group(name))
+
+    def purge(self, name: str) -> int:
+        """Drops every message published up to now, for all groups (they count as skipped). Returns how many files went.
+
+        ``name``: the queue's name, to confirm it. Live leases are fenced. Raises InvalidOption for any other name.
+        """
+        return retention_of.purge(self, name)
 
     def horizon(self) -> int:
         """The trim horizon: all up to this sequence may be gone. -1 before the first trim."""

@@ -94,12 +94,15 @@ class GroupSettings:
 class QueueSettings:
     """What a queue was created with: the defaults of its groups, how long messages are kept once settled, where its DLQ is.
 
+    ``hard_retention``: how long messages are kept at most, settled or not (None: until every group has settled them).
+
     Stored as JSON in the description of ``messages/`` (a property change would fail publishers in flight).
     """
 
     group: GroupSettings = GroupSettings()
     retention: int = 7 * 86_400 * SECOND
     dead_letter_path: str | None = None
+    hard_retention: int | None = None
 
     MARK: ClassVar[str] = "spark_mq queue"
     VERSION: ClassVar[int] = 1
@@ -127,4 +130,4 @@ class QueueSettings:
                 path=None,
                 features=[],
             )
-        return cls(GroupSettings(**data["group"]), data["retention"], data["dead_letter_path"])
+        return cls(GroupSettings(**data["group"]), data["retention"], data["dead_letter_path"], data.get("hard_retention"))

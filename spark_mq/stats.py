@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from spark_mq import selection
+from spark_mq.checks import SECOND
 from spark_mq.index import CommitIndex
-from spark_mq.ranges import DEAD, LEASED, ROUTING, UNREAD, WAITING, Ledger, Range
+from spark_mq.ranges import BLOCKED, DEAD, LEASED, ROUTING, UNREAD, WAITING, Ledger, Range
 from spark_mq.settings import GroupSettings
 from spark_mq.timing import ripen, sort_out
 
@@ -19,9 +20,10 @@ __all__ = ["GroupStats", "stats_of"]
 class GroupStats:
     """Messages of a group by state. Leases past their deadline count as ready.
 
-    ``unread`` are part of ``ready``. ``acked``, ``dead_lettered``, ``skipped``, ``expired``: totals since the group began.
-    ``floor``: all up to this sequence is settled. ``tail``: the last sequence published.
-    ``blocked_because``: the cap that lets nothing be leased, or "".
+    ``unread`` are part of ``ready``. ``acked``, ``dead_lettered``, ``dropped``, ``skipped``, ``expired``, ``lost``: totals since the
+    group began. ``floor``: all up to this sequence is settled. ``tail``: the last sequence published, at the table version ``tail_version``.
+    ``oldest_unsettled_age``: seconds since the publish of the first message that is not settled; ``oldest_lease_age``: since the oldest
+    live lease was taken; None without one. ``blocked_because``: what lets nothing be leased (a cap, or a message that blocks), or "".
     """
 
     ready: int
@@ -29,13 +31,19 @@ class GroupStats:
     delayed: int
     in_flight: int
     dead: int
+    blocked: int
     routing: int
     acked: int
     dead_lettered: int
+    dropped: int
     skipped: int
     expired: int
+    lost: int
     floor: int
     tail: int
+    tail_version: int
+    oldest_unsettled_age: float | None
+    oldest_lease_age: float | None
     ledger_ranges: int
     blocked_because: str
 
@@ -43,7 +51,7 @@ class GroupStats:
 def stats_of(ledger: Ledger, index: CommitIndex, rules: GroupSettings, now: int) -> GroupStats:
     """The stats of a ledger that has been folded at `now` (microseconds)."""
     ledger = ripen(ledger, index, now, now)
-    waiting = ledger.is_state(WAITING)
+    waiting, leased = ledger.is_state(WAITING), ledger.is_state(LEASED)
     due = ledger.count(pc.and_(waiting, pc.less_equal(ledger.column("available_at").cast("int64"), now)))
     unread = index.count(ledger.frontier + 1, index.tail)
     later = expired = 0
@@ -57,15 +65,31 @@ def stats_of(ledger: Ledger, index: CommitIndex, rules: GroupSettings, now: int)
         ready=unread + due,
         unread=unread,
         delayed=ledger.count(waiting) - due + later,
-        in_flight=ledger.count(ledger.is_state(LEASED)),
+        in_flight=ledger.count(leased),
         dead=ledger.count(ledger.is_state(DEAD)),
+        blocked=ledger.count(ledger.is_state(BLOCKED)),
         routing=ledger.count(ledger.is_state(ROUTING)),
         acked=counters.get("acked", 0),
         dead_lettered=counters.get("dead_lettered", 0),
+        dropped=counters.get("dropped", 0),
         skipped=counters.get("skipped", 0),
         expired=counters.get("expired", 0) + expired,
+        lost=counters.get("lost", 0),
         floor=ledger.head.floor,
         tail=index.tail,
+        tail_version=index.version,
+        oldest_unsettled_age=_age(_oldest_unsettled(ledger, index), now),
+        oldest_lease_age=_age(pc.min(ledger.ranges.filter(leased)["leased_at"].cast("int64")).as_py(), now),
         ledger_ranges=len(ledger),
         blocked_because=grant.blocked_because,
     )
+
+
+def _oldest_unsettled(ledger: Ledger, index: CommitIndex) -> int | None:
+    """When the first message was published that is not settled. (The lowest range of a ledger never is.)"""
+    first = ledger.firsts[0] if len(ledger) else index.at_or_after(ledger.head.floor + 1)
+    return None if first is None else index.file_at(first).committed_at
+
+
+def _age(instant: int | None, now: int) -> float | None:
+    return None if instant is None else max(0.0, (now - instant) / SECOND)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -14,11 +12,10 @@ from deltalake import DeltaTable
 
 from spark_mq import delta
 from spark_mq.dead_letters import Copy, route
-from spark_mq.index import CommitIndex
-from spark_mq.leases import HORIZON, DeltaLeases, Stored, change
+from spark_mq.leases import DeltaLeases
 from spark_mq.log import DeltaLog
 from spark_mq.queue import Queue
-from spark_mq.ranges import Head, Ledger
+from spark_mq.retention import trim
 
 __all__ = ["KEEP_SECONDS", "KEEP_VERSIONS", "SweepReport", "expire", "housekeep", "sweep", "trim"]
 
@@ -58,37 +55,6 @@ def sweep(queue: Queue, copy: Copy | None = None) -> SweepReport:
 def expire(queue: Queue) -> int:
     """Folds the leases past their deadline in every group. Returns how many messages they held."""
     return sum(queue.group(name).expire() for name in queue.groups())
-
-
-def trim(queue: Queue) -> int:
-    """Drops files whose messages every group has settled and that are older than the retention. Returns how many files.
-
-    The horizon is written first, by a compare-and-swap of the whole of ``leases/``; a queue without groups has settled nothing.
-    """
-
-    def step(stored: Stored) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-        index = queue.log.index()
-        before = -1 if stored.ledger is None else stored.ledger.head.floor
-        horizon = max(before, _settled_and_old(queue, index))
-        note = {"operation": "trim", "ranges": f"-{horizon}"}
-        return Ledger(Head(floor=horizon)) if horizon > before else None, horizon, note
-
-    return queue.log.drop(change(queue.leases, HORIZON, step, whole_table=True))
-
-
-def _settled_and_old(queue: Queue, index: CommitIndex) -> int:
-    """The highest sequence below every group's floor and out of retention, or -1."""
-    ledgers = [queue.leases.read(name).ledger for name in queue.groups()]
-    floors = [ledger.head.floor for ledger in ledgers if ledger is not None]
-    if not floors:
-        return -1
-    limit = queue.now() - queue.settings.retention
-    old = -1
-    for file in index.files:
-        if file.committed_at > limit:
-            break
-        old = file.last
-    return min(old, *floors)
 
 
 def housekeep(queue: Queue, *, keep_versions: int = KEEP_VERSIONS, keep_seconds: float = KEEP_SECONDS) -> int:

@@ -70,7 +70,7 @@ class ManualClock:
         self._now = to.astimezone(UTC)
 
 
-def memory_queue(clock: Clock | None = None, *, retention: Any = "7d", **group_settings: Any) -> Queue:
+def memory_queue(clock: Clock | None = None, *, retention: Any = "7d", hard_retention: Any = None, **group_settings: Any) -> Queue:
     """A queue in memory, with a dead-letter queue in memory. Settings as for :meth:`spark_mq.Queue.create`.
 
         >>> queue = memory_queue(ManualClock(), max_delivery_attempts=1)
@@ -84,7 +84,11 @@ def memory_queue(clock: Clock | None = None, *, retention: Any = "7d", **group_s
 
     ``clock`` gives the time of commits too, so that retention follows it.
     """
-    settings = QueueSettings(GroupSettings.checked(**group_settings), check_duration("retention", retention, zero=True))
+    settings = QueueSettings(
+        GroupSettings.checked(**group_settings),
+        check_duration("retention", retention, zero=True),
+        hard_retention=None if hard_retention is None else check_duration("hard_retention", hard_retention),
+    )
     ticking = clock or system_clock
     dead_letters = Queue(
         "memory/dead_letters", QueueSettings.of_dead_letters("memory/dead_letters"), MemoryLog(ticking), MemoryLeases(), clock=ticking
@@ -193,7 +197,7 @@ class MemoryLeases:
     def write(
         self,
         stored: Stored,
-        ledger: Ledger,
+        ledger: Ledger | None,
         *,
         operation_id: str,
         note: Mapping[str, Any],
@@ -207,8 +211,11 @@ class MemoryLeases:
             if mark is not None and self._marks.get(mark[0], (0, 0))[1] > stored.token:
                 raise LostRace(f"{mark[0]} has been marked since")
             self.notes.append({"operation_id": operation_id, **note})
-            self._ledgers[stored.group] = Ledger(ledger.head, ledger.ranges)
-            self.events.append((stored.group, ledger.events))
+            if ledger is None:
+                del self._ledgers[stored.group]
+            else:
+                self._ledgers[stored.group] = Ledger(ledger.head, ledger.ranges)
+            self.events.append((stored.group, () if ledger is None else ledger.events))
             self._changed[stored.group] = latest + 1
             if mark is not None:
                 self._marks[mark[0]] = (mark[1], latest + 1)

@@ -350,7 +350,9 @@ class Naive:
         assert taken == [m.seq for m in self._fitting(run[:size], max_bytes)], "not the head of a suspect range, isolated"
 
     def _check_last(self, due: list[Message], taken: list[int], limit: int, attempts: int | None, max_bytes: int | None) -> None:
-        assert all(m.own_failure for m in due if m.seq in set(taken)), "an innocent on its last attempt, in company"
+        # What was released after a replay may be here without a failure: the attempt that a stream keeps back is still to come.
+        to_come = {m.seq for m in due if self.n is not None and m.info["delivery_count"] + 1 < self.n}
+        assert all(m.own_failure for m in due if m.seq in set(taken) - to_come), "an innocent on its last attempt, in company"
         assert taken == [m.seq for m in self._fitting(due[:limit], max_bytes)]
 
     def _check_rest(self, due: list[Message], taken: list[int], limit: int, attempts: int | None, max_bytes: int | None) -> None:

@@ -1,0 +1,58 @@
+"""What the owner of a queue does to its groups: changing settings, deciding about what blocks, dropping a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from spark_mq import ledger as rules_of
+from spark_mq import moving
+from spark_mq.checks import check_choice
+from spark_mq.intervals import from_sequences
+from spark_mq.leases import Dropped, Stored, change
+from spark_mq.ranges import Ledger
+from spark_mq.settings import GroupSettings
+
+if TYPE_CHECKING:
+    from spark_mq.group import ConsumerGroup
+
+__all__ = ["configure", "drop", "unblock"]
+
+
+def configure(group: ConsumerGroup, given: Mapping[str, Any]) -> GroupSettings:
+    """Changes settings of a group: see :meth:`spark_mq.ConsumerGroup.configure`."""
+    GroupSettings.checked(**given)  # before anything is made
+    group.ensure()
+
+    def step(stored: Stored) -> tuple[Ledger | None, GroupSettings, Mapping[str, Any]]:
+        ledger, before = group.found(stored), group.rules(stored)
+        after = GroupSettings.checked(before, **given)
+        note = {"operation": "configure", "settings": {name: getattr(after, name) for name in given}}
+        return Ledger(replace(ledger.head, settings=asdict(after)), ledger.ranges) if after != before else None, after, note
+
+    return change(group.queue.leases, group.name, step)
+
+
+def unblock(group: ConsumerGroup, to: str, sequences: Iterable[int] | None) -> int:
+    """Decides about the messages that block a group: see :meth:`spark_mq.ConsumerGroup.unblock`."""
+    how = check_choice("to", to, (moving.RETRY, moving.ROUTE, moving.DROP))
+    intervals = None if sequences is None else from_sequences(sequences)
+
+    def step(stored: Stored) -> tuple[Ledger | None, int, Mapping[str, Any]]:
+        now = group.queue.now()
+        ledger = rules_of.fold(group.found(stored), now, group.rules(stored))
+        after, messages = moving.unblock(ledger, group.queue.log.index(ledger.frontier), now, how, intervals)
+        return after if messages else None, messages, {"operation": f"unblock: {how}", "messages": messages}
+
+    return change(group.queue.leases, group.name, step)
+
+
+def drop(group: ConsumerGroup) -> None:
+    """Drops a group: see :meth:`spark_mq.Queue.drop_group`."""
+
+    def step(stored: Stored) -> tuple[type[Dropped], None, Mapping[str, Any]]:
+        group.found(stored)
+        return Dropped, None, {"operation": "drop group"}
+
+    change(group.queue.leases, group.name, step, whole_table=True)
