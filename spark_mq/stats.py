@@ -21,7 +21,7 @@ class GroupStats:
     """Messages of a group by state. Leases past their deadline count as ready.
 
     ``unread`` are part of ``ready``. ``acked``, ``dead_lettered``, ``dropped``, ``skipped``, ``expired``, ``lost``: totals since the
-    group began. ``floor``: all up to this sequence is settled. ``tail``: the last sequence published, at the table version ``tail_version``.
+    group began. ``floor``: all up to this sequence is settled. ``tail``: the last sequence published, at table version ``tail_version``.
     ``oldest_unsettled_age``: seconds since the publish of the first message that is not settled; ``oldest_lease_age``: since the oldest
     live lease was taken; None without one. ``blocked_because``: what lets nothing be leased (a cap, or a message that blocks), or "".
     """
