@@ -20,6 +20,7 @@ __all__ = [
     "check_duration",
     "check_lease_id",
     "check_name",
+    "check_rate",
     "check_share",
     "micros",
     "nearest",
@@ -103,6 +104,13 @@ def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 
     if not isinstance(number, int) or isinstance(number, bool) or not (least <= number <= most):
         raise InvalidOption(f"{option}={value!r} is not valid: give a whole number from {least} to {most:,}", option=option, value=value)
     return number
+
+
+def check_rate(option: str, value: Any) -> float:
+    """A number of messages a second, more than 0."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return float(value)
+    raise InvalidOption(f"{option}={value!r} is not a rate: give messages a second, more than 0", option=option, value=value)
 
 
 def check_share(option: str, value: Any) -> float:

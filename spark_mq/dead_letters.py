@@ -109,6 +109,7 @@ def _headers(group: ConsumerGroup, r: Range) -> dict[str, str]:
         "reason": r.reason,
         "error": r.error,
         "first_leased_at": to_datetime(r.first_leased_at).isoformat() if r.first_leased_at else None,
+        "last_leased_at": to_datetime(r.leased_at).isoformat() if r.leased_at else None,
     }
     return {HEADER_PREFIX + name: value for name, value in told.items() if value is not None}
 

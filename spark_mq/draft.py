@@ -14,7 +14,7 @@ from spark_mq.ranges import SETTLED, Event, Ledger, Range, to_table
 
 __all__ = ["OUTCOMES", "Draft", "outcome_of"]
 
-OUTCOMES: Final = {"acked": "acked", "routed": "dead_lettered", "skipped": "skipped", "expired": "expired", "lost": "lost"}
+OUTCOMES: Final = {name: name for name in ("acked", "skipped", "expired", "lost", "redriven")} | {"routed": "dead_lettered"}
 """How messages ended, by the event that settled them. By any other they were dropped, as their group wants it at the attempt limit."""
 
 _Span = tuple[int, int, int]

@@ -129,7 +129,8 @@ def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
 
 
 def to_dead(r: Range, reason: str, error: str | None) -> Range:
-    return replace(to_waiting(r, 0, error), state=DEAD, available_at=None, suspect=False, reason=reason)
+    """Dead; ``leased_at`` stays, as the time of the last delivery."""
+    return replace(to_waiting(r, 0, error), state=DEAD, leased_at=r.leased_at, available_at=None, suspect=False, reason=reason)
 
 
 def past_limit(r: Range, rules: GroupSettings, reason: str, error: str | None, *, blocks: bool = True) -> Range:
@@ -213,12 +214,12 @@ def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, li
     return draft.finish(), frozen
 
 
-def routed(ledger: Ledger, routing_id: str) -> tuple[Ledger, int]:
+def routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tuple[Ledger, int]:
     """Last step of routing: what was set aside under the id is settled. Returns how many messages."""
     draft = Draft(ledger)
     rows = ledger.where(pc.and_(ledger.is_state(ROUTING), pc.equal(ledger.column("lease_id"), routing_id)))
     total = 0
     for r in draft.take(rows):
-        draft.put(r.settled(), "routed", of=r)
+        draft.put(r.settled(), event, of=r)
         total += r.message_count
     return draft.finish(), total

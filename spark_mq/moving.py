@@ -11,7 +11,7 @@ from spark_mq.index import CommitIndex
 from spark_mq.intervals import Interval, normalise, subtract
 from spark_mq.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, UNREAD, WAITING, Ledger, Range
 
-__all__ = ["DROP", "RETRY", "ROUTE", "cut", "seek", "unblock"]
+__all__ = ["DROP", "RETRY", "ROUTE", "cut", "seek", "set_aside", "unblock", "unsettled"]
 
 REMEMBERED: Final = 1_000
 """Skipped intervals that a group remembers, for whoever still settles what they hold."""
@@ -33,7 +33,7 @@ def seek(ledger: Ledger, index: CommitIndex, target: int) -> Ledger:
         reach = r.last + 1
     # Past the last routing range only what is skipped needs a range: the rest is unread by being past the frontier.
     ranges += _sought(reach, target - 1, target, index)
-    skipped = list(_unsettled(ledger, index, target - 1))
+    skipped = list(unsettled(ledger, index, target - 1))
     draft = Draft(ledger)  # for its events and counts
     for r in skipped:
         draft.note("skipped", replace(r, state=SETTLED))
@@ -57,7 +57,7 @@ def _sought(first: int, last: int, target: int, index: CommitIndex) -> list[Rang
     ]
 
 
-def _unsettled(ledger: Ledger, index: CommitIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)) -> Iterable[Range]:
+def unsettled(ledger: Ledger, index: CommitIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)) -> Iterable[Range]:
     """The pieces up to `last` that are in none of some states, unread ones too."""
     for r in ledger.select(list(ledger.overlapping(0, last))):
         if r.state not in but and (piece := r.part(r.first, min(r.last, last), index)).message_count:
@@ -75,13 +75,40 @@ def cut(ledger: Ledger, index: CommitIndex, horizon: int) -> tuple[Ledger, int]:
     if horizon <= ledger.head.floor:
         return ledger, 0
     draft, total = Draft(ledger), 0
-    for piece in list(_unsettled(ledger, index, horizon, but=(SETTLED, ROUTING, LEASED))):
+    for piece in list(unsettled(ledger, index, horizon, but=(SETTLED, ROUTING, LEASED))):
         for row in ledger.overlapping(piece.first, piece.first):
             r = draft.take([row])[0]
             draft.put(r.part(piece.last + 1, r.last, index))
         draft.put(piece.settled(), "lost", of=piece)
         total += piece.message_count
     return draft.finish(), total
+
+
+def set_aside(ledger: Ledger, index: CommitIndex, routing_id: str, intervals: Sequence[Interval]) -> tuple[Ledger, int]:
+    """Sets those messages of some intervals aside under a routing id that wait or are unread. Returns how many.
+
+    What is unread below the last of them is written down as waiting.
+    """
+    draft, total = Draft(ledger), 0
+    wanted = normalise(intervals)
+    rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
+    open_ones = [(row, r) for row, r in zip(rows, ledger.select(rows), strict=True) if r.state == WAITING]
+    draft.take([row for row, _ in open_ones])
+    pieces = [r for _, r in open_ones]
+    first, last = ledger.frontier + 1, max((last for _, last in wanted), default=-1)
+    if unread := index.count(first, last):
+        pieces.append(Range(index.cut(first, 1), index.cut(first, unread), WAITING, unread, available_at=0))
+    for r in pieces:
+        rest = subtract([(r.first, r.last)], wanted)
+        for low, high in rest:
+            if index.count(low, high):
+                draft.put(r.part(low, high, index))
+        for low, high in subtract([(r.first, r.last)], rest):
+            if index.count(low, high):
+                piece = r.part(low, high, index)
+                draft.put(replace(piece, state=ROUTING, lease_id=routing_id, available_at=None), "set_aside")
+                total += piece.message_count
+    return (draft.finish(), total) if total else (ledger, 0)
 
 
 def unblock(ledger: Ledger, index: CommitIndex, now: int, how: str, intervals: Sequence[Interval] | None = None) -> tuple[Ledger, int]:

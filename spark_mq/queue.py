@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_mq import administer, delta
+from spark_mq import redrive as redrive_of
 from spark_mq import retention as retention_of
 from spark_mq.checks import check_count, check_duration, check_name, micros
 from spark_mq.errors import InvalidOption, NotAQueue, QueueExists, QueueNotFound
@@ -215,6 +216,17 @@ class Queue:
                 _make(path, QueueSettings.of_dead_letters(path), self.storage_options, exist_ok=True)
                 self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
         return self._dead_letters
+
+    def redrive(
+        self, *, where: str | None = None, limit: int | None = None, dry_run: bool = False, rate: float | None = None
+    ) -> redrive_of.Redriven:
+        """Publishes dead letters of this queue into it again, with their id, key, value and own headers; each once, whatever crashes.
+
+        ``where``: SQL over the columns of ``redrive.COLUMNS``, say ``"reason = 'rejected' AND error LIKE '%timeout%'"``; ``limit``: the
+        first so many; ``dry_run``: only tells which; ``rate``: messages a second, at most. All groups see them again, as new
+        messages: the header ``spark_mq.group`` names the one that they had failed in. Raises InvalidOption.
+        """
+        return redrive_of.redrive(self, where, limit, dry_run, rate)
 
     def stats(self) -> dict[str, Any]:
         """``published``: messages in the log since it began; ``tail``: the last sequence; ``groups``: stats of each by name."""

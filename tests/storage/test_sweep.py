@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
         "spark_mq.reason": "max_delivery_attempts",
         "spark_mq.error": "boom 2",
         "spark_mq.first_leased_at": started.isoformat(),
+        "spark_mq.last_leased_at": (started + timedelta(seconds=5)).isoformat(),
         "spark_mq.sequence": str(receipt.sequences[0]),
     }
     told = queue.group().stats()

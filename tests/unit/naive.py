@@ -53,7 +53,9 @@ class Message:
         self.become(state, lease_id=None, worker_id=None, leased_at=None, expires_at=None, lease_size=None, **info)
 
     def die(self, reason: str, state: str = "dead") -> None:
+        at = self.info["leased_at"]
         self.end_lease(state, available_at=None, suspect=False, reason=reason)
+        self.info["leased_at"] = at
 
 
 @dataclass
