@@ -103,7 +103,11 @@ class ContentionTimeout(SparkMQError, TimeoutError):
 
 
 class DuplicatePublish(SparkMQError):
-    """The producer has published this number, or a higher one, before. Data: ``producer_id``, ``last_sequence``."""
+    """The producer has published this number, or a higher one, before; nothing was published now.
+
+    Data: ``producer_id``; ``last_sequence``, the last number accepted; ``receipt``, the first call's
+    :class:`~spark_mq.PublishReceipt` where the number is that last one, else None.
+    """
 
 
 class StreamFenced(SparkMQError):

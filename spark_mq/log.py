@@ -6,6 +6,7 @@ compaction, trims and RESTORE publish nothing, and any Delta writer that appends
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -37,10 +38,15 @@ _COMMIT_TIMEOUT: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
-    """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the order given."""
+    """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the order given.
 
-    version: int
+    ``duplicate``: the call published nothing, for its number, or a higher one, had landed before (``on_duplicate="skip"``). It is then the
+    first call's receipt; for another number than the producer's latest, that is not known: version None, no sequences.
+    """
+
+    version: int | None
     sequences: range
+    duplicate: bool = False
 
 
 class MessageLog(ABC):
@@ -50,8 +56,14 @@ class MessageLog(ABC):
     files: delta.Files
 
     def publish(self, table: pa.Table, *, mark: tuple[str, int] | None = None, note: Mapping[str, Any] | None = None) -> PublishReceipt:
-        """Publishes a table of messages as one commit; durable, with its sequences, when this returns."""
-        return self.commit([write_file(self.files, table)], mark=mark, note=note)
+        """Publishes a table of messages as one commit; durable, with its sequences, when this returns. Raises as :meth:`commit`."""
+        written = write_file(self.files, table)
+        try:
+            return self.commit([written], mark=mark, note=note)
+        except DuplicatePublish:
+            with contextlib.suppress(OSError):
+                self.files.delete(written.path)  # no commit knows of it
+            raise
 
     @abstractmethod
     def commit(
@@ -67,8 +79,12 @@ class MessageLog(ABC):
         """
 
     @abstractmethod
-    def last_number(self, producer_id: str) -> int | None:
-        """The last number that a producer has published, or None."""
+    def last_number(self, app: str) -> int | None:
+        """The last number that was committed with a mark of `app`, or None."""
+
+    @abstractmethod
+    def receipt(self, app: str, number: int) -> PublishReceipt | None:
+        """What the commit with that mark published, or None where the log no longer tells."""
 
     @abstractmethod
     def index(self, reach: int | None = None) -> CommitIndex:
@@ -254,8 +270,19 @@ class DeltaLog(MessageLog):
                         ) from error
             time.sleep(min(0.2, 0.002 * 2 ** min(tries, 7)) * (0.5 + uuid.uuid4().int % 100 / 100))
 
-    def last_number(self, producer_id: str) -> int | None:
-        return self.refresh().transaction_version(producer_id)
+    def last_number(self, app: str) -> int | None:
+        return self.refresh().transaction_version(app)
+
+    def receipt(self, app: str, number: int) -> PublishReceipt | None:
+        for version in range(self.refresh().version(), -1, -1):
+            try:
+                actions = delta.read_commit(self.files, version, self.path)
+            except FileNotFoundError:
+                return None
+            if any((a["txn"]["appId"], a["txn"]["version"]) == (app, number) for a in actions if "txn" in a):
+                rows = sum(self._rows(a["add"]) for a in actions if "add" in a)
+                return PublishReceipt(version, range(sequence(version, 0), sequence(version, rows)))
+        return None
 
     def index(self, reach: int | None = None) -> CommitIndex:
         with self._lock:
@@ -342,4 +369,5 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
             f"producer {producer!r} has published number {last} already, so {mark[1]} is not published again",
             producer_id=producer,
             last_sequence=last,
+            receipt=None,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,8 +14,8 @@ from deltalake.exceptions import DeltaError
 from spark_mq import administer, delta
 from spark_mq import redrive as redrive_of
 from spark_mq import retention as retention_of
-from spark_mq.checks import check_count, check_duration, check_name, micros
-from spark_mq.errors import InvalidOption, NotAQueue, QueueExists, QueueNotFound
+from spark_mq.checks import check_choice, check_count, check_duration, check_name, micros
+from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueExists, QueueNotFound
 from spark_mq.group import ConsumerGroup
 from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
 from spark_mq.log import DeltaLog, MessageLog, PublishReceipt
@@ -149,16 +150,26 @@ class Queue:
         *,
         producer_id: str | None = None,
         producer_sequence: int | None = None,
+        on_duplicate: str = "raise",
         deliver_at: datetime | None = None,
     ) -> PublishReceipt:
         """Publishes bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``, as one commit: all or nothing.
 
         ``deliver_at``: for messages that have none of their own; they are not leased before.
-        ``producer_id`` with ``producer_sequence`` (increasing) makes it idempotent: DuplicatePublish if that number or a higher
-        one has landed before. Raises InvalidSchema, InvalidOption.
+        ``producer_id`` with ``producer_sequence`` makes it idempotent, across restarts and under races: the numbers of a producer, one a
+        call, must increase (gaps are fine). Where that number or a higher one has landed before, nothing is published, and
+        DuplicatePublish tells of the first call; with ``on_duplicate="skip"`` a receipt with ``duplicate=True`` does, see
+        :class:`PublishReceipt`. Raises InvalidSchema, InvalidOption.
         """
         if (producer_id is None) != (producer_sequence is None):
             raise InvalidOption("producer_id and producer_sequence go together", option="producer_sequence", value=producer_sequence)
+        skip = check_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
+        if skip and producer_id is None:
+            raise InvalidOption(
+                "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no call is known to repeat another",
+                option="on_duplicate",
+                value=on_duplicate,
+            )
         mark = None
         if producer_id is not None:
             mark = (
@@ -168,7 +179,18 @@ class Queue:
         table = to_publish(messages, self.now(), None if deliver_at is None else micros(deliver_at))
         if table.num_rows == 0:
             raise InvalidOption("there is nothing to publish: the list or table is empty", option="messages", value=0)
-        return self.log.publish(table, mark=mark)
+        try:
+            return self.log.publish(table, mark=mark)
+        except DuplicatePublish as error:
+            # Only the latest number has a receipt: older ones would cost a look at the whole log.
+            first = self.log.receipt(*mark) if mark is not None and error.data["last_sequence"] == mark[1] else None
+            if skip:
+                return replace(first or PublishReceipt(None, range(0)), duplicate=True)
+            raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
+
+    def last_producer_sequence(self, producer_id: str) -> int | None:
+        """The last number that a producer has published, or None: where it goes on after a restart."""
+        return self.log.last_number(producer_mark(producer_id))
 
     # -- looking
 

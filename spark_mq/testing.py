@@ -135,7 +135,7 @@ class MemoryLog(MessageLog):
         self._lock = threading.Lock()
         self._index = CommitIndex(version=0)  # as if version 0 had made the table
         self._active: set[str] = set()
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest mark
 
     def commit(
         self,
@@ -146,8 +146,7 @@ class MemoryLog(MessageLog):
     ) -> PublishReceipt:
         with self._lock:
             if mark is not None:
-                check_mark(self._numbers.get(mark[0]), mark)
-                self._numbers[mark[0]] = mark[1]
+                check_mark(self.last_number(mark[0]), mark)
             version, at = self._index.version + 1, micros(self._clock())
             files, ordinal = [], 0
             for file in written:
@@ -156,10 +155,17 @@ class MemoryLog(MessageLog):
                 ordinal += file.rows
             self._index.extend(files, version)
             self._active.update(file.path for file in files)
-            return PublishReceipt(version, range(sequence(version, 0), sequence(version, ordinal)))
+            receipt = PublishReceipt(version, range(sequence(version, 0), sequence(version, ordinal)))
+            if mark is not None:
+                self._numbers[mark[0]] = (mark[1], receipt)
+            return receipt
 
-    def last_number(self, producer_id: str) -> int | None:
-        return self._numbers.get(producer_id)
+    def last_number(self, app: str) -> int | None:
+        return self._numbers[app][0] if app in self._numbers else None
+
+    def receipt(self, app: str, number: int) -> PublishReceipt | None:
+        last, receipt = self._numbers.get(app, (None, None))
+        return receipt if last == number else None
 
     def index(self, reach: int | None = None) -> CommitIndex:
         return self._index

@@ -1,0 +1,169 @@
+"""Publishing: what a producer that repeats itself is told, and the times that a queue gives its messages."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from handles import Injected, again, lease
+
+from spark_mq import PublishReceipt, Queue, errors
+from spark_mq.errors import DuplicatePublish
+
+Make = Callable[..., Queue]
+
+
+def duplicate(queue: Queue, number: int, producer: str = "p") -> DuplicatePublish:
+    """The error that a repeated publish ends with."""
+    with pytest.raises(DuplicatePublish) as caught:
+        queue.publish("again", producer_id=producer, producer_sequence=number)
+    return caught.value
+
+
+def payloads(queue: Queue) -> list[bytes]:
+    return [m.value for m in lease(queue, 1000, group="look").messages]
+
+
+# -- idempotence
+
+
+def test_a_repeat_of_the_latest_number_is_told_the_first_calls_receipt(queue: Queue) -> None:
+    first = queue.publish(["a", "b"], producer_id="p", producer_sequence=7)
+    queue.publish("between", producer_id="q", producer_sequence=7)
+    queue.publish("between")
+    for handle in (queue, again(queue)):
+        told = duplicate(handle, 7)
+        assert (told.producer_id, told.last_sequence, told.receipt) == ("p", 7, first)
+    assert payloads(queue) == [b"a", b"b", b"between", b"between"]
+
+
+def test_an_older_number_is_told_the_last_one_accepted(queue: Queue) -> None:
+    queue.publish("a", producer_id="p", producer_sequence=3)
+    queue.publish("b", producer_id="p", producer_sequence=10)
+    for older in (0, 3, 9):
+        told = duplicate(again(queue), older)
+        assert (told.last_sequence, told.receipt) == (10, None)
+    assert payloads(queue) == [b"a", b"b"]
+
+
+def test_skip_returns_what_the_error_would_have_told(queue: Queue) -> None:
+    queue.publish("a", producer_id="p", producer_sequence=1)
+    first = queue.publish(["b", "c"], producer_id="p", producer_sequence=2, on_duplicate="skip")
+    assert not first.duplicate
+    latest, older = (again(queue).publish("x", producer_id="p", producer_sequence=n, on_duplicate="skip") for n in (2, 1))
+    assert latest == PublishReceipt(first.version, first.sequences, duplicate=True)
+    assert older == PublishReceipt(None, range(0), duplicate=True)
+    assert payloads(queue) == [b"a", b"b", b"c"]
+
+
+def test_the_last_number_of_a_producer_can_be_asked_for(queue: Queue) -> None:
+    assert queue.last_producer_sequence("p") is None
+    for number in (0, 2**40):
+        queue.publish("a", producer_id="p", producer_sequence=number)
+        assert again(queue).last_producer_sequence("p") == queue.last_producer_sequence("p") == number
+    assert queue.last_producer_sequence("q") is None
+    with pytest.raises(errors.InvalidOption, match="producer_id"):
+        queue.last_producer_sequence("no such name!")
+
+
+def test_a_call_that_publishes_nothing_uses_no_number_up(queue: Queue) -> None:
+    for bad in ([], [1], "\ud800"):
+        with pytest.raises(errors.InvalidOption):
+            queue.publish(bad, producer_id="p", producer_sequence=1)
+    assert queue.last_producer_sequence("p") is None
+    queue.publish("good", producer_id="p", producer_sequence=1)
+    assert payloads(queue) == [b"good"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on_duplicate": "skip"}, "producer_id"),
+        ({"producer_id": "p", "producer_sequence": 1, "on_duplicate": "skipp"}, "did you mean 'skip'"),
+    ],
+)
+def test_a_duplicate_policy_that_makes_no_sense_is_refused(queue: Queue, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.InvalidOption, match=words):
+        queue.publish("a", **options)
+
+
+def test_a_duplicate_leaves_no_file_behind(queue: Queue) -> None:
+    queue.publish("a", producer_id="p", producer_sequence=1)
+    before = queue.log.files.list("lane=__HIVE_DEFAULT_PARTITION__")
+    duplicate(queue, 1)
+    assert queue.log.files.list("lane=__HIVE_DEFAULT_PARTITION__") == before
+
+
+def test_of_two_handles_that_race_with_one_number_one_lands_and_the_other_is_told(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, landed = delta_queue(), []
+    rival = again(queue)
+
+    def win() -> None:
+        landed.append(rival.publish(["theirs", "too"], producer_id="p", producer_sequence=1))
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, before=win))
+    assert duplicate(queue, 1).receipt == landed[0]
+    assert payloads(queue) == [b"theirs", b"too"]
+
+
+def test_a_commit_whose_reply_was_lost_is_the_first_one_for_whoever_repeats_it(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = delta_queue()
+    lost = CommitFailedError("412 Precondition Failed")
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, fail=lost))
+    first = queue.publish("a", producer_id="p", producer_sequence=1)
+    assert not first.duplicate
+    assert duplicate(again(queue), 1).receipt == first
+
+
+def test_a_producer_that_died_after_its_commit_learns_so_when_it_repeats_it(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The publish landed, and the process ended before it knew."""
+    queue = delta_queue()
+    with monkeypatch.context() as patch:
+        killed = KeyboardInterrupt()
+        patch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, fail=killed))
+        with pytest.raises(KeyboardInterrupt):
+            queue.publish("a", producer_id="p", producer_sequence=1)
+    restarted = again(queue)
+    told = restarted.publish("a", producer_id="p", producer_sequence=1, on_duplicate="skip")
+    assert told.duplicate
+    assert list(told.sequences) == [m.sequence for m in lease(restarted).messages]
+
+
+def test_marks_outlive_a_checkpoint(delta_queue: Make) -> None:
+    queue = delta_queue()
+    first = queue.publish("a", producer_id="p", producer_sequence=1)
+    DeltaTable(queue.log.path).create_checkpoint()
+    queue.publish("b")
+    assert duplicate(again(queue), 1).receipt == first
+
+
+def _publish_all(path: str, numbers: int) -> list[tuple[int, ...]]:
+    """Publishes as the same producer as others; what landed, and what was told of where it had landed."""
+    queue = Queue.open(path)
+    told = []
+    for number in range(numbers):
+        try:
+            receipt = queue.publish([f"{number}"], producer_id="p", producer_sequence=number)
+        except DuplicatePublish as error:
+            receipt = error.receipt
+        told.append(() if receipt is None else tuple(receipt.sequences))
+    return told
+
+
+@pytest.mark.slow
+def test_processes_that_all_publish_as_one_producer_publish_each_number_at_most_once(delta_queue: Make) -> None:
+    queue, numbers = delta_queue(), 15
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        told = pool.starmap(_publish_all, [(queue.path, numbers)] * 3)
+    found = {m.value: m.sequence for m in lease(queue, 1000).messages}
+    assert len(found) == queue.stats()["published"], "no number twice"
+    assert str(numbers - 1).encode() in found
+    for answers in told:
+        for number, sequences in enumerate(answers):
+            assert sequences in ((), (found.get(str(number).encode()),)), "a receipt is that of the commit that landed"
