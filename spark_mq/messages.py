@@ -93,10 +93,10 @@ def check_publishable(columns: Mapping[str, str]) -> None:
             raise InvalidSchema(f"column {name!r} is {kind}, not {wanted}: cast it", column=name)
 
 
-def to_publish(messages: Any, now: int, deliver_at: int | None = None) -> pa.Table:
+def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) -> pa.Table:
     """Messages as a table of the columns of ``messages/``: from bytes, str, Message, a list of these, or an Arrow table.
 
-    Ids and times that are not given are filled in (uuid4; `now` and `deliver_at`, in microseconds).
+    Ids and times that are not given are filled in: a uuid4, `now`, and the `times` of TIMES that there are (all in microseconds).
     """
     table = messages if isinstance(messages, pa.Table) else _from_values(messages)
     for name in table.schema.names:
@@ -111,10 +111,9 @@ def to_publish(messages: Any, now: int, deliver_at: int | None = None) -> pa.Tab
         table = _with(table, "message_id", ids if given is None else pc.coalesce(given.cast(pa.string()), ids))
     if "published_at" not in table.schema.names:
         table = _with(table, "published_at", pa.repeat(pa.scalar(now, pa.int64()).cast(_INSTANT), table.num_rows))
-    if deliver_at is not None:
-        instant = pa.scalar(deliver_at, pa.int64()).cast(_INSTANT)
-        given = table["deliver_at"] if "deliver_at" in table.schema.names else pa.nulls(table.num_rows, _INSTANT)
-        table = _with(table, "deliver_at", given.fill_null(instant))
+    for name, at in (times or {}).items():
+        given = _cast(table[name], MESSAGE_SCHEMA.field(name)) if name in table.schema.names else pa.nulls(table.num_rows, _INSTANT)
+        table = _with(table, name, given.fill_null(pa.scalar(at, pa.int64()).cast(_INSTANT)))
     for name in table.schema.names:
         table = _with(table, name, _cast(table[name], MESSAGE_SCHEMA.field(name)))
     return table

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from spark_mq import administer, delta
 from spark_mq import redrive as redrive_of
 from spark_mq import retention as retention_of
-from spark_mq.checks import check_choice, check_count, check_duration, check_name, micros
+from spark_mq.checks import check_choice, check_count, check_name, micros
 from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueExists, QueueNotFound
 from spark_mq.group import ConsumerGroup
 from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
@@ -77,6 +77,8 @@ class Queue:
         max_delivery_attempts: int | None = 5,
         retention: Any = "7d",
         hard_retention: Any = None,
+        delivery_delay: Any = None,
+        message_ttl: Any = None,
         dead_letter_path: Any = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
@@ -87,17 +89,21 @@ class Queue:
 
         ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no
         limit); ``retention``: how long messages are kept once every group has settled them; ``hard_retention``: how long at
-        most, settled or not: a group that loses messages so is told (DataLoss). Further defaults for groups:
+        most, settled or not: a group that loses messages so is told (DataLoss); ``delivery_delay``, ``message_ttl``: the deliver_at and
+        expires_at, counted from the publish, of messages that spark_mq publishes without their own (other Delta writers set these columns
+        themselves; dead letters and what is redriven get none). Further defaults for groups:
         retry policy, limits and caps, see :class:`~spark_mq.GroupSettings`.
         ``dead_letter_path``: a queue of your own for the dead letters; default ``dead_letters/`` inside. Raises QueueExists
         unless ``exist_ok``.
         """
         group = GroupSettings.checked(visibility_timeout=visibility_timeout, max_delivery_attempts=max_delivery_attempts, **group_settings)
-        settings = QueueSettings(
+        settings = QueueSettings.checked(
             group,
-            check_duration("retention", retention, zero=True),
-            None if dead_letter_path is None else delta.absolute(dead_letter_path),
-            None if hard_retention is None else check_duration("hard_retention", hard_retention),
+            retention=retention,
+            hard_retention=hard_retention,
+            delivery_delay=delivery_delay,
+            message_ttl=message_ttl,
+            dead_letter_path=None if dead_letter_path is None else delta.absolute(dead_letter_path),
         )
         root = delta.absolute(path)
         if settings.dead_letter_path == root:
@@ -155,7 +161,7 @@ class Queue:
     ) -> PublishReceipt:
         """Publishes bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``, as one commit: all or nothing.
 
-        ``deliver_at``: for messages that have none of their own; they are not leased before.
+        ``deliver_at``: for messages that have none of their own, instead of the queue's ``delivery_delay``; they are not leased before.
         ``producer_id`` with ``producer_sequence`` makes it idempotent, across restarts and under races: the numbers of a producer, one a
         call, must increase (gaps are fine). Where that number or a higher one has landed before, nothing is published, and
         DuplicatePublish tells of the first call; with ``on_duplicate="skip"`` a receipt with ``duplicate=True`` does, see
@@ -176,7 +182,9 @@ class Queue:
                 producer_mark(producer_id),
                 check_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1),
             )
-        table = to_publish(messages, self.now(), None if deliver_at is None else micros(deliver_at))
+        now = self.now()
+        times = self.settings.times(now)
+        table = to_publish(messages, now, times if deliver_at is None else {**times, "deliver_at": micros(deliver_at)})
         if table.num_rows == 0:
             raise InvalidOption("there is nothing to publish: the list or table is empty", option="messages", value=0)
         try:

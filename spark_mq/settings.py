@@ -95,6 +95,7 @@ class QueueSettings:
     """What a queue was created with: the defaults of its groups, how long messages are kept once settled, where its DLQ is.
 
     ``hard_retention``: how long messages are kept at most, settled or not (None: until every group has settled them).
+    ``delivery_delay``, ``message_ttl``: deliver_at and expires_at, counted from the publish, of messages without their own (None: none).
 
     Stored as JSON in the description of ``messages/`` (a property change would fail publishers in flight).
     """
@@ -103,6 +104,8 @@ class QueueSettings:
     retention: int = 7 * 86_400 * SECOND
     dead_letter_path: str | None = None
     hard_retention: int | None = None
+    delivery_delay: int | None = None
+    message_ttl: int | None = None
 
     MARK: ClassVar[str] = "spark_mq queue"
     VERSION: ClassVar[int] = 1
@@ -111,6 +114,37 @@ class QueueSettings:
     def of_dead_letters(cls, path: str) -> QueueSettings:
         """Those of the dead-letter queue at `path`: no attempt limit, and so no dead letters of its own; nothing is trimmed."""
         return cls(GroupSettings(max_delivery_attempts=None), 36500 * 86_400 * SECOND, dead_letter_path=path)
+
+    @classmethod
+    def checked(
+        cls,
+        group: GroupSettings,
+        *,
+        retention: Any = "7d",
+        hard_retention: Any = None,
+        delivery_delay: Any = None,
+        message_ttl: Any = None,
+        dead_letter_path: str | None = None,
+    ) -> QueueSettings:
+        """From what a user gave, durations in any form. Raises InvalidOption."""
+
+        def optional(name: str, value: Any) -> int | None:
+            return None if value is None else check_duration(name, value)
+
+        delay, ttl = optional("delivery_delay", delivery_delay), optional("message_ttl", message_ttl)
+        if delay is not None and ttl is not None and ttl <= delay:
+            raise InvalidOption(
+                f"message_ttl={message_ttl!r} ends before delivery_delay={delivery_delay!r}: every message would expire unread",
+                option="message_ttl",
+                value=message_ttl,
+            )
+        kept = check_duration("retention", retention, zero=True)
+        return cls(group, kept, dead_letter_path, optional("hard_retention", hard_retention), delay, ttl)
+
+    def times(self, now: int) -> dict[str, int]:
+        """What a message published at `now` has as deliver_at and expires_at if it has none of its own: microseconds, or left out."""
+        after = {"deliver_at": self.delivery_delay, "expires_at": self.message_ttl}
+        return {name: now + duration for name, duration in after.items() if duration is not None}
 
     def to_json(self) -> str:
         return json.dumps({"format": self.MARK, "format_version": self.VERSION, **asdict(self)}, sort_keys=True)
@@ -130,4 +164,5 @@ class QueueSettings:
                 path=None,
                 features=[],
             )
-        return cls(GroupSettings(**data["group"]), data["retention"], data["dead_letter_path"], data.get("hard_retention"))
+        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        return cls(**{**known, "group": GroupSettings(**data["group"])})

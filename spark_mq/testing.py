@@ -70,7 +70,15 @@ class ManualClock:
         self._now = to.astimezone(UTC)
 
 
-def memory_queue(clock: Clock | None = None, *, retention: Any = "7d", hard_retention: Any = None, **group_settings: Any) -> Queue:
+def memory_queue(
+    clock: Clock | None = None,
+    *,
+    retention: Any = "7d",
+    hard_retention: Any = None,
+    delivery_delay: Any = None,
+    message_ttl: Any = None,
+    **group_settings: Any,
+) -> Queue:
     """A queue in memory, with a dead-letter queue in memory. Settings as for :meth:`spark_mq.Queue.create`.
 
         >>> queue = memory_queue(ManualClock(), max_delivery_attempts=1)
@@ -84,10 +92,12 @@ def memory_queue(clock: Clock | None = None, *, retention: Any = "7d", hard_rete
 
     ``clock`` gives the time of commits too, so that retention follows it.
     """
-    settings = QueueSettings(
+    settings = QueueSettings.checked(
         GroupSettings.checked(**group_settings),
-        check_duration("retention", retention, zero=True),
-        hard_retention=None if hard_retention is None else check_duration("hard_retention", hard_retention),
+        retention=retention,
+        hard_retention=hard_retention,
+        delivery_delay=delivery_delay,
+        message_ttl=message_ttl,
     )
     ticking = clock or system_clock
     dead_letters = Queue(

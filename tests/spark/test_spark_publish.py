@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,17 @@ def test_binary_values_come_through_byte_for_byte(spark: Any, stream: Stream, qu
     got: list[bytes] = []
     stream.run(lambda batch, _: got.extend(bytes(row.value) for row in batch.collect()))
     assert got == [raw]
+
+
+def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(spark: Any, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "delaying", delivery_delay="1h", message_ttl="1d")
+    df = spark.createDataFrame([("default", None), ("own", datetime(2020, 1, 1, tzinfo=UTC))], "value string, deliver_at timestamp")
+    df.coalesce(1).write.format("spark_mq").mode("append").save(queue.path)
+    assert queue.group().stats().delayed == 1
+    (own,) = queue.group().lease("w", max_messages=10).messages  # type: ignore[union-attr]
+    assert own.value == b"own"
+    (file,) = queue.log.index().files
+    assert all(expires_at is not None for _, _, expires_at in file.times.runs)  # type: ignore[union-attr]
 
 
 def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from handles import Injected, again, lease
 
-from spark_mq import PublishReceipt, Queue, errors
+from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
+from spark_mq.sweep import sweep
+from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
 
@@ -26,6 +31,12 @@ def duplicate(queue: Queue, number: int, producer: str = "p") -> DuplicatePublis
 
 def payloads(queue: Queue) -> list[bytes]:
     return [m.value for m in lease(queue, 1000, group="look").messages]
+
+
+def values(queue: Queue) -> list[bytes]:
+    """What is due now."""
+    found = queue.group().lease("w", max_messages=100, auto_ack=True)
+    return [] if found is None else [m.value for m in found.messages]
 
 
 # -- idempotence
@@ -167,3 +178,82 @@ def test_processes_that_all_publish_as_one_producer_publish_each_number_at_most_
     for answers in told:
         for number, sequences in enumerate(answers):
             assert sequences in ((), (found.get(str(number).encode()),)), "a receipt is that of the commit that landed"
+
+
+# -- a queue's defaults for times
+
+
+def test_a_queue_delays_what_has_no_time_of_its_own(make: Make, clock: ManualClock) -> None:
+    queue = make(delivery_delay="1m")
+    queue.publish(["default", Message("own", deliver_at=clock() + timedelta(minutes=5))])
+    queue.publish(pa.table({"value": ["table"]}))
+    queue.publish("call", deliver_at=clock())
+    clock.advance("1s")
+    assert values(queue) == [b"call"]
+    clock.advance("61s")
+    assert values(queue) == [b"default", b"table"]
+    clock.advance("4m")
+    assert values(queue) == [b"own"]
+
+
+def test_a_queue_drops_what_was_not_leased_within_its_ttl(make: Make, clock: ManualClock) -> None:
+    queue = make(message_ttl="1h")
+    queue.publish(["default", Message("own", expires_at=clock() + timedelta(hours=2))])
+    clock.advance("61m")
+    assert values(queue) == [b"own"]
+    assert queue.group().stats().expired == 1
+
+
+def test_the_defaults_are_kept_with_the_queue(delta_queue: Make, clock: ManualClock) -> None:
+    queue = again(delta_queue(delivery_delay="1m", message_ttl="1h"))
+    assert (queue.settings.delivery_delay, queue.settings.message_ttl) == (60_000_000, 3_600_000_000)
+    assert queue.settings.times(5) == {"deliver_at": 60_000_005, "expires_at": 3_600_000_005}
+
+
+def test_a_queue_made_before_there_were_such_defaults_opens_without(delta_queue: Make) -> None:
+    told = json.loads(delta_queue().settings.to_json())
+    for name in ("delivery_delay", "message_ttl", "hard_retention"):
+        del told[name]
+    assert QueueSettings.from_json(json.dumps(told)) == QueueSettings()
+
+
+def test_what_goes_to_the_dead_letter_queue_and_back_has_no_time_of_its_own(make: Make, clock: ManualClock) -> None:
+    queue = make(delivery_delay="1m", message_ttl="1h")
+    queue.publish("a")
+    clock.advance("61s")
+    lease(queue).reject()
+    sweep(queue)
+    clock.advance("1d")
+    assert values(queue.dead_letters) == [b"a"]
+    assert queue.redrive().messages == 1
+    assert values(queue) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"delivery_delay": 0}, {"message_ttl": "soon"}, {"message_ttl": -1}, {"delivery_delay": "1h", "message_ttl": "1h"}]
+)
+def test_default_times_that_make_no_sense_are_refused(make: Make, settings: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidOption) as caught:
+        make(**settings)
+    assert caught.value.option in settings
+
+
+# -- ids
+
+
+@pytest.mark.parametrize("given", ["mine", None], ids=["given", "null"])
+def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(delta_queue: Make, given: str | None) -> None:
+    """Without one it has the id that it was first read with: its first sequence, in decimal."""
+    queue = delta_queue()
+    rows = pa.table({"value": [b"a"], "message_id": pa.array([given], pa.string())})
+    write_deltalake(queue.log.path, rows, mode="append", schema_mode="merge")
+    (first,) = lease(queue).messages
+    assert first.message_id == given or str(first.sequence)
+    for _ in range(2):
+        queue.group().reject(queue.group().ledger().select([0])[0].lease_id)
+        sweep(queue)
+        assert [m.message_id for m in lease(queue.dead_letters, group="look").messages][-1] == first.message_id
+        assert queue.redrive().messages == 1
+        (back,) = lease(queue).messages
+        assert (back.message_id, back.value) == (first.message_id, b"a")
+        assert back.sequence > first.sequence
