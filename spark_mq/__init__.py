@@ -7,16 +7,19 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease, SettleResult
 from spark_mq.log import PublishReceipt
 from spark_mq.messages import Message, Received
+from spark_mq.publisher import BufferedPublisher, PendingMessage
 from spark_mq.queue import Queue
 from spark_mq.settings import GroupSettings, QueueSettings
 from spark_mq.stats import GroupStats
 
 __all__ = [
+    "BufferedPublisher",
     "ConsumerGroup",
     "GroupSettings",
     "GroupStats",
     "Lease",
     "Message",
+    "PendingMessage",
     "PublishReceipt",
     "Queue",
     "QueueSettings",

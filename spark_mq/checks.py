@@ -22,6 +22,7 @@ __all__ = [
     "check_name",
     "check_rate",
     "check_share",
+    "check_size",
     "micros",
     "nearest",
     "to_datetime",
@@ -35,6 +36,7 @@ RESERVED_PREFIX: Final = "__"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d|seconds?|minutes?|hours?|days?|milliseconds?)?\s*", re.IGNORECASE)
 _UNITS: Final = {"us": 1, "ms": 1_000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86_400 * SECOND}
+_BYTES: Final = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
 _LONGEST: Final = 100 * 365 * 86_400 * SECOND
 
 
@@ -118,6 +120,15 @@ def check_share(option: str, value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
     raise InvalidOption(f"{option}={value!r} is not a share: give a number from 0 to 1", option=option, value=value)
+
+
+def check_size(option: str, value: Any) -> int:
+    """A number of bytes, more than none, from an int or text like "64m" or "1g"."""
+    text = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    digits = text.rstrip("bkmg")
+    if digits.isdigit() and int(digits) > 0 and text[len(digits) :] in _BYTES:
+        return int(digits) * _BYTES[text[len(digits) :]]
+    raise InvalidOption(f"{option}={value!r} is not a size: use bytes, or text like '64m' or '1g'", option=option, value=value)
 
 
 def check_choice(option: str, value: Any, choices: Iterable[str]) -> str:

@@ -21,6 +21,8 @@ __all__ = [
     "LedgerFull",
     "LostRace",
     "NotAQueue",
+    "PublishFailed",
+    "PublisherClosed",
     "QueueExists",
     "QueueNotFound",
     "SparkMQError",
@@ -108,6 +110,17 @@ class DuplicatePublish(SparkMQError):
     Data: ``producer_id``; ``last_sequence``, the last number accepted; ``receipt``, the first call's
     :class:`~spark_mq.PublishReceipt` where the number is that last one, else None.
     """
+
+
+class PublishFailed(SparkMQError):
+    """Messages of a buffered publisher were not published, and nobody has been told so yet. Data: ``messages``, how many.
+
+    The error that they failed with is its ``__cause__``.
+    """
+
+
+class PublisherClosed(SparkMQError):
+    """A buffered publisher has been closed, and takes no more messages."""
 
 
 class StreamFenced(SparkMQError):

@@ -20,6 +20,7 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
 from spark_mq.log import DeltaLog, MessageLog, PublishReceipt
 from spark_mq.messages import to_publish
+from spark_mq.publisher import BufferedPublisher
 from spark_mq.settings import GroupSettings, QueueSettings
 
 __all__ = ["Queue"]
@@ -195,6 +196,16 @@ class Queue:
             if skip:
                 return replace(first or PublishReceipt(None, range(0)), duplicate=True)
             raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
+
+    def publisher(
+        self, *, max_messages: int = 1000, max_bytes: Any = "4m", max_age: Any = "100ms", retry_timeout: Any = "30s"
+    ) -> BufferedPublisher:
+        """A publisher of single messages, many to a commit: see :class:`~spark_mq.publisher.BufferedPublisher`. Close it after use.
+
+        It commits once ``max_messages`` or ``max_bytes`` are there, the first of them is ``max_age`` old, or a flush asks for it.
+        ``retry_timeout``: how long a commit that fails is tried again. Raises InvalidOption.
+        """
+        return BufferedPublisher(self, max_messages=max_messages, max_bytes=max_bytes, max_age=max_age, retry_timeout=retry_timeout)
 
     def last_producer_sequence(self, producer_id: str) -> int | None:
         """The last number that a producer has published, or None: where it goes on after a restart."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, nearest
+from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, check_size, nearest
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.queue import Queue
@@ -27,8 +27,6 @@ READ_OPTIONS: Final = (
 WRITE_OPTIONS: Final = ("path",)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 """What Spark passes on to a source or sink although it is meant for itself."""
-
-_BYTES: Final = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class ReadOptions:
         stream = StreamOptions(
             worker_id=check_name("workerId", own.get("workerid", defaults.worker_id)),
             max_messages=check_count("maxMessagesPerTrigger", own.get("maxmessagespertrigger", defaults.max_messages)),
-            max_bytes=_bytes("maxBytesPerTrigger", own["maxbytespertrigger"]) if "maxbytespertrigger" in own else None,
+            max_bytes=check_size("maxBytesPerTrigger", own["maxbytespertrigger"]) if "maxbytespertrigger" in own else None,
             visibility_timeout=check_duration("visibilityTimeout", own["visibilitytimeout"]) if "visibilitytimeout" in own else None,
             max_lease_duration=check_duration("maxLeaseDuration", own.get("maxleaseduration", "30m")),
             ack_on_commit=check_choice("ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")) == "onCommit",
@@ -145,11 +143,3 @@ def _position(value: str) -> str | int:
         f"startingPosition={value!r} is not valid: use earliest, latest, a sequence, or an instant with a zone like 2026-01-31T12:00:00Z",
         option="startingPosition", value=value,
     )  # fmt: skip
-
-
-def _bytes(option: str, value: str) -> int:
-    text = value.strip().lower()
-    digits = text.rstrip("bkmg")
-    if digits.isdigit() and int(digits) > 0 and text[len(digits) :] in _BYTES:
-        return int(digits) * _BYTES[text[len(digits) :]]
-    raise InvalidOption(f"{option}={value!r} is not a size: use bytes, or text like '64m' or '1g'", option=option, value=value)

@@ -1,0 +1,222 @@
+"""A buffered publisher: single messages go in, and one commit for many of them comes out.
+
+Messages are put into a batch, which a thread of the publisher's own commits once it has enough messages or bytes, is old enough, or is
+asked for by a flush. While one batch is committed the next one grows, so a slow store makes larger commits, not more of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import uuid
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_mq.checks import SECOND, check_count, check_duration, check_size
+from spark_mq.errors import ContentionTimeout, DuplicatePublish, PublisherClosed, PublishFailed, SparkMQError
+from spark_mq.messages import from_rows, to_publish, to_row
+from spark_mq.payload import WrittenFile, write_file
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from spark_mq.queue import Queue
+
+__all__ = ["BufferedPublisher", "PendingMessage"]
+
+ROOM: Final = 16
+"""Batches' worth of messages, or of bytes, that may wait: whoever publishes more waits for room."""
+
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Messages for one commit. ``since``: when the first of them came (monotonic seconds). The rows go once they are settled."""
+
+    since: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    size: int = 0
+    sequences: Future[range] = field(default_factory=Future)
+    told: set[int] = field(default_factory=set)  # messages whose outcome somebody has asked for
+
+
+class PendingMessage:
+    """One message handed to a :class:`BufferedPublisher`: a future of its sequence, without what a real one costs each time."""
+
+    __slots__ = ("_at", "_batch")
+
+    def __init__(self, batch: _Batch, at: int) -> None:
+        self._batch = batch
+        self._at = at
+
+    def done(self) -> bool:
+        """Whether the message is durable, or has failed."""
+        return self._batch.sequences.done()
+
+    def result(self, timeout: float | None = None) -> int:
+        """The sequence, once the message is durable. Raises what it failed with; TimeoutError after `timeout` seconds."""
+        sequences = self._outcome(timeout)
+        if isinstance(sequences, BaseException):
+            raise sequences
+        return sequences[self._at]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the message failed with, or None once it is durable. Raises TimeoutError after `timeout` seconds."""
+        outcome = self._outcome(timeout)
+        return outcome if isinstance(outcome, BaseException) else None
+
+    def _outcome(self, timeout: float | None) -> range | BaseException:
+        error = self._batch.sequences.exception(timeout)
+        self._batch.told.add(self._at)
+        return self._batch.sequences.result() if error is None else error
+
+
+class BufferedPublisher:
+    """Publishes single messages, many to a commit. Made by :meth:`spark_mq.Queue.publisher`; a context manager; safe for many threads.
+
+    A commit that fails is tried again, with longer and longer pauses, for ``retry_timeout``; none lands twice, and the messages behind it
+    wait. Then each of its messages fails with the error, and the next batch has its turn. Whoever calls :meth:`publish` while too much is
+    pending waits for room. A publisher that nobody closed is closed when the interpreter ends.
+    """
+
+    def __init__(self, queue: Queue, *, max_messages: int, max_bytes: Any, max_age: Any, retry_timeout: Any) -> None:
+        self._queue = queue
+        self._max_messages = check_count("max_messages", max_messages)
+        self._max_bytes = check_size("max_bytes", max_bytes)
+        self._max_age = check_duration("max_age", max_age) / SECOND
+        self._patience = check_duration("retry_timeout", retry_timeout, zero=True) / SECOND
+        # A producer of its own: a commit that is tried again after a lost reply is known by its number.
+        self._app, self._number = f"spark_mq.publisher:{uuid.uuid4().hex}", 0
+        self._changed = threading.Condition()
+        self._batch = _Batch()
+        self._sending = _Batch()
+        self._taken = self._done = self._wanted = 0  # messages handed in; settled, either way; asked for by a flush
+        self._failed: list[tuple[BaseException, int, set[int]]] = []  # error, messages, those whose error was asked for
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="spark_mq publisher", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def __enter__(self) -> BufferedPublisher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def publish(self, message: Any) -> PendingMessage:
+        """Takes one message (bytes, str or :class:`~spark_mq.Message`); it is durable once the result's ``result()`` returns.
+
+        Waits while too much is pending. Raises InvalidOption for a message that cannot be published, and PublisherClosed.
+        """
+        row = to_row(message, "the message")
+        size = len(row["value"]) + (0 if len(row) == 2 else len(row["key"] or "") + sum(len(k) + len(v) for k, v in row["headers"]))
+        with self._changed:
+            while not self._closing and self._is_full():
+                self._changed.wait()
+            if self._closing:
+                raise PublisherClosed("this publisher is closed: make another with queue.publisher()")
+            batch = self._batch
+            before, at = batch.size, len(batch.rows)
+            batch.rows.append(row)
+            batch.size += size
+            self._taken += 1
+            if at == 0:
+                batch.since = time.monotonic()
+            if at == 0 or at + 1 == self._max_messages or before < self._max_bytes <= batch.size:
+                self._changed.notify_all()
+            return PendingMessage(batch, at)
+
+    def flush(self) -> None:
+        """Waits until all that was handed in is durable. Raises PublishFailed for what is not, unless its error has been asked for."""
+        with self._changed:
+            self._wanted = upto = self._taken
+            self._changed.notify_all()
+            while self._done < upto:
+                self._changed.wait()
+            self._raise_failed()
+
+    def close(self) -> None:
+        """Flushes, and takes no more messages. Raises as :meth:`flush`. Closing again does nothing."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        atexit.unregister(self.close)
+        with self._changed:
+            self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        failed, self._failed = self._failed, []
+        untold = [(error, count - len(told)) for error, count, told in failed if len(told) < count]
+        if untold:
+            error, messages = untold[0][0], sum(count for _, count in untold)
+            raise PublishFailed(f"{messages} messages were not published: {error}", messages=messages) from error
+
+    def _is_full(self) -> bool:
+        waiting, sending = self._batch, self._sending
+        return len(waiting.rows) + len(sending.rows) >= ROOM * self._max_messages or waiting.size + sending.size >= ROOM * self._max_bytes
+
+    # -- in the publisher's thread
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            outcome = self._send(batch)
+            if isinstance(outcome, BaseException):
+                batch.sequences.set_exception(outcome)
+            else:
+                batch.sequences.set_result(outcome)
+            with self._changed:
+                count, batch.rows = len(batch.rows), []
+                self._sending = _Batch()
+                self._done += count
+                if isinstance(outcome, BaseException):
+                    self._failed.append((outcome, count, batch.told))
+                self._changed.notify_all()
+
+    def _next(self) -> _Batch | None:
+        """The next batch, once it is due. None: closed, and nothing is left."""
+        with self._changed:
+            while True:
+                batch = self._batch
+                left = batch.since + self._max_age - time.monotonic()
+                enough = len(batch.rows) >= self._max_messages or batch.size >= self._max_bytes
+                if batch.rows and (enough or left <= 0 or self._closing or self._done < self._wanted):
+                    self._batch, self._sending = _Batch(), batch
+                    return batch
+                if self._closing:
+                    return None
+                self._changed.wait(left if batch.rows else None)
+
+    def _send(self, batch: _Batch) -> range | BaseException:
+        """Commits a batch, once. Returns the sequences, or the error that it gave up with."""
+        self._number += 1
+        written: WrittenFile | None = None
+        pause, deadline = _FIRST_PAUSE, time.monotonic() + self._patience
+        while True:
+            try:
+                if written is None:
+                    now = self._queue.now()
+                    written = write_file(self._queue.log.files, to_publish(from_rows(batch.rows), now, self._queue.settings.times(now)))
+                return self._commit(written)
+            except Exception as error:
+                lasting = isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout)
+                if lasting or time.monotonic() + pause > deadline:
+                    return error
+            except BaseException as error:  # whatever it was, nobody may wait for ever
+                return error
+            time.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
+
+    def _commit(self, written: WrittenFile) -> range:
+        mark = (self._app, self._number)
+        try:
+            return self._queue.log.commit([written], mark=mark).sequences
+        except DuplicatePublish:
+            receipt = self._queue.log.receipt(*mark)  # an earlier try landed, and its reply was lost
+            if receipt is None:
+                raise
+            return receipt.sequences
