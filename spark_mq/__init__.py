@@ -11,6 +11,7 @@ from spark_mq.publisher import BufferedPublisher, PendingMessage
 from spark_mq.queue import Queue
 from spark_mq.settings import GroupSettings, QueueSettings
 from spark_mq.stats import GroupStats
+from spark_mq.work import WorkSummary
 
 __all__ = [
     "BufferedPublisher",
@@ -25,6 +26,7 @@ __all__ = [
     "QueueSettings",
     "Received",
     "SettleResult",
+    "WorkSummary",
     "__version__",
 ]
 

@@ -28,6 +28,7 @@ __all__ = [
     "SparkMQError",
     "StreamFenced",
     "UnsupportedTable",
+    "WrongReturn",
 ]
 
 
@@ -50,6 +51,10 @@ def _rebuild(kind: type[SparkMQError], message: str, data: dict[str, Any]) -> Sp
 
 class InvalidOption(SparkMQError, ValueError):
     """An argument or option is wrong. Data: ``option``, ``value``."""
+
+
+class WrongReturn(InvalidOption):
+    """A handler returned what says nothing of its messages: a mistake in the program, not a failure of theirs. Data: as InvalidOption."""
 
 
 class InvalidSchema(SparkMQError, ValueError):

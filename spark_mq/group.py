@@ -5,26 +5,27 @@ from __future__ import annotations
 import logging
 import random
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from spark_mq import administer, moving, selection, settling
+from spark_mq import administer, moving, selection, waiting
 from spark_mq import ledger as rules_of
-from spark_mq.audit import lease_note, settle_note
+from spark_mq.audit import lease_note
 from spark_mq.checks import SECOND, check_count, check_duration, check_lease_id, check_name, micros
-from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, LedgerFull
+from spark_mq.errors import GroupNotFound, InvalidOption, LedgerFull
 from spark_mq.index import CommitIndex
-from spark_mq.intervals import Interval, from_sequences
-from spark_mq.lease import Lease, SettleResult, result_of
+from spark_mq.lease import Lease, SettleResult
 from spark_mq.leases import Stored, change
 from spark_mq.ranges import LEASED, Head, Ledger, Range
 from spark_mq.retention import without_lost
 from spark_mq.settings import GroupSettings
+from spark_mq.settles import Leases, extend, settle_named
 from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.stats import GroupStats, stats_of
+from spark_mq.waiting import Wanted
+from spark_mq.work import WorkSummary, work
 
 if TYPE_CHECKING:
     from spark_mq.queue import Queue
@@ -34,12 +35,11 @@ __all__ = ["ConsumerGroup"]
 _log = logging.getLogger(__name__)
 
 LEASE_PAUSE = 0.02
-SETTLE_PAUSE = 0.005
-"""Seconds to wait after a lost race. A settle waits less than a lease, so that it is not starved by leases."""
+"""Seconds to wait after a lost race."""
 
 
 class ConsumerGroup:
-    """One group of a queue. Get it from :meth:`spark_mq.Queue.group`. Cheap; picklable; makes the group at the first lease."""
+    """One group of a queue. Get it from :meth:`spark_mq.Queue.group`. Cheap; thread-safe; picklable; makes the group at the first lease."""
 
     def __init__(self, queue: Queue, name: str = "default", start: str | int | datetime = "earliest") -> None:
         self.queue = queue
@@ -120,49 +120,40 @@ class ConsumerGroup:
         *,
         max_messages: int = 1,
         wait: Any = 0,
+        max_poll_interval: Any = "500ms",
         visibility_timeout: Any = None,
         auto_ack: bool = False,
         fail_on_data_loss: bool = True,
     ) -> Lease | None:
         """Leases up to `max_messages` and hides them from the rest of the group until settled or expired; None if nothing is due.
 
-        ``wait``: how long to wait for messages. ``auto_ack``: settled at once, at most once: a worker that dies loses them.
-        Raises LedgerFull when a cap of the group lets nothing be leased, or it blocks; DataLoss when the queue's hard limit has dropped
-        messages unsettled, unless ``fail_on_data_loss`` is off: then they count as lost.
+        Never empty; it may be shorter than asked. ``wait``: how long to wait for messages. What happens in this process, and what time
+        brings, is noticed at once; what other processes do, within ``max_poll_interval``. ``auto_ack``: settled at once, so at most once:
+        the mode that loses messages, when a worker dies after the lease. Raises LedgerFull when a cap of the group lets nothing be
+        leased, or it blocks; DataLoss when the queue's hard limit has dropped messages unsettled, unless ``fail_on_data_loss`` is off:
+        then they count as lost.
         """
         check_name("worker_id", worker_id)
         check_count("max_messages", max_messages)
         patience = check_duration("wait", wait, zero=True) / SECOND
+        poll = check_duration("max_poll_interval", max_poll_interval) / SECOND
         timeout = None if visibility_timeout is None else check_duration("visibility_timeout", visibility_timeout)
-        self.ensure()
-        deadline, pause = time.monotonic() + patience, 0.01
-        while True:
-            lease_id = uuid.uuid4().hex
-            grant, expires_at = self.grant(
-                lambda now, default, lease_id=lease_id: selection.Request(  # type: ignore[misc]
-                    lease_id, worker_id, max_messages, now + (timeout or default)
-                ),
-                fail_on_data_loss,
-            )
-            if grant.ranges:
-                lease = Lease(self, lease_id, worker_id, expires_at, self.verified(grant.ranges, lease_id))
-                if lease.ranges:
-                    if auto_ack:
-                        lease.ack()
-                    return lease
-                continue  # all of it was unreadable, and is dead now
-            left = deadline - time.monotonic()
-            if left <= 0:
-                if grant.blocked_because:
-                    raise LedgerFull(
-                        f"group {self.name!r} may lease nothing: {grant.blocked_because}. Settle what is leased, or configure(...) "
-                        "the cap; what blocks needs unblock(...)",
-                        group=self.name,
-                        blocked_because=grant.blocked_because,
-                    )
-                return None
-            time.sleep(min(pause, left))
-            pause = min(0.5, pause * 1.5)
+        deadline = time.monotonic() + patience
+        lease, why = waiting.take(
+            self, Wanted(worker_id, max_messages, timeout, fail_on_data_loss), lambda: deadline - time.monotonic(), poll
+        )
+        if lease is None and why:
+            raise LedgerFull(
+                f"group {self.name!r} may lease nothing: {why}. Settle what is leased, or configure(...) the cap; what blocks "
+                "needs unblock(...)", group=self.name, blocked_because=why,
+            )  # fmt: skip
+        if lease is not None and auto_ack:
+            lease.ack()
+        return lease
+
+    def work(self, handler: Callable[[Lease], Any], **options: Any) -> WorkSummary:
+        """Leases and handles messages until told to stop: see :func:`spark_mq.work.work` for the options."""
+        return work(self, handler, **options)
 
     def grant(self, request: Callable[[int, int], selection.Request], fail_on_data_loss: bool = True) -> tuple[selection.Grant, int]:
         """Commits a lease; `request` makes it from (now, visibility timeout), in microseconds. Returns the grant and its deadline."""
@@ -171,9 +162,11 @@ class ConsumerGroup:
             ledger, rules = self.found(stored), self.rules(stored)
             now = self.queue.now()
             wanted = request(now, rules.visibility_timeout)
-            ledger = without_lost(self, rules_of.fold(ledger, now, rules), fail_on_data_loss)
-            after, grant = selection.lease(ledger, self.queue.log.index(), now, rules, wanted)
-            return after if grant.ranges else None, (grant, wanted.expires_at), lease_note(wanted, grant.ranges)
+            folded = rules_of.fold(ledger, now, rules)
+            kept = without_lost(self, folded, fail_on_data_loss)
+            after, grant = selection.lease(kept, self.queue.log.index(), now, rules, wanted)
+            note = lease_note(wanted, grant.ranges) if grant.ranges else {"operation": "cut"}
+            return after if grant.ranges or kept is not folded else None, (grant, wanted.expires_at), note
 
         return change(self.queue.leases, self.name, step, pause=LEASE_PAUSE)
 
@@ -192,67 +185,56 @@ class ConsumerGroup:
             self.settle([Settle(REJECT, lease_id, [(part.first, part.last)], error=why, reason="payload unreadable")])
         return tuple(good) if bad else tuple(ranges)
 
-    # -- settling
+    # -- settling: each call is one commit at most, those of several threads share one
 
-    def ack(self, lease_id: str, sequences: Iterable[int] | None = None) -> SettleResult:
-        """Settles messages of a lease as done: some, or all it holds. Raises LeaseLost for those not held (the rest is settled)."""
-        return self._settle_one(Settle(ACK, lease_id, _intervals(sequences)))
+    def ack(self, leases: Leases, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None) -> SettleResult:
+        """Settles messages as done. Raises LeaseLost for what is not held; the rest is settled all the same.
 
-    def nack(self, lease_id: str, sequences: Iterable[int] | None = None, *, delay: Any = None, error: str | None = None) -> SettleResult:
-        """Gives messages back as failed, due again after the group's backoff or `delay`; at the attempt limit they are dead."""
-        micros_delay = None if delay is None else check_duration("delay", delay, zero=True)
-        return self._settle_one(Settle(NACK, lease_id, _intervals(sequences), delay=micros_delay, error=error, jitter=random.random()))
+        ``leases``: a lease id, a Lease, several of these, or {lease id: sequences, or None for all that it holds}. ``sequences`` name some
+        messages of one lease; ``message_ids``, of any: all held messages that have one of the ids.
+        """
+        return settle_named(self, leases, sequences, message_ids, {"verb": ACK})
 
-    def reject(self, lease_id: str, sequences: Iterable[int] | None = None, *, error: str | None = None) -> SettleResult:
-        """Makes messages dead at once: they can never be processed."""
-        return self._settle_one(Settle(REJECT, lease_id, _intervals(sequences), error=error))
+    def nack(
+        self,
+        leases: Leases,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+        delay: Any = None,
+        error: str | None = None,
+    ) -> SettleResult:
+        """Gives messages back as failed, due again after the group's retry policy or `delay`; past a limit they are dead. As :meth:`ack`.
 
-    def release(self, lease_id: str) -> SettleResult:
-        """Gives a lease back as if it had never been: uncounted, due at once."""
-        return self._settle_one(Settle(RELEASE, lease_id))
+        Naming messages blames them; without, the culprit is unknown.
+        """
+        pause = None if delay is None else check_duration("delay", delay, zero=True)
+        how = {"verb": NACK, "delay": pause, "error": error, "jitter": random.random()}
+        return settle_named(self, leases, sequences, message_ids, how)
+
+    def reject(
+        self,
+        leases: Leases,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+        error: str | None = None,
+    ) -> SettleResult:
+        """Makes messages dead at once: they can never be processed. As :meth:`ack`."""
+        return settle_named(self, leases, sequences, message_ids, {"verb": REJECT, "error": error})
+
+    def release(self, leases: Leases) -> SettleResult:
+        """Gives leases back as if they had never been: uncounted, due at once. As :meth:`ack`."""
+        return settle_named(self, leases, None, None, {"verb": RELEASE})
 
     def extend(self, lease_id: str, timeout: Any = None) -> SettleResult:
-        """Moves the deadline of a lease to now + `timeout` (its group's visibility timeout), never earlier."""
-        check_lease_id(lease_id)
+        """Moves the deadline of a lease to now + `timeout` (its group's visibility timeout), never earlier. Counts nothing."""
         given = None if timeout is None else check_duration("timeout", timeout)
-
-        def step(stored: Stored) -> tuple[Ledger | None, Outcome, Mapping[str, Any]]:
-            rules, now = self.rules(stored), self.queue.now()
-            folded = rules_of.fold(self.found(stored), now, rules, [lease_id])
-            after, outcome = settling.extend(folded, lease_id, now + (given or rules.visibility_timeout))
-            return after if outcome.settled else None, outcome, {"operation": "extend", "lease_id": lease_id}
-
-        return self._result(lease_id, change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE))
-
-    def _settle_one(self, wanted: Settle) -> SettleResult:
-        if wanted.intervals == []:
-            return SettleResult(0)
-        check_lease_id(wanted.lease_id)
-        return self._result(wanted.lease_id, self.settle([wanted])[0])
-
-    @staticmethod
-    def _result(lease_id: str, outcome: Outcome) -> SettleResult:
-        """The result for a caller who may have no idea of what the lease held. Raises LeaseLost if that is nothing, too."""
-        result = result_of([lease_id], [outcome])
-        if not (result.settled or result.already_settled):
-            raise LeaseLost(f"lease {lease_id} holds nothing any more, or never was", lease_id=lease_id, lost=[], result=result)
-        return result
+        return extend(self, check_lease_id(lease_id), given)[0]
 
     def settle(self, wanted: Sequence[Settle]) -> list[Outcome]:
         """Several settles in one commit, in order. Raises nothing for what is not held: see each Outcome."""
-
-        def step(stored: Stored) -> tuple[Ledger | None, list[Outcome], Mapping[str, Any]]:
-            ledger, rules, now = self.found(stored), self.rules(stored), self.queue.now()
-            ledger = rules_of.fold(ledger, now, rules, {w.lease_id for w in wanted})
-            index = self.queue.log.index(ledger.frontier) if any(w.intervals is not None for w in wanted) else CommitIndex()
-            outcomes = []
-            for one in wanted:
-                ledger, outcome = settling.settle(ledger, index, now, rules, one)
-                outcomes.append(outcome)
-            changed = any(outcome.settled for outcome in outcomes)
-            return ledger if changed else None, outcomes, settle_note(wanted, outcomes)
-
-        return change(self.queue.leases, self.name, step, pause=SETTLE_PAUSE)
+        return self.queue.combiner(self).do(wanted)
 
     def expire(self) -> int:
         """Folds leases past their deadline now, not at the next operation. Returns how many messages they held.
@@ -302,10 +284,6 @@ class ConsumerGroup:
         from spark_mq.spark.foreach import for_each_batch
 
         return for_each_batch(self, process, on_error=on_error, also=also)
-
-
-def _intervals(sequences: Iterable[int] | None) -> list[Interval] | None:
-    return None if sequences is None else from_sequences(sequences)
 
 
 def _check_position(option: str, value: Any) -> str | int | datetime:

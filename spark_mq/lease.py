@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Sequence
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from spark_mq.checks import check_duration, to_datetime
+from spark_mq.checks import SECOND, check_duration, to_datetime
 from spark_mq.errors import LeaseLost
 from spark_mq.index import Slice
-from spark_mq.intervals import Interval, from_sequences, subtract
+from spark_mq.intervals import Interval, subtract
+from spark_mq.keepalive import KeepAlive
 from spark_mq.messages import DELIVERY_SCHEMA, Received, received
 from spark_mq.ranges import Range
-from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
+from spark_mq.settling import Outcome
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
@@ -34,7 +36,7 @@ class SettleResult:
 
 
 class Lease:
-    """Messages held by one worker until they are settled or ``expires_at`` passes. Made by :meth:`ConsumerGroup.lease`.
+    """Messages held by one worker until they are settled or ``expires_at`` passes. Made by :meth:`ConsumerGroup.lease`. Thread-safe.
 
     The ``lease_id`` is the right to settle. Settling without sequences covers all that this object has not settled yet.
     """
@@ -46,6 +48,7 @@ class Lease:
         self.ranges = tuple(ranges)
         self._expires_at = expires_at
         self._left: list[Interval] = [(r.first, r.last) for r in ranges]
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Lease({self.lease_id!r}, {len(self)} messages, expires_at={self.expires_at.isoformat()})"
@@ -74,57 +77,92 @@ class Lease:
         ]
         return pa.concat_tables(parts).sort_by("sequence")
 
-    def ack(self, sequences: Iterable[int] | None = None) -> SettleResult:
-        """Done. Raises LeaseLost for what is not held any more."""
-        return self._settle(Settle(ACK, self.lease_id, *self._which(sequences)))
+    # -- settling: each one commit at most, those of several threads share one
 
-    def nack(self, sequences: Iterable[int] | None = None, *, delay: Any = None, error: str | None = None) -> SettleResult:
-        """Failed, to be tried again after the group's backoff or `delay`. Naming messages blames them; without, the culprit is unknown."""
-        pause = None if delay is None else check_duration("delay", delay, zero=True)
-        intervals, whole = self._which(sequences)
-        return self._settle(Settle(NACK, self.lease_id, intervals, whole, pause, error, jitter=random.random()))
+    def ack(self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None) -> SettleResult:
+        """Done. Raises LeaseLost for what is not held any more (the rest is settled)."""
+        return self.group.ack(self, sequences, message_ids=message_ids)
 
-    def reject(self, sequences: Iterable[int] | None = None, *, error: str | None = None) -> SettleResult:
-        """Can never be processed: to the dead letters."""
-        intervals, whole = self._which(sequences)
-        return self._settle(Settle(REJECT, self.lease_id, intervals, whole, error=error))
+    def nack(
+        self,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+        delay: Any = None,
+        error: str | None = None,
+    ) -> SettleResult:
+        """Failed, to be tried again after the group's retry policy or `delay`.
+
+        Naming messages blames them; without, the culprit is unknown. Raises LeaseLost.
+        """
+        return self.group.nack(self, sequences, message_ids=message_ids, delay=delay, error=error)
+
+    def reject(
+        self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None, error: str | None = None
+    ) -> SettleResult:
+        """Can never be processed: to the dead letters. Raises LeaseLost."""
+        return self.group.reject(self, sequences, message_ids=message_ids, error=error)
 
     def release(self) -> SettleResult:
-        """Gives back what is left, uncounted, as if it had not been leased."""
-        return self._settle(Settle(RELEASE, self.lease_id, *self._which(None)))
+        """Gives back what is left, uncounted, as if it had not been leased. Raises LeaseLost."""
+        return self.group.release(self)
 
     def extend(self, timeout: Any = None) -> SettleResult:
-        """Moves the deadline to now + `timeout` (the group's visibility timeout), never earlier."""
-        result = self.group.extend(self.lease_id, timeout)
-        held = self.group.ledger()
-        deadlines = [r.expires_at for r in held.select(held.where(held.held_by(self.lease_id))) if r.expires_at]
-        self._expires_at = max([self._expires_at, *deadlines])
+        """Moves the deadline to now + `timeout` (the group's visibility timeout), never earlier. Raises LeaseLost."""
+        from spark_mq.settles import extend
+
+        result, deadline = extend(self.group, self.lease_id, None if timeout is None else check_duration("timeout", timeout))
+        with self._lock:
+            self._expires_at = max(self._expires_at, deadline)
         return result
 
-    def _which(self, sequences: Iterable[int] | None) -> tuple[list[Interval], bool]:
-        """The intervals that are meant, and whether that is the whole lease."""
-        return (list(self._left), True) if sequences is None else (from_sequences(sequences), False)
+    @contextlib.contextmanager
+    def keep_alive(self, max_lease_duration: Any = "30m") -> Iterator[Lease]:
+        """While the block runs, the lease is extended in the background, by its own timeout, for `max_lease_duration` at most.
 
-    def _settle(self, wanted: Settle) -> SettleResult:
-        if not wanted.intervals:
-            return SettleResult(0)
-        outcome = self.group.settle([wanted])[0]
-        self._left = subtract(self._left, outcome.ranges)
-        return result_of([self.lease_id], [outcome])
+        with lease.keep_alive():
+            work_on(lease.messages)
+            lease.ack()
+        """
+        alive = self.extender(check_duration("max_lease_duration", max_lease_duration))
+        try:
+            yield self
+        finally:
+            alive.stop()
+
+    def extender(self, limit: int) -> KeepAlive:
+        """Starts what extends the lease in the background, for `limit` microseconds at most, until it is stopped."""
+        timeout = min(limit, (self.ranges[0].expires_at or 0) - (self.ranges[0].leased_at or 0))
+        return KeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)
+
+    # -- what is known of it here
+
+    def left(self) -> list[Interval]:
+        """What this object has not settled yet."""
+        with self._lock:
+            return list(self._left)
+
+    def forget(self, settled: Iterable[Interval]) -> None:
+        """Takes note of what has been settled."""
+        with self._lock:
+            self._left = subtract(self._left, settled)
 
 
-def result_of(lease_ids: Sequence[str], outcomes: Sequence[Outcome]) -> SettleResult:
-    """The sum of the outcomes of some leases' settles. Raises LeaseLost, with that sum, if anything was not held."""
+def result_of(lease_ids: Sequence[str], outcomes: Sequence[Outcome], missing: Sequence[str] = ()) -> SettleResult:
+    """The sum of the outcomes of some leases' settles. Raises LeaseLost, with that sum, if anything was not held.
+
+    ``missing``: message ids that were named, and that no lease holds.
+    """
     result = SettleResult(sum(o.settled for o in outcomes), sum(o.already_settled for o in outcomes))
     lost = [part for o in outcomes for part in o.lost]
-    if lost:
-        told = "; ".join(f"{first}..{last} {why}" for first, last, why in lost[:5]) + (
-            f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-        )
-        named = ", ".join(dict.fromkeys(lease_id for lease_id, o in zip(lease_ids, outcomes, strict=True) if o.lost))
+    if lost or missing:
+        each = [f"{first}..{last} {why}" for first, last, why in lost] + [f"no message with the id {one!r}" for one in missing]
+        told = "; ".join(each[:5]) + (f" and {len(each) - 5} more" if len(each) > 5 else "")
+        all_ids = dict.fromkeys(lease_id for lease_id, o in zip(lease_ids, outcomes, strict=True) if o.lost)
+        named = ", ".join(all_ids or dict.fromkeys(lease_ids))
         raise LeaseLost(
             f"lease {named} does not hold these messages any more: {told} ({result.settled} settled)",
-            lease_id=named, lost=lost, result=result,
+            lease_id=named, lost=lost, message_ids=list(missing), result=result,
         )  # fmt: skip
     return result
 

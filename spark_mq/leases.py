@@ -26,6 +26,7 @@ from spark_mq import delta
 from spark_mq.checks import RESERVED_PREFIX
 from spark_mq.errors import ContentionTimeout, LostRace, NotAQueue
 from spark_mq.ranges import EVENT, FLOOR, RANGE_SCHEMA, Head, Ledger, to_table
+from spark_mq.waking import Bell, bell_at
 
 __all__ = ["HORIZON", "LEASES_SCHEMA", "DeltaLeases", "Dropped", "LeaseStore", "Stored", "change"]
 
@@ -58,6 +59,9 @@ class Stored:
 
 class LeaseStore(Protocol):
     """Where ledgers are kept: the storage seam. Its twin in memory is in ``spark_mq.testing``."""
+
+    bell: Bell
+    """Rung after each commit."""
 
     def read(self, group: str) -> Stored:
         """The ledger as it is now."""
@@ -121,6 +125,7 @@ def change(
                 mark=app_mark,
                 whole_table=whole_table,
             )
+            store.bell.ring()
             return result
         except LostRace as error:
             attempts += 1
@@ -145,6 +150,7 @@ class DeltaLeases:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = delta.Files(path, self.storage_options)
+        self.bell = bell_at(path)
         self._table: DeltaTable | None = None
         self._id: str | None = None
         self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = {}

@@ -28,6 +28,7 @@ from spark_mq import delta
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.index import ORDINAL_BITS, CommitIndex, LogFile, Slice, sequence
 from spark_mq.payload import MESSAGE_SCHEMA, SliceReader, WrittenFile, is_timed, read_times, why_unreadable, write_file
+from spark_mq.waking import Bell, bell_at
 
 __all__ = ["DeltaLog", "MessageLog", "PublishReceipt", "check_mark"]
 
@@ -54,6 +55,8 @@ class MessageLog(ABC):
 
     path: str
     files: delta.Files
+    bell: Bell
+    """Rung after each publish."""
 
     def publish(self, table: pa.Table, *, mark: tuple[str, int] | None = None, note: Mapping[str, Any] | None = None) -> PublishReceipt:
         """Publishes a table of messages as one commit; durable, with its sequences, when this returns. Raises as :meth:`commit`."""
@@ -120,6 +123,7 @@ class DeltaLog(MessageLog):
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = delta.Files(path, self.storage_options)
+        self.bell = bell_at(path)
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
         self._id: str | None = None
@@ -198,6 +202,7 @@ class DeltaLog(MessageLog):
             )
 
         version = self._run(attempt, operation)
+        self.bell.ring()
         return PublishReceipt(version, range(sequence(version, 0), sequence(version, sum(f.rows for f in wanted))))
 
     def drop(self, horizon: int) -> int:

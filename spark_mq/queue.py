@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from deltalake import DeltaTable
@@ -15,6 +17,7 @@ from spark_mq import administer, delta
 from spark_mq import redrive as redrive_of
 from spark_mq import retention as retention_of
 from spark_mq.checks import check_choice, check_count, check_name, micros
+from spark_mq.combining import Combiner
 from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueExists, QueueNotFound
 from spark_mq.group import ConsumerGroup
 from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
@@ -22,6 +25,8 @@ from spark_mq.log import DeltaLog, MessageLog, PublishReceipt
 from spark_mq.messages import to_publish
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.settings import GroupSettings, QueueSettings
+from spark_mq.settles import settle_together
+from spark_mq.settling import Outcome, Settle
 
 __all__ = ["Queue"]
 
@@ -57,6 +62,8 @@ class Queue:
         self.storage_options = dict(storage_options or {})
         self.clock = clock or system_clock
         self._readable: set[str] = set()
+        self._lock = threading.Lock()
+        self._combiners: dict[str, Combiner[Sequence[Settle], list[Outcome]]] = {}
         self._dead_letters = dead_letters
 
     def __repr__(self) -> str:
@@ -220,6 +227,13 @@ class Queue:
     def group(self, name: str = "default", *, start: str | int | datetime = "earliest") -> ConsumerGroup:
         """A consumer group. It comes to be at its first lease, at ``start``: "earliest", "latest", a sequence or an instant."""
         return ConsumerGroup(self, name, start)
+
+    def combiner(self, group: ConsumerGroup) -> Combiner[Sequence[Settle], list[Outcome]]:
+        """What makes one commit of the settles of several threads in a group, through whichever of its objects."""
+        with self._lock:
+            if group.name not in self._combiners:
+                self._combiners[group.name] = Combiner(partial(settle_together, group))
+            return self._combiners[group.name]
 
     def groups(self) -> list[str]:
         """The names of the groups there are."""

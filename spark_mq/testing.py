@@ -34,6 +34,7 @@ from spark_mq.payload import WrittenFile, read_times
 from spark_mq.queue import Clock, Queue, system_clock
 from spark_mq.ranges import Event, Ledger
 from spark_mq.settings import GroupSettings, QueueSettings
+from spark_mq.waking import Bell
 
 __all__ = ["ManualClock", "MemoryFiles", "MemoryLeases", "MemoryLog", "memory_queue"]
 
@@ -50,6 +51,8 @@ class ManualClock:
     """
 
     def __init__(self, start: datetime | None = None) -> None:
+        self.bell = Bell()
+        """Rung when it is moved: whoever waits for messages looks at the time again."""
         self._now = datetime.now(UTC)
         if start is not None:
             self.set(start)
@@ -63,11 +66,16 @@ class ManualClock:
     def advance(self, duration: Any) -> None:
         """Moves on by seconds, a timedelta, or text like "30s"."""
         self._now += timedelta(microseconds=check_duration("duration", duration, zero=True))
+        self.bell.ring()
 
     def set(self, to: datetime) -> None:
         """Moves to an aware datetime, also back."""
         micros(to)  # refuses a naive one
         self._now = to.astimezone(UTC)
+        self.bell.ring()
+
+    def __reduce__(self) -> Any:
+        return ManualClock, (self._now,)
 
 
 def memory_queue(
@@ -141,6 +149,7 @@ class MemoryLog(MessageLog):
     def __init__(self, clock: Clock) -> None:
         self.path = "memory/messages"
         self.files = MemoryFiles()
+        self.bell = Bell()
         self._clock = clock
         self._lock = threading.Lock()
         self._index = CommitIndex(version=0)  # as if version 0 had made the table
@@ -168,7 +177,8 @@ class MemoryLog(MessageLog):
             receipt = PublishReceipt(version, range(sequence(version, 0), sequence(version, ordinal)))
             if mark is not None:
                 self._numbers[mark[0]] = (mark[1], receipt)
-            return receipt
+        self.bell.ring()
+        return receipt
 
     def last_number(self, app: str) -> int | None:
         return self._numbers[app][0] if app in self._numbers else None
@@ -199,6 +209,7 @@ class MemoryLeases:
     """
 
     def __init__(self) -> None:
+        self.bell = Bell()
         self.notes: list[dict[str, Any]] = []
         self.events: list[tuple[str, Sequence[Event]]] = []
         self._lock = threading.Lock()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,14 @@ def lease(queue: Queue, count: int = 10, group: str = "default") -> Lease:
     found = queue.group(group).lease("w", max_messages=count)
     assert found is not None
     return found
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Waits for a condition, for so long at most."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        pause.wait(0.002)
 
 
 class Injected:

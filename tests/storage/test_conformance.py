@@ -5,8 +5,6 @@ from __future__ import annotations
 import doctest
 import io
 import pickle
-import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -455,21 +453,6 @@ def test_an_empty_queue_has_nothing_to_lease(queue: Queue) -> None:
     assert queue.stats()["published"] == 0
     assert queue.group("other").stats().ready == 0
     assert queue.groups() == ["default"]
-
-
-def test_waiting_for_a_message_ends_when_one_comes(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause between two looks publishes: no clock decides."""
-    mine, pause = threading.current_thread(), time.sleep
-
-    def publish_instead(seconds: float) -> None:
-        # There is one sleep for all threads, and those of a Spark session of other tests sleep too.
-        if threading.current_thread() is mine:
-            queue.publish("a")
-        else:
-            pause(seconds)
-
-    monkeypatch.setattr("spark_mq.group.time.sleep", publish_instead)
-    assert values(take(queue, wait="1m")) == [b"a"]
 
 
 def test_an_unreadable_file_makes_its_messages_dead_and_the_rest_go_on(queue: Queue) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,7 +132,7 @@ def test_what_cannot_be_redriven_so_is_refused_at_the_door(queue: Queue, given: 
 def test_a_rate_spreads_the_redrive_over_rounds(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     with_dead(queue, ["a"] * 5)
     pauses: list[float] = []
-    monkeypatch.setattr(redrive.time, "sleep", pauses.append)
+    monkeypatch.setattr(redrive, "time", SimpleNamespace(sleep=pauses.append))
     assert queue.redrive(rate=2).messages == 5
     assert [pause for pause in pauses if pause] == [1.0, 1.0], "2, 2 and 1: none after the last"
 

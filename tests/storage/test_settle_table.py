@@ -1,0 +1,194 @@
+"""What each settle does to each state of a message, line by line; and once more after ranges have merged.
+
+A line reads: a message in this state, settled by a lease that was granted it, by this verb: so many settled, so many already settled, or
+why not. "lost" is a LeaseLost that names the message and the reason; "gone" one that knows only that the lease holds nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from spark_mq import Lease, Queue, SettleResult
+from spark_mq.errors import InvalidOption, LeaseLost
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+VERBS = ("ack", "nack", "reject", "release")
+AFTER = {"ack": "settled", "nack": "waiting", "reject": "dead", "release": "waiting"}
+
+# state of the message              ack, reject      nack, release
+TABLE = {
+    "held":                         ("settled 1",    "settled 1"),
+    "past its deadline":            ("settled 1",    "settled 1"),
+    "settled by this lease":        ("already 1",    "already 1"),
+    "settled by a later lease":     ("already 1",    "already 1"),
+    "leased by another":            ("lost leased by", "lost leased by"),
+    "given back":                   ("lost given back", "lost given back"),
+    "dead":                         ("lost dead: rejected", "lost dead: rejected"),
+    "blocked":                      ("lost blocked: max_failures", "lost blocked: max_failures"),
+    "being routed":                 ("lost dead: rejected", "lost dead: rejected"),
+    "skipped by a seek":            ("lost skipped", "lost skipped"),
+    "unread again, by a seek":      ("lost unread",  "lost unread"),
+}  # fmt: skip
+
+
+@dataclass
+class Case:
+    """Three neighbours under three leases; the one in the middle is looked at. The others, where ranges are to merge, share its fate."""
+
+    queue: Queue
+    clock: ManualClock
+    leases: list[Lease]
+    sequences: list[int]
+    merged: bool
+
+    @property
+    def lease(self) -> Lease:
+        return self.leases[1]
+
+    @property
+    def sequence(self) -> int:
+        return self.sequences[1]
+
+    def each(self, act: Callable[[Lease, int], object]) -> None:
+        for lease, seq in zip(self.leases, self.sequences, strict=True):
+            if self.merged or lease is self.lease:
+                act(lease, seq)
+
+    def expire(self) -> None:
+        self.clock.advance("62s")
+        self.queue.group().expire()
+
+
+def by_id(case: Case, verb: str, *args: Any) -> None:
+    """By the lease's id, so that its object knows nothing of it."""
+    case.each(lambda lease, seq: getattr(case.queue.group(), verb)(lease.lease_id, [seq], *args))
+
+
+def later(case: Case) -> Lease:
+    case.expire()
+    taken = case.queue.group().lease("later", max_messages=3)
+    while taken is not None and case.sequence not in [m.sequence for m in taken.messages]:
+        taken = case.queue.group().lease("later", max_messages=3)
+    assert taken is not None
+    return taken
+
+
+PREPARE: dict[str, Callable[[Case], object]] = {
+    "held": lambda case: None,
+    "past its deadline": Case.expire,
+    "settled by this lease": lambda case: by_id(case, "ack"),
+    "settled by a later lease": lambda case: later(case).ack(),
+    "leased by another": later,
+    "given back": lambda case: by_id(case, "nack"),
+    "dead": lambda case: by_id(case, "reject"),
+    "blocked": lambda case: (case.queue.group().configure(on_exhausted="block", max_failures=1), by_id(case, "nack")),
+    "being routed": lambda case: (by_id(case, "reject"), freeze(case.queue)),
+    "skipped by a seek": lambda case: case.queue.group().seek("latest"),
+    "unread again, by a seek": lambda case: case.queue.group().seek("earliest"),
+}
+
+
+def freeze(queue: Queue) -> None:
+    """The first step of routing, whose sweeper has been killed."""
+    from spark_mq import ledger as rules_of
+    from spark_mq.leases import Stored, change
+
+    def step(stored: Stored) -> Any:
+        assert stored.ledger is not None
+        return rules_of.freeze_dead(stored.ledger, "routing-1", 10)[0], None, {}
+
+    change(queue.leases, "default", step)
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "merged"])
+def case(request: pytest.FixtureRequest, queue: Queue, clock: ManualClock) -> Case:
+    receipt = queue.publish(["0", "1", "2"])
+    leases = [queue.group().lease(f"w{n}") for n in range(3)]
+    return Case(queue, clock, [lease for lease in leases if lease is not None], list(receipt.sequences), request.param)
+
+
+def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
+    what, _, told = expected.partition(" ")
+    if what == "settled":
+        assert call() == SettleResult(int(told), 0)
+    elif what == "already":
+        assert call() == SettleResult(0, int(told))
+    else:
+        with pytest.raises(LeaseLost) as caught:
+            call()
+        assert caught.value.data["result"] == SettleResult(0, 0)
+        assert [(first, last) for first, last, _ in caught.value.data["lost"]] == ([(seq, seq)] if what == "lost" else [])
+        assert all(why.startswith(told) for _, _, why in caught.value.data["lost"])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("state", TABLE)
+def test_by_sequence(case: Case, state: str, verb: str) -> None:
+    PREPARE[state](case)
+    expected = TABLE[state][verb in ("nack", "release")]
+    if verb == "release":  # has no sequences: by the object, which knows what the lease was granted
+        check(expected, case.lease.release, case.sequence)
+    else:
+        check(expected, lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]), case.sequence)
+    if expected.startswith("settled"):
+        states = {r.state for r in case.queue.group().ledger() if r.first <= case.sequence <= r.last} or {"settled"}
+        assert states == {AFTER[verb]}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("state", TABLE)
+def test_the_whole_lease_by_its_object(case: Case, state: str, verb: str) -> None:
+    PREPARE[state](case)
+    check(TABLE[state][verb in ("nack", "release")], getattr(case.lease, verb), case.sequence)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("state", TABLE)
+def test_the_whole_lease_by_its_id_knows_only_what_is_held(case: Case, state: str, verb: str) -> None:
+    PREPARE[state](case)
+    expected = TABLE[state][verb in ("nack", "release")]
+    check(expected if expected.startswith("settled") else "gone", lambda: getattr(case.queue.group(), verb)(case.lease.lease_id), 0)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+@pytest.mark.parametrize("state", TABLE)
+def test_an_empty_list_is_nothing_to_do_in_any_state(case: Case, state: str, verb: str) -> None:
+    PREPARE[state](case)
+    before = list(case.queue.group().ledger())
+    assert getattr(case.lease, verb)([]) == SettleResult(0, 0)
+    assert getattr(case.queue.group(), verb)(case.lease.lease_id, []) == SettleResult(0, 0)
+    assert list(case.queue.group().ledger()) == before
+
+
+EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}
+"""To extend revives what nobody has leased since; of anything else the lease holds nothing any more."""
+
+
+@pytest.mark.parametrize("state", TABLE)
+def test_extending(case: Case, state: str) -> None:
+    PREPARE[state](case)
+    counts = [(r.delivery_count, r.failure_count) for r in case.queue.group().ledger() if r.first <= case.sequence <= r.last]
+    check(EXTEND.get(state, "gone"), lambda: case.lease.extend("5m"), 0)
+    if state == "held":
+        assert counts == [(r.delivery_count, r.failure_count) for r in case.queue.group().ledger() if r.first <= case.sequence <= r.last]
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "extend"])
+def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
+    check("gone", lambda: getattr(case.queue.group(), verb)("no-such-lease"), 0)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+def test_messages_that_were_never_in_the_lease_or_do_not_exist_are_lost(case: Case, verb: str) -> None:
+    settle = getattr(case.queue.group(), verb)
+    other, unread, nowhere = case.sequences[0], case.queue.publish(["x"]).sequences[0], case.sequences[2] + 1
+    check("lost leased by", lambda: settle(case.lease.lease_id, [other]), other)
+    check("lost unread", lambda: settle(case.lease.lease_id, [unread]), unread)
+    check("lost no message", lambda: settle(case.lease.lease_id, [nowhere]), nowhere)
+    with pytest.raises(InvalidOption):
+        settle(case.lease.lease_id, [-1])
