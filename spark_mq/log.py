@@ -7,13 +7,12 @@ compaction, trims and RESTORE publish nothing, and any Delta writer that appends
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -25,9 +24,11 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from spark_mq import delta
+from spark_mq.commit_table import CommitTable
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
-from spark_mq.index import ORDINAL_BITS, CommitIndex, LogFile, Slice, sequence
-from spark_mq.payload import MESSAGE_SCHEMA, SliceReader, WrittenFile, is_timed, read_times, why_unreadable, write_file
+from spark_mq.index import ORDINAL_BITS, CommitIndex, Slice, sequence
+from spark_mq.logstate import LogState
+from spark_mq.payload import MESSAGE_SCHEMA, SliceReader, WrittenFile, why_unreadable, write_file
 from spark_mq.waking import Bell, bell_at
 
 __all__ = ["DeltaLog", "MessageLog", "PublishReceipt", "check_mark"]
@@ -35,6 +36,8 @@ __all__ = ["DeltaLog", "MessageLog", "PublishReceipt", "check_mark"]
 _log = logging.getLogger(__name__)
 
 _COMMIT_TIMEOUT: Final = 60.0
+SLOW: Final = 60.0
+"""Seconds after which a commit makes sure that the log was not cleaned around it. The sweep leaves ten times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,8 @@ class DeltaLog(MessageLog):
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
         self._id: str | None = None
-        self._index = CommitIndex()
-        self._seen: set[str] = set()
-        self._compacted: dict[str, int] = {}  # path of a file that an OPTIMIZE made -> the last sequence in it, at most
+        self._state = LogState(self.files, path, self.active)
+        self.commits = CommitTable(delta.child(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options)
 
     def create(self, description: str) -> None:
         """Makes the table. Raises deltalake's TableAlreadyExists error where there is one."""
@@ -147,6 +149,12 @@ class DeltaLog(MessageLog):
                 "delta.logRetentionDuration": "interval 36500 days",
             },
         )
+
+    @property
+    def table_id(self) -> str:
+        """The id of the table: another one at the same path has another."""
+        with self._lock:
+            return str(self.table.metadata().id)
 
     @property
     def table(self) -> DeltaTable:
@@ -201,9 +209,9 @@ class DeltaLog(MessageLog):
                 post_commithook_properties=delta.no_housekeeping(),
             )
 
-        version = self._run(attempt, operation)
+        version = self._run(attempt, operation, {f.path for f in wanted})
         self.bell.ring()
-        return PublishReceipt(version, range(sequence(version, 0), sequence(version, sum(f.rows for f in wanted))))
+        return _receipt(version, sum(f.rows for f in wanted))
 
     def drop(self, horizon: int) -> int:
         with self._lock:
@@ -211,7 +219,7 @@ class DeltaLog(MessageLog):
             # Whole commits only: the ordinals of what is left of one may need its other files' footers.
             started = {file.first >> ORDINAL_BITS for file in files if file.last > horizon}
             old = {file.path for file in files if file.first >> ORDINAL_BITS not in started}
-            old |= {path for path, last in self._compacted.items() if last <= horizon}
+            old |= self._state.rewritten(horizon)
             gone = old.intersection(self.active())
         self.remove(sorted(gone))
         # All that lie there, not just those just removed: a run before may have died here.
@@ -242,16 +250,18 @@ class DeltaLog(MessageLog):
                 operation,
             )
 
-    def _run(self, attempt: Callable[[DeltaTable], None], operation: str) -> int:
-        """One optimistic commit, tried until it lands. Returns its version."""
+    def _run(self, attempt: Callable[[DeltaTable], None], operation: str, paths: Set[str] = frozenset()) -> int:
+        """One optimistic commit, tried until it lands. Returns its version. ``paths``: of the files that it publishes."""
         deadline = time.monotonic() + _COMMIT_TIMEOUT
         tries = 0
         while True:
             with self._lock:
                 table = self.refresh()
-                base = table.version()
+                base, started = table.version(), time.time()
                 try:
                     attempt(table)
+                    if time.time() - started > SLOW and self._is_stray(base + 1, paths):
+                        continue
                     return base + 1
                 except DuplicatePublish:
                     raise
@@ -261,7 +271,7 @@ class DeltaLog(MessageLog):
                     if latest == base:
                         self._table = None  # or the handle knows no better: what it stood on may be gone
                         latest = self.refresh().version()
-                    landed = delta.landed_since(self.files, self.path, base, latest, operation)
+                    landed = self._landed(base, latest, operation, paths)
                     if landed is not None:
                         return landed
                     if latest == base:
@@ -275,95 +285,86 @@ class DeltaLog(MessageLog):
                         ) from error
             time.sleep(min(0.2, 0.002 * 2 ** min(tries, 7)) * (0.5 + uuid.uuid4().int % 100 / 100))
 
+    def _landed(self, base: int, latest: int, operation: str, paths: Set[str]) -> int | None:
+        """The version after `base` in which a commit landed, or None."""
+        found = delta.landed_since(self.files, self.path, base, latest, operation)
+        if found is None and latest > base and paths and not self.files.exists(delta.log_path(base + 1)):
+            self._catch_up(latest)  # the log has been cleaned since: commits/ knows
+            found = next((version for path in paths if (version := self._state.published_in(path)) is not None), None)
+        return found
+
+    def _is_stray(self, version: int, paths: Set[str]) -> bool:
+        """Whether a commit was so slow that another one of that version had been cleaned away before. It is then taken back.
+
+        It overwrote nothing, but nobody would ever see it.
+        """
+        written_down = self.commits.read(self.table_id, version - 1)
+        if written_down is None or not paths or not paths.isdisjoint(written_down[0]["path"].to_pylist()):
+            return False
+        self.files.delete(delta.log_path(version))
+        self._table = None
+        return True
+
     def last_number(self, app: str) -> int | None:
         return self.refresh().transaction_version(app)
 
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
-        for version in range(self.refresh().version(), -1, -1):
-            try:
-                actions = delta.read_commit(self.files, version, self.path)
-            except FileNotFoundError:
-                return None
-            if any((a["txn"]["appId"], a["txn"]["version"]) == (app, number) for a in actions if "txn" in a):
-                rows = sum(self._rows(a["add"]) for a in actions if "add" in a)
-                return PublishReceipt(version, range(sequence(version, 0), sequence(version, rows)))
-        return None
+        with self._lock:
+            latest = self.refresh().version()
+            for version in range(latest, self._state.index.version, -1):
+                try:
+                    actions = delta.read_commit(self.files, version, self.path)
+                except FileNotFoundError:
+                    self._catch_up(latest)  # cleaned, so it stands in commits/
+                    break
+                if any((a["txn"]["appId"], a["txn"]["version"]) == (app, number) for a in actions if "txn" in a):
+                    return _receipt(version, sum(self._state.rows(a["add"]) for a in actions if "add" in a))
+            last, version = self._state.marks.get(app, (None, -1))
+            rows = self._state.index.count(sequence(version, 0), sequence(version + 1, 0) - 1)
+            return _receipt(version, rows) if last == number else None
 
     def index(self, reach: int | None = None) -> CommitIndex:
         with self._lock:
-            if reach is None or reach > self._index.tail:
+            if reach is None or reach > self._state.index.tail:
                 self._catch_up(self.refresh().version())
-            return self._index
+            return self._state.index
+
+    def state(self) -> LogState:
+        """What all commits say, brought up to the latest."""
+        with self._lock:
+            self.index()
+            return self._state
 
     def _catch_up(self, latest: int) -> None:
-        """Takes the commits up to `latest` into the index."""
-        while self._index.version < latest:
-            version = self._index.version + 1
+        """Takes the commits up to `latest` in: a new handle's from commits/, as far as it goes; then from their JSON."""
+        index = self._state.index
+        if index.version < 0:
+            self._load()
+        while index.version < latest:
+            version = index.version + 1
             try:
-                actions = delta.read_commit(self.files, version, self.path)
+                self._state.take(version, delta.read_commit(self.files, version, self.path))
             except FileNotFoundError as error:
+                if self._load():
+                    continue  # cleaned since this handle looked last
                 raise CorruptLog(
                     f"commit {version} of {self.path} is gone from its log; messages published in it cannot be found. "
                     f"Restore {delta.log_path(version)} from a backup",
                     path=self.path,
                     version=version,
                 ) from error
-            self._index.extend(self._published(version, actions), version)
-            # Only now: a look that failed half way must find the same files new again.
-            self._seen.update(a["add"]["path"] for a in actions if "add" in a)
 
-    def _published(self, version: int, actions: list[dict[str, Any]]) -> list[LogFile]:
-        """The files that a commit publishes, with their sequences."""
-        info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-        adds = [a["add"] for a in actions if "add" in a]
-        fresh = [a for a in adds if a["path"] not in self._seen]
-        changing = [a for a in fresh if a.get("dataChange", True)]
-        if any("remove" in a for a in actions):
-            if any(a["remove"].get("dataChange", True) for a in actions if "remove" in a) and changing:
-                _log.warning(
-                    "commit %d of %s rewrites messages (%s); what it adds is not published",
-                    version,
-                    self.path,
-                    info.get("operation"),
-                )
-            if adds:
-                self._rewritten(actions)
-            return []
-        files, ordinal = [], 0
-        for add in changing:
-            rows = self._rows(add)
-            at = int(info.get("timestamp") or add.get("modificationTime") or 0) * 1000
-            path = unquote(add["path"])
-            times = read_times(self.files, path) if is_timed(json.loads(add.get("stats") or "{}")) else None
-            files.append(LogFile(sequence(version, ordinal), rows, path, int(add.get("size") or 0), at, times))
-            ordinal += rows
-        return files
+    def _load(self) -> bool:
+        """Takes in what commits/ says beyond what is known. Returns whether it said anything."""
+        before = self._state.index.version
+        found = self.commits.read(self.table_id, before)
+        if found is not None:
+            self._state.load(*found)
+        return self._state.index.version > before
 
-    def _rewritten(self, actions: list[dict[str, Any]]) -> None:
-        """Remembers of a compaction how high the messages in its files can be: as its newest source."""
-        lasts = {file.path: file.last for file in self._index.files} | self._compacted
-        sources = [lasts.get(unquote(a["remove"]["path"])) for a in actions if "remove" in a]
-        known = [last for last in sources if last is not None]
-        if len(known) == len(sources):
-            made = (unquote(a["add"]["path"]) for a in actions if "add" in a)
-            self._compacted.update((path, max(known)) for path in made if path not in lasts)
 
-    def _rows(self, add: Mapping[str, Any]) -> int:
-        """Rows of a file from its statistics, or, where its writer left them out, from its footer."""
-        count = json.loads(add.get("stats") or "{}").get("numRecords")
-        if count is not None:
-            return int(count)
-        path = unquote(add["path"])
-        try:
-            with self.files.open(path) as file:
-                return int(pq.ParquetFile(file).metadata.num_rows)
-        except FileNotFoundError as error:
-            if path not in self.active():
-                return 0  # trimmed, with its whole commit: nobody needs to know any more
-            raise CorruptLog(
-                f"data file {path} of {self.path} is gone, and its writer left no statistics: what lies behind it cannot be numbered. "
-                "Restore the file from a backup", path=self.path, version=None,
-            ) from error  # fmt: skip
+def _receipt(version: int, rows: int) -> PublishReceipt:
+    return PublishReceipt(version, range(sequence(version, 0), sequence(version, rows)))
 
 
 def check_mark(last: int | None, mark: tuple[str, int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from urllib.parse import unquote
@@ -11,6 +10,15 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from spark_mq import delta
+from spark_mq.commits import (
+    CLOCK_MARGIN,
+    KEEP_SECONDS,
+    KEEP_VERSIONS,
+    clean_commits,
+    clean_messages,
+    index_commits,
+    last_checkpoint,
+)
 from spark_mq.dead_letters import Copy, route
 from spark_mq.leases import DeltaLeases
 from spark_mq.log import DeltaLog
@@ -20,35 +28,33 @@ from spark_mq.retention import trim
 __all__ = ["KEEP_SECONDS", "KEEP_VERSIONS", "SweepReport", "expire", "housekeep", "sweep", "trim"]
 
 
-KEEP_VERSIONS = 2_000
-KEEP_SECONDS = 600
-"""How much of the ledger's history stays for time travel and DESCRIBE HISTORY: so many versions, and at least so long."""
-
-CLOCK_MARGIN = 60.0
-"""Seconds by which the times of two files must differ for one to count as the older."""
-
-
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What one sweep did: messages expired and routed, files trimmed from ``messages/``, log and data files cleaned from ``leases/``."""
+    """What one sweep did: messages expired and routed, files trimmed from ``messages/``, commits written down in ``commits/``.
+
+    ``cleaned_files``: of the logs of ``messages/`` and ``commits/``, and log and data of old versions of ``leases/``.
+    """
 
     expired: int = 0
     routed: int = 0
     trimmed_files: int = 0
     cleaned_files: int = 0
+    indexed_commits: int = 0
 
     def __str__(self) -> str:
         return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in asdict(self).items())
 
 
 def sweep(queue: Queue, copy: Copy | None = None) -> SweepReport:
-    """All chores once: expire, route, trim, housekeeping. ``copy``: how dead letters are copied, see ``dead_letters.route``."""
+    """All chores once: index commits, expire, route, trim, housekeeping. ``copy``: how to copy dead letters, see ``dead_letters.route``."""
+    indexed = index_commits(queue)  # first: it makes every other look at the log cheaper
     groups = [queue.group(name) for name in queue.groups()]
     return SweepReport(
         expire(queue),
         sum(route(group, copy) for group in groups),
         trim(queue),
         housekeep(queue),
+        indexed,
     )
 
 
@@ -58,11 +64,15 @@ def expire(queue: Queue) -> int:
 
 
 def housekeep(queue: Queue, *, keep_versions: int = KEEP_VERSIONS, keep_seconds: float = KEEP_SECONDS) -> int:
-    """Checkpoints both tables and drops old versions of the ledger with the files only they need. Returns how many files went."""
+    """Checkpoints the tables, cleans their logs, and drops old versions of the ledger with the files only they need.
+
+    The log of ``messages/`` is cleaned as far as ``commits/`` reaches. Returns how many files went.
+    """
     if not isinstance(queue.leases, DeltaLeases) or not isinstance(queue.log, DeltaLog):
         return 0
     checkpoint(queue.log)
-    return clean(queue.leases, keep_versions, keep_seconds)
+    cleaned = clean_messages(queue.log, keep_versions, keep_seconds) + clean_commits(queue.log)
+    return cleaned + clean(queue.leases, keep_versions, keep_seconds)
 
 
 def checkpoint(table: DeltaLog | DeltaLeases) -> int:
@@ -71,14 +81,6 @@ def checkpoint(table: DeltaLog | DeltaLeases) -> int:
     if handle.version() > last_checkpoint(table.files):
         handle.create_checkpoint()
     return handle.version()
-
-
-def last_checkpoint(files: delta.Files) -> int:
-    """The version of the last checkpoint, or -1."""
-    try:
-        return int(json.loads(files.read("_delta_log/_last_checkpoint"))["version"])
-    except FileNotFoundError:
-        return -1
 
 
 def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float) -> int:

@@ -1,0 +1,458 @@
+"""The commit index: once it is written down in ``commits/``, the log's own JSON may go, and nobody notices."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction
+from handles import Injected, again, lease
+
+from spark_mq import Message, Queue, commit_table, errors
+from spark_mq import log as log_module
+from spark_mq.commits import clean_commits, clean_log, clean_messages, index_commits
+from spark_mq.log import DeltaLog
+from spark_mq.payload import MESSAGE_SCHEMA, write_file
+from spark_mq.sweep import checkpoint, housekeep, sweep
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+class Killed(BaseException):
+    """Ends a process, for all that the code can tell."""
+
+
+@pytest.fixture
+def queue(delta_queue: Make) -> Queue:
+    return delta_queue()
+
+
+def log_of(queue: Queue) -> DeltaLog:
+    assert isinstance(queue.log, DeltaLog)
+    return queue.log
+
+
+def json_versions(queue: Queue) -> list[int]:
+    """The commits of messages/ whose JSON is there."""
+    return sorted(int(path.stem) for path in Path(queue.log.path, "_delta_log").glob("*.json") if path.stem.isdigit())
+
+
+def data_files(queue: Queue) -> set[str]:
+    return {str(path) for path in Path(queue.log.path).rglob("part-*.parquet")}
+
+
+def clean(queue: Queue) -> int:
+    """Cleans the log of messages/ of all that may go, without the usual patience."""
+    checkpoint(log_of(queue))
+    return clean_messages(log_of(queue), 0, 0)
+
+
+def index_and_clean(queue: Queue) -> None:
+    """Nothing of the log but its last commit is left."""
+    index_commits(queue)
+    assert clean(queue) > 0
+    assert json_versions(queue) == [log_of(queue).refresh().version()]
+
+
+def written_down(queue: Queue) -> pa.Table:
+    found = log_of(queue).commits.read(log_of(queue).table_id)
+    assert found is not None
+    return found[0]
+
+
+def said(queue: Queue) -> pa.Table:
+    """All that the commits say, as a new handle finds it."""
+    return log_of(again(queue)).state().since(-1)
+
+
+def varied(queue: Queue, clock: ManualClock) -> None:
+    """One of each kind of commit that there can be."""
+    queue.publish(["a", "b"])
+    queue.publish("c", producer_id="p", producer_sequence=4)
+    queue.publish([Message("due later", deliver_at=clock() + timedelta(hours=1)), Message("soon gone", expires_at=clock()), "plain"])
+    write_deltalake(DeltaTable(queue.log.path), pa.table({"value": [b"foreign"]}), mode="append", schema_mode="merge")
+    file = write_file(queue.log.files, pa.table({"value": pa.array([b"without statistics", b"two"])}))
+    bare = AddAction(file.path, file.size, {"lane": None}, 0, True, "{}")
+    log_of(queue).refresh().create_write_transaction([bare], "append", MESSAGE_SCHEMA, ["lane"])
+    before = DeltaTable(queue.log.path).version()
+    DeltaTable(queue.log.path).optimize.compact()
+    DeltaTable(queue.log.path).restore(before)
+    queue.publish("last", producer_id="q", producer_sequence=0)
+
+
+# -- the same as from the JSON
+
+
+def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: ManualClock) -> None:
+    varied(queue, clock)
+    before, index = said(queue), again(queue).log.index()
+    assert len({row["kind"] for row in before.to_pylist()}) == 3
+    index_and_clean(queue)
+    after = again(queue)
+    assert after.log.index().files == index.files
+    assert (after.log.index().version, after.log.index().total, after.log.index().tail) == (index.version, index.total, index.tail)
+    assert said(queue).equals(before)
+
+
+def test_it_grows_by_what_is_new(queue: Queue, clock: ManualClock) -> None:
+    assert index_commits(queue) == 0, "nothing has been published"
+    varied(queue, clock)
+    assert index_commits(queue) == log_of(queue).refresh().version() + 1
+    assert index_commits(queue) == 0
+    queue.publish("x")
+    queue.publish("y")
+    assert index_commits(again(queue)) == 2
+    order = [("version", "ascending"), ("first", "ascending")]
+    assert written_down(queue).sort_by(order).combine_chunks().equals(said(queue).combine_chunks())
+
+
+def test_messages_are_delivered_from_a_log_that_was_cleaned(queue: Queue, clock: ManualClock) -> None:
+    varied(queue, clock)
+    index_and_clean(queue)
+    late = again(queue)
+    due = lease(late, 100)
+    assert [m.value for m in due.messages] == [b"a", b"b", b"c", b"plain", b"foreign", b"without statistics", b"two", b"last"]
+    due.ack()
+    assert (late.group().stats().delayed, late.group().stats().expired) == (1, 1)
+    clock.advance("61m")
+    assert [m.value for m in lease(late, 100).messages] == [b"due later"]
+
+
+def test_a_producers_receipt_outlives_the_log(queue: Queue) -> None:
+    first = queue.publish(["a", "b"], producer_id="p", producer_sequence=1)
+    queue.publish("c")
+    index_and_clean(queue)
+    queue.publish("d")
+    for handle in (queue, again(queue)):
+        with pytest.raises(errors.DuplicatePublish) as caught:
+            handle.publish("again", producer_id="p", producer_sequence=1)
+        assert caught.value.receipt == first
+    assert again(queue).last_producer_sequence("p") == 1
+
+
+def test_compacted_files_are_trimmed_as_their_newest_source_from_a_cleaned_log(delta_queue: Make, clock: ManualClock) -> None:
+    queue = delta_queue(retention=0)
+    for value in "abc":
+        queue.publish(value)
+    DeltaTable(queue.log.path).optimize.compact()
+    index_and_clean(queue)
+    clock.advance("1m")
+    lease(again(queue), 2).ack()
+    assert sweep(again(queue)).trimmed_files == 0
+    assert len(data_files(queue)) == 2, "that of c, and the compacted one"
+    queue.group().seek("latest")
+    assert sweep(again(queue)).trimmed_files == 1
+    assert data_files(queue) == set()
+
+
+def test_commits_is_an_ordinary_table(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    index_commits(queue)
+    rows = DeltaTable(f"{queue.path}/commits").to_pyarrow_table().to_pylist()
+    assert [(row["version"], row["kind"], row["rows"]) for row in rows] == [(1, "publish", 2)]
+
+
+# -- handles that knew the log before it was cleaned
+
+
+@pytest.mark.parametrize("knows", ["nothing", "a part", "all"])
+def test_an_old_handle_goes_on_after_the_log_was_cleaned(queue: Queue, knows: str) -> None:
+    old, other = again(queue), again(queue)
+    queue.publish("a")
+    if knows != "nothing":
+        assert old.stats()["published"] == 1
+    for value in "bcd":
+        queue.publish(value)
+    if knows == "all":
+        assert old.stats()["published"] == 4
+    index_and_clean(other)
+    queue.publish("e")
+    receipt = old.publish("f", producer_id="p", producer_sequence=1)
+    found = {m.sequence: m.value for m in lease(old, 100).messages}
+    assert sorted(found.values()) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert found[receipt.sequences[0]] == b"f"
+
+
+def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reply was lost, and before it could look others published, and a sweep cleaned its commit away."""
+    rival = again(queue)
+
+    def later() -> None:
+        monkeypatch.undo()
+        rival.publish("rival")
+        rival.publish("rival")
+        index_and_clean(rival)
+
+    lost = Injected(DeltaTable.create_write_transaction, after=later, fail=CommitFailedError("412"))
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
+    receipt = queue.publish("mine")
+    assert {m.sequence: m.value for m in lease(again(queue), 100).messages}[receipt.sequences[0]] == b"mine"
+    assert queue.stats()["published"] == 3
+
+
+def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen between its look and its write for longer than the log is kept, it finds its version free again."""
+    rival = again(queue)
+
+    def meanwhile() -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr("spark_mq.log.SLOW", 0)
+        for value in "abc":
+            rival.publish(value)
+        index_and_clean(rival)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, before=meanwhile))
+    receipt = queue.publish("slow")
+    assert receipt.version == 4
+    assert json_versions(queue) == [3, 4]
+    for handle in (queue, again(queue)):
+        assert [m.value for m in lease(handle, 100, group=f"g{id(handle)}").messages] == [b"a", b"b", b"c", b"slow"]
+
+
+def test_a_slow_publish_that_landed_stays(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_mq.log.SLOW", 0)
+    rival = again(queue)
+    monkeypatch.setattr(
+        DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, after=lambda: index_commits(rival))
+    )
+    assert queue.publish("slow").version == 1
+    assert queue.publish("next").version == 2
+    assert queue.stats()["published"] == 2
+
+
+def test_a_commit_that_is_gone_and_not_written_down_is_told(queue: Queue) -> None:
+    queue.publish("a")
+    index_commits(queue)
+    queue.publish("b")
+    queue.publish("c")
+    checkpoint(log_of(queue))
+    Path(queue.log.path, "_delta_log", f"{2:020d}.json").unlink()
+    with pytest.raises(errors.CorruptLog, match="commit 2"):
+        again(queue).log.index()
+
+
+# -- cleaning
+
+
+def test_cleaning_takes_nothing_that_is_not_written_down(queue: Queue) -> None:
+    for value in "ab":
+        queue.publish(value)
+    index_commits(queue)
+    for value in "cd":
+        queue.publish(value)
+        checkpoint(log_of(queue))
+    assert clean(queue) == 0, "no checkpoint lies low enough"
+    index_commits(queue)
+    assert clean(queue) > 0
+    assert again(queue).stats()["published"] == 4
+
+
+def test_a_queue_that_was_never_indexed_is_not_cleaned(queue: Queue) -> None:
+    for value in "abc":
+        queue.publish(value)
+    assert clean(queue) == 0
+    assert json_versions(queue) == [0, 1, 2, 3]
+
+
+def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> None:
+    for value in "abcdef":
+        queue.publish(value)
+        checkpoint(log_of(queue))
+    index_commits(queue)
+    assert clean_messages(log_of(queue), 0, 3600) == 0
+    clean_messages(log_of(queue), 2, 0)
+    assert json_versions(queue) == [4, 5, 6]
+    for version in (4, 5, 6):
+        assert DeltaTable(queue.log.path, version=version).to_pyarrow_table().num_rows == version
+
+
+def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
+    varied(queue, clock)
+    before = data_files(queue)
+    index_and_clean(queue)
+    assert data_files(queue) == before
+    assert DeltaTable(queue.log.path).to_pyarrow_table().num_rows == 10
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(queue: Queue, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    for value in "abcde":
+        queue.publish(value)
+        checkpoint(log_of(queue))
+    index_commits(queue)
+
+    def die() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.log.files, "delete", Injected(queue.log.files.delete, after=die, at=at))
+        with pytest.raises(Killed):
+            clean(queue)
+    assert again(queue).stats()["published"] == 5
+    clean(again(queue))
+    assert json_versions(queue) == [5]
+    assert again(queue).stats()["published"] == 5
+
+
+def test_a_sweep_indexes_and_cleans(queue: Queue) -> None:
+    for value in "abc":
+        queue.publish(value)
+        checkpoint(log_of(queue))
+    assert sweep(queue).indexed_commits == 4
+    assert sweep(queue).cleaned_files == 0, "all of it is young"
+    assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
+    assert json_versions(queue) == [3]
+
+
+# -- writing it down, under faults
+
+
+def counted(queue: Queue) -> list[int]:
+    """Each version that is written down as a publish; twice if it is there twice."""
+    return sorted(row["version"] for row in DeltaTable(f"{queue.path}/commits").to_pyarrow_table().to_pylist() if row["kind"] == "publish")
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["the same", "one knows more"])
+def test_two_sweeps_at_once_write_each_commit_down_once(queue: Queue, monkeypatch: pytest.MonkeyPatch, moved: bool) -> None:
+    queue.publish("a")
+    other = again(queue)
+
+    def first() -> None:
+        if moved:
+            other.publish("b")
+        assert index_commits(other) == 2 + moved
+
+    mine = again(queue)
+    monkeypatch.setattr(log_of(mine).commits, "write", Injected(log_of(mine).commits.write, before=first))
+    assert index_commits(mine) == 0
+    assert counted(queue) == [1, 2][: 1 + moved]
+
+
+@pytest.mark.parametrize("lie", [CommitFailedError("412 Precondition Failed"), OSError("connection reset")], ids=["race", "network"])
+def test_a_write_whose_reply_was_lost_is_not_repeated(queue: Queue, monkeypatch: pytest.MonkeyPatch, lie: Exception) -> None:
+    queue.publish("a")
+    log_of(queue).state()
+    log_of(queue).commits.create(log_of(queue).table_id)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, fail=lie))
+    index_commits(queue)
+    assert counted(queue) == [1]
+
+
+@pytest.mark.parametrize("step", ["create", "before the commit", "after the commit"])
+def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    queue.publish("a")
+
+    def die() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if step == "create":
+            patch.setattr(log_of(queue).commits, "create", Injected(log_of(queue).commits.create, after=die))
+        else:
+            hook = {"before" if step.startswith("before") else "after": die}
+            patch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, **hook))
+        with pytest.raises(Killed):
+            index_commits(queue)
+    queue.publish("b")
+    index_commits(again(queue))
+    assert counted(queue) == [1, 2]
+    index_and_clean(again(queue))
+    assert [m.value for m in lease(again(queue)).messages] == [b"a", b"b"]
+
+
+def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one(delta_queue: Make) -> None:
+    old = delta_queue()
+    for value in "abc":
+        old.publish(value)
+    index_commits(old)
+    for name in ("messages", "leases"):
+        Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
+    queue = delta_queue()
+    queue.publish("new")
+    assert [m.value for m in lease(queue).messages] == [b"new"]
+    assert index_commits(queue) == 2
+    assert counted(queue) == [1]
+    index_and_clean(queue)
+    assert [m.value for m in lease(again(queue), group="other").messages] == [b"new"]
+
+
+def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_mq.commits.CLOCK_MARGIN", 0)
+    monkeypatch.setattr(commit_table, "SMALL_FILES", 4)
+    for n in range(12):
+        queue.publish(str(n))
+        assert index_commits(queue) == (2 if n == 0 else 1)
+        clean_commits(log_of(queue))
+        files = list(Path(queue.path, "commits").glob("*.parquet"))
+        assert len(files) <= 5
+        assert again(queue).stats()["published"] == n + 1
+    assert counted(queue) == list(range(1, 13))
+
+
+def test_a_handle_that_reads_while_files_are_rewritten_reads_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_mq.commits.CLOCK_MARGIN", 0)
+    monkeypatch.setattr(commit_table, "SMALL_FILES", 2)
+    for value in "abc":
+        queue.publish(value)
+        if value != "c":
+            index_commits(queue)
+    reader = again(queue)
+
+    def rewrite() -> None:
+        index_commits(queue)
+        clean_commits(log_of(queue))
+
+    files = log_of(reader).commits.files
+    monkeypatch.setattr(files, "read_parquet", Injected(files.read_parquet, before=rewrite))
+    assert reader.stats()["published"] == 3
+
+
+def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) -> None:
+    for value in "abc":
+        queue.publish(value)
+        checkpoint(log_of(queue))
+    folder = Path(queue.log.path, "_delta_log")
+    (folder / f"{1:020d}.crc").write_text("{}")
+    clean_log(queue.log.files, 3, 3, 0, 0)
+    left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
+    assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
+    assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3
+
+
+def _publish(path: str, count: int) -> list[int]:
+    log_module.SLOW = 0  # for the sweepers have no patience here
+    queue = Queue.open(path)
+    return [queue.publish(str(n)).sequences[0] for n in range(count)]
+
+
+def _sweep(path: str, stop: Any) -> int:
+    done = 0
+    while not stop.is_set():
+        queue = Queue.open(path)
+        index_commits(queue)
+        clean(queue)
+        done += 1
+    return done
+
+
+@pytest.mark.slow
+def test_publishers_and_sweepers_in_processes_lose_no_message(queue: Queue) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, context.Pool(4) as pool:
+        stop = manager.Event()
+        sweepers = [pool.apply_async(_sweep, (queue.path, stop)) for _ in range(2)]
+        publishers = [pool.apply_async(_publish, (queue.path, 60)) for _ in range(2)]
+        sequences = [sequence for publisher in publishers for sequence in publisher.get(timeout=120)]
+        stop.set()
+        assert all(sweeper.get(timeout=60) > 0 for sweeper in sweepers)
+    assert sorted(m.sequence for m in lease(again(queue), 1000).messages) == sorted(sequences)
+    assert len(set(sequences)) == 120
