@@ -25,7 +25,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
 
 from spark_mq import Queue
-from spark_mq.leases import LEASES_SCHEMA, DeltaLeases, to_rows
+from spark_mq.leases import DeltaLeases
+from spark_mq.ledger_rows import LEASES_SCHEMA, to_rows
 from spark_mq.ranges import Head, Ledger, Range
 
 HERE = Path(__file__).resolve().parent

@@ -27,6 +27,7 @@ __all__ = [
     "commit_properties",
     "exists",
     "no_housekeeping",
+    "note_of",
     "open_table",
     "read_commit",
 ]
@@ -150,6 +151,15 @@ def commit_properties(
         max_commit_retries=retries,
         app_transactions=[Transaction(app, number) for app, number in marks] or None,
     )
+
+
+def note_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What a commit says it did, from its ``commitInfo``; nothing for one that is not ours."""
+    try:
+        note = json.loads(info.get("userMetadata") or "{}")
+    except ValueError:
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def no_housekeeping(checkpoint: bool = True) -> PostCommitHookProperties:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -27,6 +28,9 @@ from spark_mq.publisher import BufferedPublisher
 from spark_mq.settings import GroupSettings, QueueSettings
 from spark_mq.settles import settle_together
 from spark_mq.settling import Outcome, Settle
+from spark_mq.trace import Trace
+from spark_mq.trace import finished as finished_of
+from spark_mq.trace import trace as trace_of
 
 __all__ = ["Queue"]
 
@@ -85,6 +89,7 @@ class Queue:
         max_delivery_attempts: int | None = 5,
         retention: Any = "7d",
         hard_retention: Any = None,
+        history_retention: Any = "30d",
         delivery_delay: Any = None,
         message_ttl: Any = None,
         dead_letter_path: Any = None,
@@ -109,6 +114,7 @@ class Queue:
             group,
             retention=retention,
             hard_retention=hard_retention,
+            history_retention=history_retention,
             delivery_delay=delivery_delay,
             message_ttl=message_ttl,
             dead_letter_path=None if dead_letter_path is None else delta.absolute(dead_letter_path),
@@ -282,6 +288,30 @@ class Queue:
         messages: the header ``spark_mq.group`` names the one that they had failed in. Raises InvalidOption.
         """
         return redrive_of.redrive(self, where, limit, dry_run, rate)
+
+    def trace(self, sequence: int) -> Trace:
+        """One message's whole life over all groups: published, leased, nacked, acked, dead-lettered, when and by whom. ``print`` it.
+
+        As far back as ``history/`` goes (``history_retention``). Raises InvalidOption for a sequence that no message has.
+        """
+        return trace_of(self, sequence)
+
+    def finished(
+        self,
+        group: str = "default",
+        *,
+        first: int | None = None,
+        last: int | None = None,
+        outcome: str | None = None,
+        payload: bool = False,
+    ) -> pa.Table:
+        """The finished messages of a group, a row each (``trace.FINISHED_SCHEMA``), in the order of sequence, as far as ``history/`` goes.
+
+        ``first``, ``last``: only sequences from and to. ``outcome``: acked, dead_lettered, dropped, expired, skipped or lost.
+        ``payload``: with message_id, key, value and headers, null where they have been trimmed. One that a seek made unread again counts
+        by its last end. Raises InvalidOption.
+        """
+        return finished_of(self, group, (first, last), outcome=outcome, payload=payload)
 
     def stats(self) -> dict[str, Any]:
         """``published``: messages in the log since it began; ``tail``: the last sequence; ``groups``: stats of each by name."""

@@ -95,6 +95,7 @@ class QueueSettings:
     """What a queue was created with: the defaults of its groups, how long messages are kept once settled, where its DLQ is.
 
     ``hard_retention``: how long messages are kept at most, settled or not (None: until every group has settled them).
+    ``history_retention``: how long ``history/`` tells what was done (30 days).
     ``delivery_delay``, ``message_ttl``: deliver_at and expires_at, counted from the publish, of messages without their own (None: none).
 
     Stored as JSON in the description of ``messages/`` (a property change would fail publishers in flight).
@@ -106,6 +107,7 @@ class QueueSettings:
     hard_retention: int | None = None
     delivery_delay: int | None = None
     message_ttl: int | None = None
+    history_retention: int = 30 * 86_400 * SECOND
 
     MARK: ClassVar[str] = "spark_mq queue"
     VERSION: ClassVar[int] = 1
@@ -124,6 +126,7 @@ class QueueSettings:
         hard_retention: Any = None,
         delivery_delay: Any = None,
         message_ttl: Any = None,
+        history_retention: Any = "30d",
         dead_letter_path: str | None = None,
     ) -> QueueSettings:
         """From what a user gave, durations in any form. Raises InvalidOption."""
@@ -139,7 +142,8 @@ class QueueSettings:
                 value=message_ttl,
             )
         kept = check_duration("retention", retention, zero=True)
-        return cls(group, kept, dead_letter_path, optional("hard_retention", hard_retention), delay, ttl)
+        told = check_duration("history_retention", history_retention)
+        return cls(group, kept, dead_letter_path, optional("hard_retention", hard_retention), delay, ttl, told)
 
     def times(self, now: int) -> dict[str, int]:
         """What a message published at `now` has as deliver_at and expires_at if it has none of its own: microseconds, or left out."""

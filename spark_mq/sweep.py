@@ -20,6 +20,7 @@ from spark_mq.commits import (
     last_checkpoint,
 )
 from spark_mq.dead_letters import Copy, route
+from spark_mq.history import archive, archived
 from spark_mq.leases import DeltaLeases
 from spark_mq.log import DeltaLog
 from spark_mq.queue import Queue
@@ -30,7 +31,8 @@ __all__ = ["KEEP_SECONDS", "KEEP_VERSIONS", "SweepReport", "expire", "housekeep"
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What one sweep did: messages expired and routed, files trimmed from ``messages/``, commits written down in ``commits/``.
+    """What one sweep did: messages expired and routed, files trimmed from ``messages/``, commits written down in ``commits/`` and
+    ledger commits in ``history/``.
 
     ``cleaned_files``: of the logs of ``messages/`` and ``commits/``, and log and data of old versions of ``leases/``.
     """
@@ -40,6 +42,7 @@ class SweepReport:
     trimmed_files: int = 0
     cleaned_files: int = 0
     indexed_commits: int = 0
+    archived_commits: int = 0
 
     def __str__(self) -> str:
         return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in asdict(self).items())
@@ -49,12 +52,15 @@ def sweep(queue: Queue, copy: Copy | None = None) -> SweepReport:
     """All chores once: index commits, expire, route, trim, housekeeping. ``copy``: how to copy dead letters, see ``dead_letters.route``."""
     indexed = index_commits(queue)  # first: it makes every other look at the log cheaper
     groups = [queue.group(name) for name in queue.groups()]
+    expired, routed = expire(queue), sum(route(group, copy) for group in groups)
+    archived_commits = archive(queue)
     return SweepReport(
-        expire(queue),
-        sum(route(group, copy) for group in groups),
+        expired,
+        routed,
         trim(queue),
         housekeep(queue),
         indexed,
+        archived_commits,
     )
 
 
@@ -70,9 +76,10 @@ def housekeep(queue: Queue, *, keep_versions: int = KEEP_VERSIONS, keep_seconds:
     """
     if not isinstance(queue.leases, DeltaLeases) or not isinstance(queue.log, DeltaLog):
         return 0
+    archive(queue)  # what has not been archived is not cleaned
     checkpoint(queue.log)
     cleaned = clean_messages(queue.log, keep_versions, keep_seconds) + clean_commits(queue.log)
-    return cleaned + clean(queue.leases, keep_versions, keep_seconds)
+    return cleaned + clean(queue.leases, keep_versions, keep_seconds, archived=archived(queue))
 
 
 def checkpoint(table: DeltaLog | DeltaLeases) -> int:
@@ -83,12 +90,13 @@ def checkpoint(table: DeltaLog | DeltaLeases) -> int:
     return handle.version()
 
 
-def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float) -> int:
+def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float, *, archived: int | None = None) -> int:
     """Deletes what no version of the ledger that is kept needs. Returns how many files went.
 
-    Kept are the last `keep_versions` and all that were written within `keep_seconds`, from the checkpoint on that the oldest of them
-    is read from. A commit below that goes oldest first, after the data files that it removed: killed at any point, the next run goes on
-    from there. Not delta-rs's own clean-up, for that keeps by time alone, and VACUUM knows nothing of versions.
+    Kept are the last `keep_versions`, all after the last one `archived`, and all that were written within `keep_seconds`, from the
+    checkpoint on that the oldest of them is read from. A commit below that goes oldest first, after the data files that it removed: killed
+    at any point, the next run goes on from there. Not delta-rs's own clean-up, for that keeps by time alone, and VACUUM knows nothing of
+    versions.
     """
     latest = checkpoint(leases)
     log = [
@@ -99,7 +107,7 @@ def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float) -> int:
     commits = sorted((version, path, at) for version, path, at in log if path.endswith(".json"))
     checkpoints = [(version, path) for version, path, _ in log if ".checkpoint." in path]
     young = (version for version, _, at in commits if time.time() - at < keep_seconds)
-    oldest = min(latest - keep_versions, next(young, latest))
+    oldest = min(latest - keep_versions, next(young, latest), latest if archived is None else archived + 1)
     base = max((version for version, _ in checkpoints if version <= oldest), default=-1)
     live = set(_paths(leases, latest))
     cleaned = 0

@@ -18,7 +18,7 @@ the same tests. It lives in one process: it cannot be pickled, and a Spark strea
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,11 +28,12 @@ from spark_mq import delta
 from spark_mq.checks import RESERVED_PREFIX, check_duration, micros
 from spark_mq.errors import LostRace
 from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.leases import Stored
+from spark_mq.leases import LeaseCommit, Stored
+from spark_mq.ledger_rows import to_rows
 from spark_mq.log import MessageLog, PublishReceipt, check_mark
 from spark_mq.payload import WrittenFile, read_times
 from spark_mq.queue import Clock, Queue, system_clock
-from spark_mq.ranges import Event, Ledger
+from spark_mq.ranges import Event, Head, Ledger
 from spark_mq.settings import GroupSettings, QueueSettings
 from spark_mq.waking import Bell
 
@@ -109,9 +110,13 @@ def memory_queue(
     )
     ticking = clock or system_clock
     dead_letters = Queue(
-        "memory/dead_letters", QueueSettings.of_dead_letters("memory/dead_letters"), MemoryLog(ticking), MemoryLeases(), clock=ticking
+        "memory/dead_letters",
+        QueueSettings.of_dead_letters("memory/dead_letters"),
+        MemoryLog(ticking),
+        MemoryLeases(ticking),
+        clock=ticking,
     )
-    return Queue("memory", settings, MemoryLog(ticking), MemoryLeases(), clock=ticking, dead_letters=dead_letters)
+    return Queue("memory", settings, MemoryLog(ticking), MemoryLeases(ticking), clock=ticking, dead_letters=dead_letters)
 
 
 class MemoryFiles(delta.Files):
@@ -208,8 +213,9 @@ class MemoryLeases:
     happened in each, by group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = system_clock) -> None:
         self.bell = Bell()
+        self._clock = clock
         self.notes: list[dict[str, Any]] = []
         self.events: list[tuple[str, Sequence[Event]]] = []
         self._lock = threading.Lock()
@@ -237,7 +243,7 @@ class MemoryLeases:
                 raise LostRace(f"group {stored.group} has changed since it was read")
             if mark is not None and self._marks.get(mark[0], (0, 0))[1] > stored.token:
                 raise LostRace(f"{mark[0]} has been marked since")
-            self.notes.append({"operation_id": operation_id, **note})
+            self.notes.append({"operation_id": operation_id, "committed_at": micros(self._clock()), **note})
             if ledger is None:
                 del self._ledgers[stored.group]
             else:
@@ -257,3 +263,12 @@ class MemoryLeases:
     def groups(self) -> list[str]:
         with self._lock:
             return sorted(name for name in self._ledgers if not name.startswith(RESERVED_PREFIX))
+
+    def version(self) -> int:
+        return len(self.notes)
+
+    def commits(self, first: int, last: int) -> Iterator[LeaseCommit]:
+        for version in range(max(1, first), min(last, len(self.notes)) + 1):
+            note, (group, events) = self.notes[version - 1], self.events[version - 1]
+            rows = to_rows(group, Ledger(Head(), None, events))
+            yield LeaseCommit(version, note["committed_at"], group, note.get("operation"), note["operation_id"], rows)

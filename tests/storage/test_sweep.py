@@ -77,7 +77,7 @@ def test_routing_nothing_makes_no_commit(make: Make) -> None:
     queue.publish("a")
     lease(queue)
     revision = queue.group().ledger().head.revision
-    assert [replace(sweep(queue), indexed_commits=0) for _ in range(2)] == [SweepReport()] * 2
+    assert [replace(sweep(queue), indexed_commits=0, archived_commits=0) for _ in range(2)] == [SweepReport()] * 2
     assert queue.group().ledger().head.revision == revision
 
 
@@ -632,6 +632,8 @@ def test_the_tables_stay_small(delta_queue: Make, clock: ManualClock) -> None:
 def test_a_sweep_of_an_empty_queue_does_nothing(make: Make) -> None:
     queue = make()
     assert sweep(queue) == SweepReport()
-    assert str(SweepReport(1, 2, 3, 4, 5)) == "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5"
+    assert str(SweepReport(1, 2, 3, 4, 5, 6)) == (
+        "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5, archived commits: 6"
+    )
     with pytest.raises(errors.GroupNotFound):
         queue.group().ack("nothing")

@@ -13,7 +13,7 @@ from spark_mq import ledger as rules_of
 from spark_mq import moving, settling
 from spark_mq.draft import outcome_of
 from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.leases import from_rows, to_rows
+from spark_mq.ledger_rows import from_rows, to_rows
 from spark_mq.ranges import Head, Ledger, Range
 from spark_mq.selection import Request, lease
 from spark_mq.settings import GroupSettings

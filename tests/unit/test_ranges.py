@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from spark_mq.draft import Draft
 from spark_mq.errors import LeaseLost, NotAQueue
 from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.leases import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.ranges import DEAD, LEASED, RANGE_SCHEMA, ROUTING, SETTLED, STATES, WAITING, Head, Ledger, Range
 
 FILES = [LogFile(0, 5, "a", 5, 0), LogFile(sequence(2, 0), 4, "b", 4, 0), LogFile(sequence(2, 4), 3, "c", 3, 0)]
