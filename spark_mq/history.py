@@ -40,6 +40,7 @@ HISTORY_SCHEMA: Final = pa.schema(
     [
         pa.field("day", pa.date32()),
         pa.field("version", pa.int64()),
+        pa.field("ordinal", pa.int32()),
         pa.field("committed_at", _INSTANT),
         pa.field("consumer_group", pa.string()),
         pa.field("operation", pa.string()),
@@ -50,8 +51,9 @@ HISTORY_SCHEMA: Final = pa.schema(
         *_OF_RANGE,
     ]
 )
-"""One row an event of a range; a commit without events has one row with a null event. ``version`` is that of ``leases/``, ``day`` the
-partition. ``state`` is what came of it, ``outcome`` how it ended: acked, dead_lettered, dropped, expired, skipped, lost, redriven."""
+"""One row an event of a range; a commit without events has one row with a null event. ``version`` is that of ``leases/``, ``ordinal``
+the event's place in its commit, ``day`` the partition. ``state`` is what came of it, ``outcome`` how it ended: acked, dead_lettered,
+dropped, expired, skipped, lost, redriven."""
 
 BATCH: Final = 1_000
 """Ledger commits archived by one commit."""
@@ -76,7 +78,7 @@ def history(queue: Queue, *, sequence: int | None = None, group: str | None = No
         found = stored.to_pyarrow_table(filters=filters or None)
         parts.append(pa.table([found[f.name].cast(f.type) for f in HISTORY_SCHEMA], schema=HISTORY_SCHEMA))
     parts += [_filtered(rows, sequence, group) for rows in _since(queue, upto)]
-    return pa.concat_tables(parts).sort_by([("version", "ascending"), ("first", "ascending")])
+    return pa.concat_tables(parts).sort_by([("version", "ascending"), ("ordinal", "ascending")])
 
 
 def _filtered(rows: pa.Table, sequence: int | None, group: str | None) -> pa.Table:
@@ -112,6 +114,7 @@ def _table(told: LeaseCommit, events: pa.Table, groups: Any) -> pa.Table:
     given = {
         "day": pa.repeat(pa.scalar(at.date()), n),
         "version": pa.repeat(pa.scalar(told.version, pa.int64()), n),
+        "ordinal": pa.array(range(n), pa.int32()),
         "committed_at": pa.repeat(pa.scalar(told.at, pa.int64()).cast(_INSTANT), n),
         "consumer_group": groups,
         "operation": pa.repeat(pa.scalar(told.operation, pa.string()), n),

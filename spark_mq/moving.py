@@ -13,7 +13,7 @@ from spark_mq.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, UNREAD, WAI
 
 __all__ = ["DROP", "RETRY", "ROUTE", "cut", "seek", "set_aside", "unblock", "unsettled"]
 
-REMEMBERED: Final = 1_000
+REMEMBERED: Final = 100
 """Skipped intervals that a group remembers, for whoever still settles what they hold."""
 
 RETRY: Final = "retry"

@@ -1,0 +1,153 @@
+"""Checks a queue's past from its tables alone: nothing lost, nothing owned twice, each delivery counted, each message ended once.
+
+Plain Python over rows, and no code of spark_mq: it must be able to find the ledger wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+Row = Mapping[str, Any]
+"""A row of ``history/``."""
+
+PRECISION = timedelta(milliseconds=2)
+"""Of the times of Delta's commits."""
+
+
+@dataclass
+class Findings:
+    """What was found wrong, and how much was looked at."""
+
+    wrong: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def expect(self, good: object, what: str) -> None:
+        if not good:
+            self.wrong.append(what)
+
+
+@dataclass
+class Life:
+    """One message in one group, as its events tell it."""
+
+    holder: str | None = None
+    expired: str | None = None
+    """The lease that ran out and may still settle, as long as nobody has leased since."""
+    free_at: datetime | None = None
+    """Not to be leased before: the deadline and the margin of a lease that ran out."""
+    deliveries: int = 0
+    ends: int = 0
+
+
+def check(published: Iterable[int], rows: Iterable[Row], *, skew: timedelta, drained: Iterable[str], first: Mapping[str, int]) -> Findings:
+    """Follows each message through the events. ``drained``: groups in which every message must have ended, from sequence `first` on."""
+    found, sequences = Findings(), sorted(published)
+    lives: dict[tuple[str, int], Life] = defaultdict(Life)
+    for row in rows:
+        if row["event"] is not None:
+            for seq in _between(sequences, row["first"], row["last"]):
+                found.counts[row["event"]] += 1
+                _step(found, lives[row["consumer_group"], seq], row, seq, skew)
+    for group in drained:
+        for seq in sequences:
+            if seq >= first.get(group, 0):
+                ends = lives[group, seq].ends
+                found.expect(ends == 1, f"group {group}: message {seq} ended {ends} times")
+    found.counts["messages"] = len(sequences)
+    return found
+
+
+def _between(sequences: list[int], first: int, last: int) -> list[int]:
+    from bisect import bisect_left, bisect_right
+
+    return sequences[bisect_left(sequences, first) : bisect_right(sequences, last)]
+
+
+def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> None:
+    event, lease = row["event"], row["lease_id"]
+    where = f"version {row['version']}: message {seq} of group {row['consumer_group']}: {event} by {lease}"
+    found.expect(life.ends == 0 or event == "sought", f"{where}, but it had ended")
+    if event in ("leased", "replayed"):
+        found.expect(life.holder is None or event == "replayed", f"{where}, but {life.holder} holds it")
+        early = life.free_at is not None and row["leased_at"] + PRECISION < life.free_at
+        found.expect(not early, f"{where} at {row['leased_at']}, but the lease before ran until {life.free_at}")
+        life.deliveries += 1
+        found.expect(
+            row["delivery_count"] == life.deliveries, f"{where}: counted {row['delivery_count']}, delivered {life.deliveries} times"
+        )
+        life.holder, life.expired, life.free_at = lease, None, None
+    elif event in ("acked", "nacked", "rejected", "released", "extended"):
+        found.expect(lease is not None and lease in (life.holder, life.expired), f"{where}, but {life.holder or 'nobody'} holds it")
+        life.deliveries -= event == "released" and life.holder is not None
+        life.holder, life.expired, life.free_at = (lease, None, None) if event == "extended" else (None, None, None)
+    elif event == "lease_expired":
+        found.expect(lease == life.holder, f"{where}, but {life.holder or 'nobody'} holds it")
+        deadline = row["available_at"] or row["expires_at"]
+        if deadline is not None:
+            found.expect(row["committed_at"] + PRECISION > deadline + skew, f"{where} before its deadline {deadline} and the margin")
+            life.free_at = deadline + skew
+        life.holder, life.expired = None, lease
+    elif event in ("given_back", "fenced", "skipped", "sought", "lost", "exhausted", "expired", "routed", "unblocked"):
+        life.holder = life.expired = life.free_at = None
+        if event in ("sought", "unblocked", "fenced"):
+            life.deliveries = 0
+        life.ends = 0 if event == "sought" else life.ends
+    else:
+        found.expect(False, f"{where}: an event that nobody knows")
+    life.ends += row["state"] == "settled"
+
+
+# -- from the tables
+
+
+def published(path: str | Path) -> list[int]:
+    """The sequences of all messages, from the log of ``messages/``: version and ordinal of each add in a commit without removes."""
+    found: list[int] = []
+    seen: set[str] = set()
+    for commit in sorted(Path(path, "messages", "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in commit.read_text().splitlines() if line]
+        adds = [a["add"] for a in actions if "add" in a and a["add"].get("dataChange", True) and a["add"]["path"] not in seen]
+        if not any("remove" in a for a in actions):
+            rows = sum(json.loads(add["stats"])["numRecords"] for add in adds)
+            found += [(int(commit.stem) << 32) + ordinal for ordinal in range(rows)]
+        seen |= {add["path"] for add in adds}
+    return found
+
+
+def history(path: str | Path) -> list[Row]:
+    """All of ``history/``, in the order in which it happened."""
+    rows = DeltaTable(f"{path}/history").to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["version"], row["ordinal"]))
+
+
+def dead_letters(path: str | Path) -> Counter[tuple[str, int]]:
+    """How often each message of each group lies in the DLQ."""
+    rows = DeltaTable(f"{path}/dead_letters/messages").to_pyarrow_table(columns=["headers"])["headers"].to_pylist()
+    told = [dict(headers) for headers in rows]
+    return Counter((one["spark_mq.group"], int(one["spark_mq.sequence"])) for one in told)
+
+
+def check_queue(path: str | Path, *, skew: timedelta, drained: Iterable[str]) -> Findings:
+    """Checks a whole queue whose ledger has been archived. Groups start at the earliest message."""
+    rows, sequences = history(path), published(path)
+    found = check(sequences, rows, skew=skew, drained=drained, first={})
+    routed = Counter(
+        (row["consumer_group"], seq)
+        for row in rows
+        if row["outcome"] == "dead_lettered"
+        for seq in _between(sorted(sequences), row["first"], row["last"])
+    )
+    letters = dead_letters(path)
+    found.expect(routed == letters, f"dead-lettered {routed - letters} and not in the DLQ; there and not dead-lettered {letters - routed}")
+    versions = {row["version"] for row in rows}
+    found.expect(versions == set(range(min(versions), max(versions) + 1)), "versions of the ledger are missing in the history")
+    found.counts["dead letters"] = sum(letters.values())
+    return found
