@@ -83,6 +83,11 @@ class Files:
     def exists(self, path: str) -> bool:
         return self._files.get_file_info(path).type == FileType.File
 
+    def stamp(self, path: str) -> tuple[int, int] | None:
+        """Size and time of writing of a file: another file at the path has another one. None where there is none."""
+        info = self._files.get_file_info(path)
+        return (info.size or 0, info.mtime_ns or 0) if info.type == FileType.File else None
+
     def list(self, folder: str) -> list[str]:
         """Paths of the files in a folder, sorted."""
         return sorted(self.ages(folder))

@@ -130,6 +130,7 @@ class DeltaLog(MessageLog):
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
         self._id: str | None = None
+        self._stamp: tuple[int, int] | None = None  # of the last commit that the state knows
         self._state = LogState(self.files, path, self.active)
         self.commits = CommitTable(delta.child(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options)
 
@@ -156,12 +157,20 @@ class DeltaLog(MessageLog):
         with self._lock:
             return str(self.table.metadata().id)
 
+    def open(self) -> DeltaTable | None:
+        """The table at its latest version, or None where there is none. Raises UnsupportedTable."""
+        with self._lock:
+            opened = delta.open_table(self.path, self.storage_options)
+            if opened is not None and self._id is None:
+                self._table, self._id = opened, str(opened.metadata().id)
+            return opened
+
     @property
     def table(self) -> DeltaTable:
         """The table as last looked at."""
         with self._lock:
             if self._table is None:
-                opened = delta.open_table(self.path, self.storage_options)
+                opened = self.open()
                 if opened is None:
                     raise CorruptLog(f"there is no Delta table at {self.path} any more", path=self.path, version=None)
                 table_id = str(opened.metadata().id)
@@ -326,8 +335,29 @@ class DeltaLog(MessageLog):
     def index(self, reach: int | None = None) -> CommitIndex:
         with self._lock:
             if reach is None or reach > self._state.index.tail:
-                self._catch_up(self.refresh().version())
+                self._look()
             return self._state.index
+
+    def _look(self) -> None:
+        """Takes in what has been committed since the last look.
+
+        Goes by the names of the log's files alone, for a look at the table costs time with each file that this has. Where the last commit
+        known is no longer there as it was, the log has been cleaned beyond it, or the table was made anew: then it opens the table.
+        """
+        index = self._state.index
+        before = index.version
+        if before < 0 or self._stamp is None or self.files.stamp(delta.log_path(before)) != self._stamp:
+            self._table = None if before >= 0 else self._table
+            self._catch_up(self.refresh().version())
+        else:
+            while True:
+                try:
+                    actions = delta.read_commit(self.files, index.version + 1, self.path)
+                except FileNotFoundError:
+                    break
+                self._state.take(index.version + 1, actions)
+        if index.version > before or self._stamp is None:
+            self._stamp = self.files.stamp(delta.log_path(index.version))
 
     def state(self) -> LogState:
         """What all commits say, brought up to the latest."""

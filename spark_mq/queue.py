@@ -144,7 +144,7 @@ class Queue:
             DeltaLog(delta.child(root, "messages"), options),
             DeltaLeases(delta.child(root, "leases"), options),
         )
-        table = delta.open_table(log.path, options)
+        table = log.open()
         if table is None:
             _check_root(root, options)
             raise QueueNotFound(f"there is no queue at {root}; make it with Queue.create", path=root)

@@ -182,6 +182,34 @@ def test_an_old_handle_goes_on_after_the_log_was_cleaned(queue: Queue, knows: st
     assert found[receipt.sequences[0]] == b"f"
 
 
+def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at the table takes longer the more files it has."""
+    looker, looked = again(queue), []
+    queue.publish("a")
+    assert looker.log.index().total == 1
+    monkeypatch.setattr(looker.log, "refresh", lambda: looked.append(1))
+    assert looker.log.index().total == 1
+    for value in "bcd":
+        queue.publish(value)
+    assert looker.log.index().total == 4
+    assert looked == []
+
+
+@pytest.mark.parametrize("longer", [False, True], ids=["with fewer commits", "with more commits"])
+def test_a_queue_that_was_made_anew_is_noticed(delta_queue: Make, longer: bool) -> None:
+    old = delta_queue()
+    old.publish("a")
+    old.publish("b")
+    assert old.log.index().total == 2
+    for name in ("messages", "leases"):
+        Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
+    new = delta_queue()
+    for value in "abcd" if longer else "":
+        new.publish(value)
+    with pytest.raises(errors.CorruptLog, match="made anew"):
+        old.log.index()
+
+
 def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reply was lost, and before it could look others published, and a sweep cleaned its commit away."""
     rival = again(queue)
