@@ -27,16 +27,19 @@ from spark_mq.payload import write_file
 from spark_mq.sweep import sweep
 
 PROBES = 20
+LINKS = 10_000
+"""Names a file may have; ext4 allows 65,000."""
 
 
 def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
-    """Makes up so many commits of one message each. Their data files are one file under many names."""
+    """Makes up so many commits of one message each. Their data files are a few files under many names."""
     path = Path(queue.log.path)
     messages = pa.table({"message_id": ["m"], "value": [b"x" * 100], "published_at": pa.array([0], pa.timestamp("us", "UTC"))})
-    file = write_file(queue.log.files, messages)
     hour_ago = time.time() - 3600
     os.utime(path / "_delta_log" / f"{0:020d}.json", (hour_ago, hour_ago))
     for version in range(1, commits + 1):
+        if version % LINKS == 1:
+            file = write_file(queue.log.files, messages)
         name = f"lane=__HIVE_DEFAULT_PARTITION__/part-{uuid.uuid4()}.parquet"
         os.link(path / file.path, path / name)
         told = {"timestamp": int(hour_ago * 1000), "operation": "WRITE", "spark_mq_operation_id": uuid.uuid4().hex}
