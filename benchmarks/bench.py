@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
 from spark_mq.leases import DeltaLeases
 from spark_mq.ledger_rows import LEASES_SCHEMA, to_rows
 from spark_mq.ranges import Head, Ledger, Range
@@ -174,7 +174,24 @@ def micro_batch(folder: Path, rounds: int) -> Iterator[Result]:
     yield Result("micro-batch of 10,000: settling adds to the first batch of a run", first, "ms", "learns the runner from a row")
 
 
-PARTS: dict[str, Callable[[Path, int], Iterator[Result]]] = {"commits": commits, "ledger": ledger_commit, "micro-batch": micro_batch}
+def buffered(folder: Path, rounds: int) -> Iterator[Result]:
+    """Single messages of 100 bytes, handed in by one thread, until all are durable."""
+    queue = Queue.create(folder / "buffered")
+    count = 10_000 * rounds
+    for kind, message in (("bytes", b"x" * 100), ("Message with a key", Message(b"x" * 100, key="k"))):
+        start = time.perf_counter()
+        with queue.publisher() as publisher:
+            for _ in range(count):
+                publisher.publish(message)
+        yield Result(f"buffered publisher, {kind}", count / (time.perf_counter() - start), "/s", goal="> 50,000 /s")
+
+
+PARTS: dict[str, Callable[[Path, int], Iterator[Result]]] = {
+    "commits": commits,
+    "ledger": ledger_commit,
+    "buffered": buffered,
+    "micro-batch": micro_batch,
+}
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from _common import Parser, pair, run, session
 
 from spark_mq import Queue
+from spark_mq.errors import InvalidOption
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -27,6 +28,8 @@ EXAMPLES = """examples:
 
 exit code: 0 published, 2 wrong arguments, 1 anything else. A publish that was killed has published all or nothing.
 """
+
+OTHER_KINDS = {"csv": (".csv", ".tsv", ".csv.gz"), "parquet": (".parquet",)}
 
 
 def arguments() -> argparse.Namespace:
@@ -45,7 +48,26 @@ def arguments() -> argparse.Namespace:
         "--option", action="append", default=[], type=pair, metavar="NAME=VALUE", dest="options",
         help="option of Spark's reader of the format; repeatable. Set already: header=true and mode=FAILFAST for csv",
     )  # fmt: skip
-    return parser.parse_args()
+    args = parser.parse_args()
+    for given in args.inputs:
+        for kind, suffixes in OTHER_KINDS.items():
+            if args.format == "json" and given.lower().endswith(suffixes):
+                parser.error(f"INPUT {given} is a {kind} file by its name: give --format {kind}, or rename it if it holds JSON lines")
+    return args
+
+
+def check_inputs(spark: SparkSession, inputs: list[str]) -> None:
+    """Raises InvalidOption for an input that is not there, before Spark tells so in ninety lines."""
+    from py4j.protocol import Py4JError
+
+    for given in inputs:
+        try:
+            path = spark._jvm.org.apache.hadoop.fs.Path(given)  # type: ignore[union-attr]
+            found = path.getFileSystem(spark._jsc.hadoopConfiguration()).globStatus(path)
+        except Py4JError:
+            continue  # whatever it is, Spark's reader tells it better
+        if not found:
+            raise InvalidOption(f"INPUT {given}: there is no such file or directory", option="INPUT", value=given)
 
 
 def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
@@ -68,7 +90,12 @@ def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     def text(name: str) -> Column:
         return column(name).cast("string")
 
-    out = [(column(args.value_column) if args.value_column else value).alias("value")]
+    if args.value_column and args.format == "json":
+        lacks = F.raise_error(F.concat(F.lit(f"--value-column {args.value_column}: this line lacks it: "), F.left("value", F.lit(200))))
+        value = F.coalesce(F.get_json_object(value, f"$.{args.value_column}"), lacks)
+    elif args.value_column:
+        value = column(args.value_column)
+    out = [value.alias("value")]
     if args.key_column:
         out.append(text(args.key_column).alias("key"))
     if args.message_id_column:
@@ -92,6 +119,7 @@ def main() -> None:
     from spark_mq.spark.writer import check_dataframe
 
     spark = session("spark_mq publish")
+    check_inputs(spark, args.inputs)
     found, counted = messages(spark, args), Observation()
     check_dataframe(found.schema, overwrite=False)
     options = {f"storageOptions.{name}": value for name, value in storage.items()}

@@ -138,6 +138,8 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
         (("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
         (("publish", "--queue", "nowhere", "a.jsonl"), "there is no queue at"),
         (("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
+        (("publish", "--queue", "queue", "a.jsonl", "day.csv"), "INPUT day.csv is a csv file by its name: give --format csv"),
+        (("publish", "--queue", "queue", "export/x.parquet"), "give --format parquet"),
         ((*WORKER, "queue", "--handler", "nothing"), "--handler nothing: give MODULE:FUNCTION"),
         ((*WORKER, "queue", "--handler", "not_there:f"), "the module cannot be imported (No module named 'not_there')"),
         ((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
@@ -175,6 +177,31 @@ def test_publish_json_lines(start, tmp_path: Path) -> None:
     assert (first.value.decode(), second.value.decode()) == (lines[0], lines[2])
     assert (first.key, first.message_id, first.headers) == ("7", "a1", {"kind": "buy", "source": "a test"})
     assert (second.key, second.message_id, second.headers) == (None, "a2", {"source": "a test"})
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "ends"),
+    [
+        (["nowhere*.jsonl"], (2, "INPUT nowhere*.jsonl: there is no such file or directory")),
+        (["--value-column", "body", "in.jsonl"], (1, '--value-column body: this line lacks it: {"text": "b"}')),
+        (["--format", "csv", "--value-column", "body", "in.csv"], (2, "`body` cannot be resolved")),
+    ],
+    ids=["a missing input", "a field that a line lacks", "a column that is not there"],
+)
+def test_wrong_inputs_are_told_and_nothing_is_published(
+    start, queue: Queue, tmp_path: Path, arguments: list[str], ends: tuple[int, str]
+) -> None:
+    code, told = ends
+    (tmp_path / "in.jsonl").write_text('{"body": "a"}\n{"text": "b"}\n')
+    (tmp_path / "in.csv").write_text("id\n1\n")
+    said = ended(start(sys.executable, JOBS / "publish.py", "--queue", queue.path, *arguments), code)
+    (line,) = [line for line in said.splitlines() if "publish.py: error: " in line]
+    assert told in line
+    if told.startswith("INPUT"):
+        assert "\tat " not in said, "no stack traces of Spark's"
+    assert queue.stats()["published"] == 0
 
 
 @pytest.mark.spark
