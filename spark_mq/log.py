@@ -36,6 +36,9 @@ __all__ = ["DeltaLog", "MessageLog", "PublishReceipt", "check_mark"]
 _log = logging.getLogger(__name__)
 
 _COMMIT_TIMEOUT: Final = 60.0
+Stamp = tuple[int, tuple[int, int]]
+"""A commit's version, size and time of writing."""
+
 SLOW: Final = 60.0
 """Seconds after which a commit makes sure that the log was not cleaned around it. The sweep leaves ten times as long."""
 
@@ -130,7 +133,8 @@ class DeltaLog(MessageLog):
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
         self._id: str | None = None
-        self._stamp: tuple[int, int] | None = None  # of the last commit that the state knows
+        self._stood: Stamp | None = None  # of the commit that the handle stands on
+        self._known: Stamp | None = None  # of the last commit that the state knows
         self._state = LogState(self.files, path, self.active)
         self.commits = CommitTable(delta.child(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options)
 
@@ -162,7 +166,7 @@ class DeltaLog(MessageLog):
         with self._lock:
             opened = delta.open_table(self.path, self.storage_options)
             if opened is not None and self._id is None:
-                self._table, self._id = opened, str(opened.metadata().id)
+                self._table, self._id, self._stood = opened, str(opened.metadata().id), None
             return opened
 
     @property
@@ -180,17 +184,31 @@ class DeltaLog(MessageLog):
                         path=self.path,
                         version=None,
                     )
-                self._table, self._id = opened, table_id
+                self._table, self._id, self._stood = opened, table_id, None
             return self._table
 
     def refresh(self) -> DeltaTable:
         """The table at its latest version."""
         with self._lock:
+            if self._stood is not None and not self._is_as_it_was(self._stood):
+                self._table = None
             try:
                 self.table.update_incremental()
             except DeltaError:
                 self._table = None  # a handle older than what is left of the log: open anew, once
-            return self.table
+            table = self.table
+            if self._stood is None or self._stood[0] != table.version():
+                self._stood = self._stamp_of(table.version())
+            return table
+
+    def _stamp_of(self, version: int) -> Stamp | None:
+        """What tells a commit from another one of its version; None where it is gone."""
+        stamp = self.files.stamp(delta.log_path(version))
+        return None if stamp is None else (version, stamp)
+
+    def _is_as_it_was(self, stamp: Stamp | None) -> bool:
+        """Whether a commit that was seen is there as it was. If not, the log was cleaned beyond it, or the table made anew."""
+        return stamp is not None and self._stamp_of(stamp[0]) == stamp
 
     def commit(
         self,
@@ -346,7 +364,7 @@ class DeltaLog(MessageLog):
         """
         index = self._state.index
         before = index.version
-        if before < 0 or self._stamp is None or self.files.stamp(delta.log_path(before)) != self._stamp:
+        if not self._is_as_it_was(self._known):
             self._table = None if before >= 0 else self._table
             self._catch_up(self.refresh().version())
         else:
@@ -356,8 +374,8 @@ class DeltaLog(MessageLog):
                 except FileNotFoundError:
                     break
                 self._state.take(index.version + 1, actions)
-        if index.version > before or self._stamp is None:
-            self._stamp = self.files.stamp(delta.log_path(index.version))
+        if index.version > before or self._known is None:
+            self._known = self._stamp_of(index.version)
 
     def state(self) -> LogState:
         """What all commits say, brought up to the latest."""

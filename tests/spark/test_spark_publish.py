@@ -13,6 +13,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 from spark_mq import Message, Queue
+from spark_mq.commits import index_commits
+from spark_mq.sweep import housekeep
 
 
 def received(queue: Queue) -> list[Message]:
@@ -73,6 +75,27 @@ def test_a_plain_delta_writer_is_a_publisher(spark: Any, stream: Stream, queue: 
     assert (bytes(row.value), row.message_id) == (b"plain", str(row.sequence))
     assert row.published_at is not None
     assert stream.group.stats().acked == 1
+
+
+def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, queue: Queue) -> None:
+    queue.publish([Message("a", deliver_at=datetime(2020, 1, 1, tzinfo=UTC)), "b"], producer_id="p", producer_sequence=1)
+    queue.publish("c")
+    index_commits(queue)
+    assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
+    messages = f"{queue.path}/messages"
+    assert spark.read.format("delta").load(messages).count() == 3
+    df = spark.createDataFrame([(bytearray(b"plain"), None)], "value BINARY, lane INT")
+    df.write.format("delta").mode("append").save(messages)
+    assert [bytes(m.value) for m in received(Queue.open(queue.path))] == [b"a", b"b", b"c", b"plain"]
+    index_commits(queue)
+    written = spark.read.format("delta").load(f"{queue.path}/commits").orderBy("version", "first")
+    assert [(r.version, r.kind, r.rows, r.app) for r in written.collect()] == [
+        (1, "mark", None, "spark_mq.producer:p"),
+        (1, "publish", 2, None),
+        (2, "publish", 1, None),
+        (3, "publish", 1, None),
+    ]
+    assert written.selectExpr("explode(times) AS t").selectExpr("t.rows", "t.deliver_at").count() == 2
 
 
 def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(spark: Any, queue: Queue, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_commit_that_is_not_readable_names_itself(queue: Queue) -> None:
 def _index(queue: Queue) -> Any:
     """The index of a handle that has the table, but not yet the commit."""
     fresh = DeltaLog(queue.log.path)
-    fresh._table = queue.log.refresh()
+    fresh._table = queue.log.table
     return fresh.index()
 
 

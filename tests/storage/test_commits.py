@@ -210,6 +210,21 @@ def test_a_queue_that_was_made_anew_is_noticed(delta_queue: Make, longer: bool) 
         old.log.index()
 
 
+def test_a_publisher_whose_queue_was_made_anew_is_told_and_does_no_harm(delta_queue: Make) -> None:
+    """A commit after the last one that it knew would tear a hole into the new log."""
+    old = delta_queue()
+    for value in "abc":
+        old.publish(value)
+    for name in ("messages", "leases"):
+        Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
+    new = delta_queue()
+    new.publish("new")
+    with pytest.raises(errors.CorruptLog, match="made anew"):
+        old.publish("d")
+    assert json_versions(new) == [0, 1]
+    assert again(new).stats()["published"] == 1
+
+
 def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reply was lost, and before it could look others published, and a sweep cleaned its commit away."""
     rival = again(queue)
