@@ -23,9 +23,13 @@ _CONF = Path(__file__).resolve().parents[1] / "conf"
 class Parser(argparse.ArgumentParser):
     """Arguments of a job; what is wrong with them is told in one line."""
 
-    def __init__(self, doc: str, **options: Any) -> None:
+    def __init__(self, doc: str, *, several: bool = False, **options: Any) -> None:
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
-        self.add_argument("--queue", required=True, metavar="PATH", help="the queue: a path or URI (s3://..., abfss://..., gs://...)")
+        told = "the queue: a path or URI (s3://..., abfss://..., gs://...)"
+        if several:
+            self.add_argument("--queue", required=True, metavar="PATH", action="append", dest="queues", help=f"{told}; repeatable")
+        else:
+            self.add_argument("--queue", required=True, metavar="PATH", help=told)
         self.add_argument(
             "--storage-option", action="append", default=[], type=pair, metavar="NAME=VALUE", dest="storage_options",
             help="option of the object store, as delta-rs names it; repeatable. Secrets are better left to the environment (AWS_..., "

@@ -1,7 +1,8 @@
 """A worker of a consumer group: leases batches of a queue in a stream, hands each to your function, and settles it.
 
 The function is process(batch, lease): batch is a DataFrame (sequence, message_id, key, value, headers, published_at,
-delivery_count, lease_id, lease_expires_at). When it returns, the batch is acked; rows that it returns are settled as failed,
+delivery_count, lease_id, lease_expires_at; with several queues also queue, the path). When it returns, the batch is acked; rows that it
+returns are settled one by one, as failed unless they say otherwise (outcome, delay, error),
 and an exception settles the whole batch as failed (--on-error). lease.reject(df), lease.nack(df) and lease.ack(df) settle rows
 at once; lease.delta_options make an append to a Delta table happen once, even if the batch runs again.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import logging
 import os
 import re
@@ -46,7 +48,7 @@ Handler = Callable[[Any, Any], Any]
 
 
 def arguments() -> argparse.Namespace:
-    parser = Parser(__doc__ or "", epilog=EXAMPLES)
+    parser = Parser(__doc__ or "", epilog=EXAMPLES, several=True)
     parser.add_argument("--handler", required=True, metavar="MODULE:FUNCTION",
                         help="the function, in a module here or an installed one; or path/to/file.py:function")  # fmt: skip
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where Spark keeps the stream's progress; one for each worker")
@@ -61,6 +63,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-lease-duration", metavar="DURATION", help="how long one batch may take. Default: 30m")
     parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "raise"),
                         help="what a failure does: try again later (default), to the dead letters, or end this worker")  # fmt: skip
+    parser.add_argument("--ack", default="after", choices=("after", "first", "manual"),
+                        help="when a batch is acked: after the function has returned (default), first (at most once: a worker that dies "
+                        "loses its batch), or only by what the function settles itself")  # fmt: skip
+    parser.add_argument("--fail-on-data-loss", choices=("true", "false"),
+                        help="whether to end when the queue's hard limit has dropped messages unsettled. Default: true")  # fmt: skip
     parser.add_argument("--ack-mode", metavar="onCommit|manual",
                         help="what happens to a batch of which the function saw no row. Default: onCommit, acked")  # fmt: skip
     parser.add_argument("--starting-position", metavar="POSITION",
@@ -74,7 +81,7 @@ def arguments() -> argparse.Namespace:
 def source_options(args: argparse.Namespace) -> dict[str, str]:
     """The options of the stream."""
     given = {
-        "path": args.queue,
+        "path": args.queues[0] if len(args.queues) == 1 else json.dumps(args.queues),
         "consumerGroup": args.group,
         "workerId": args.worker_id or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] + f"-{os.getpid()}",
         "maxMessagesPerTrigger": args.max_messages,
@@ -83,6 +90,7 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
         "maxLeaseDuration": args.max_lease_duration,
         "ackMode": args.ack_mode,
         "startingPosition": args.starting_position,
+        "failOnDataLoss": args.fail_on_data_loss,
         "minPartitions": args.min_partitions,
         **{f"storageOptions.{name}": value for name, value in args.storage_options},
     }
@@ -144,13 +152,13 @@ def main() -> None:
     from spark_mq.spark.termination import on_sigterm, stop_query
 
     options = source_options(args)
-    group = ReadOptions.parse(options).open()
+    group, *others = ReadOptions.parse(options).open()
 
     spark = session(APP, module_path=directory)
-    each = for_each_batch(group, handler, on_error=args.on_error)
+    each = for_each_batch(group, handler, on_error=args.on_error, also=others, ack=args.ack)
     stream = spark.readStream.format("spark_mq").options(**options).load()
     query = stream.writeStream.foreachBatch(each).option("checkpointLocation", args.checkpoint).trigger(**when).start()
-    _log.info("worker %s of group %s reads %s", options["workerId"], args.group, group.queue.path)
+    _log.info("worker %s of group %s reads %s", options["workerId"], args.group, ", ".join(g.queue.path for g in (group, *others)))
     # 5 seconds more than the batch has: for stopping the query, and for giving back what was leased after it.
     with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as told:
         query.awaitTermination()

@@ -278,12 +278,12 @@ class ConsumerGroup:
     # -- in a stream
 
     def for_each_batch(
-        self, process: Callable[..., Any], on_error: str = "nack", also: Iterable[ConsumerGroup] = ()
+        self, process: Callable[..., Any], on_error: str = "nack", also: Iterable[ConsumerGroup] = (), ack: str = "after"
     ) -> Callable[[Any, int], None]:
         """A foreachBatch function that settles what `process(batch, lease)` leaves: see :func:`spark_mq.spark.for_each_batch`."""
         from spark_mq.spark.foreach import for_each_batch
 
-        return for_each_batch(self, process, on_error=on_error, also=also)
+        return for_each_batch(self, process, on_error=on_error, also=also, ack=ack)
 
 
 def _check_position(option: str, value: Any) -> str | int | datetime:

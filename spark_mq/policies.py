@@ -20,7 +20,8 @@ class Policy:
     ``on_error``, for an exception and for the failures that a handler returns: "nack" (again after the group's backoff), "reject" (to the
     dead letters), "raise" (the loop or the query ends; the lease is left to expire, or to its replay).
     ``ack``: "after" the handler has returned (at-least-once); "first", before it is called (at-most-once: a worker that dies loses
-    messages, and a failure has nothing left to settle); "manual": only what the handler settles itself counts, the rest expires.
+    messages, and a failure has nothing left to settle); "manual": of a handler that returns only what it settles itself counts, and the
+    rest expires; one that fails is settled by ``on_error`` all the same.
     """
 
     on_error: str = "nack"

@@ -8,7 +8,6 @@ in ``leases/`` (``Transaction(stream, 2n + 1)`` for a lease, ``2n + 2`` for a re
 from __future__ import annotations
 
 import logging
-import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,19 +24,26 @@ from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import CommitIndex, Slice
 from spark_mq.keepalive import KeepAlive
 from spark_mq.leases import Stored, change
+from spark_mq.offsets import lease_stream, mark_of, of_one_queue
 from spark_mq.ranges import LEASED, WAITING, Ledger, Range
+from spark_mq.retention import without_lost
 from spark_mq.settings import GroupSettings
 from spark_mq.settling import ACK, Outcome, Settle
 from spark_mq.stats import stats_of
 
-__all__ = ["BatchPlan", "StreamOptions", "StreamSource", "lease_stream"]
+__all__ = ["BatchPlan", "Share", "StreamOptions", "StreamSource"]
 
 _log = logging.getLogger(__name__)
+
+PROGRESS: Final = ("ready", "delayed", "in_flight", "dead", "blocked", "oldest_unsettled_age", "blocked_because")
+"""What of a group's stats the stream's progress shows."""
 
 REPLAY_SPARE: Final = 1
 """Attempts kept back for a replay of the batch."""
 
-_LEASE_ID = re.compile(r"([0-9a-f-]{36})/(\d+)/([0-9a-f]+)")
+
+Share = tuple[int, int | None]
+"""Messages and bytes that a lease may hold, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class StreamOptions:
     visibility_timeout: int | None = None
     max_lease_duration: int = 1800 * SECOND
     ack_on_commit: bool = True
+    fail_on_data_loss: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +68,26 @@ class BatchPlan:
     slices: tuple[tuple[Slice, Range], ...] = ()
 
 
-def lease_stream(lease_id: str) -> tuple[str, int, str] | None:
-    """(stream, batch, runner) of a lease id of a stream, or None for another's."""
-    match = _LEASE_ID.fullmatch(lease_id)
-    return (match[1], int(match[2]), match[3]) if match else None
-
-
 class StreamSource:
     """One runner of one stream: the object behind the hooks of Spark's streaming reader.
 
-    ``on_lease(lease_id)`` makes what keeps the lease alive, for tests; by default a :class:`KeepAlive`.
+    ``keep_alive(lease_id, timeout, limit)`` makes what keeps a lease alive, for tests; by default a :class:`KeepAlive`. ``runner``: its
+    nonce.
     """
 
-    def __init__(self, group: ConsumerGroup, options: StreamOptions, *, keep_alive: Callable[[str, int, int], Any] | None = None) -> None:
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        options: StreamOptions,
+        *,
+        keep_alive: Callable[[str, int, int], Any] | None = None,
+        runner: str | None = None,
+    ) -> None:
         self.group = group
         self.options = options
-        self.runner = uuid.uuid4().hex[:12]
+        self.runner = runner or uuid.uuid4().hex[:12]
+        self.could_take = 0
+        """What a lease would have got at the last look."""
         self._keep_alive = keep_alive or self._extend_in_background
         self._offered: set[tuple[str, int]] = set()
         self._planned: dict[tuple[str, int], BatchPlan] = {}
@@ -105,28 +116,36 @@ class StreamSource:
 
         That Spark asks means that batch n has been committed: what of its lease is left is acked, here or with the next lease.
         """
-        stream, n = check_offset(start)
-        self._check()
-        self._end_batch()
-        if self._available(stream, n):
+        stream, n = of_one_queue(start)
+        if self.look(stream, n):
             self._offered.add((stream, n + 1))
             return {"batch": n + 1, "stream": stream}
-        if self.options.ack_on_commit and n > 0:
-            self._ack_done(stream, n)
+        self.ack_done(stream, n)
         return dict(start)
+
+    def look(self, stream: str, n: int) -> bool:
+        """Ends batch n; whether there is something to lease for the next."""
+        self._check()
+        self._end_batch()
+        self._tell_lost()
+        return self._available(stream, n)
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> BatchPlan:
         """What the batch from `start` to `end` reads; the same answer for repeated calls. Raises StreamFenced."""
-        stream, n = check_offset(end)
-        _, before = check_offset(start)
+        stream, n = of_one_queue(end)
+        _, before = of_one_queue(start)
         self._check()
         if n == before:
             return BatchPlan()
         key = (stream, n)
         if key not in self._planned:
-            plan = self._lease(stream, n) if key in self._offered else self._replay(stream, n)
-            self._planned, self._first = {key: plan}, False
+            plan = self.lease(stream, n) if key in self._offered else self.replay(stream, n)
+            self._planned = {key: plan}
         return self._planned[key]
+
+    def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[ConsumerGroup, BatchPlan]]:
+        """What the batch reads, by queue."""
+        return [(self.group, self.plan(start, end))]
 
     def stop(self) -> None:
         """Ends the background extension."""
@@ -137,7 +156,7 @@ class StreamSource:
         if self._looked is None:
             return {}
         stats = asdict(stats_of(*self._looked))
-        return {name: stats[name] for name in ("ready", "delayed", "in_flight", "blocked_because")}
+        return {name: stats[name] for name in PROGRESS}
 
     # -- the steps
 
@@ -161,24 +180,37 @@ class StreamSource:
         index = self.group.queue.log.index()
         _, grant = selection.lease(ledger, index, now, rules, self._request("", now, rules))
         self._looked = (ledger, index, rules, now)
+        self.could_take = grant.message_count
         return bool(grant.ranges)
 
-    def _request(self, lease_id: str, now: int, rules: GroupSettings) -> selection.Request:
+    def _request(self, lease_id: str, now: int, rules: GroupSettings, share: Share | None = None) -> selection.Request:
         tail, due_by = self._bound if self._bound else (None, None)
-        return selection.Request(lease_id, self.options.worker_id, self.options.max_messages, now + self._timeout(rules),
-                                 max_bytes=self.options.max_bytes, spare=REPLAY_SPARE, upto=tail, due_by=due_by)  # fmt: skip
+        messages, size = share or (self.options.max_messages, self.options.max_bytes)
+        return selection.Request(lease_id, self.options.worker_id, messages, now + self._timeout(rules),
+                                 max_bytes=size, spare=REPLAY_SPARE, upto=tail, due_by=due_by)  # fmt: skip
 
     def _timeout(self, rules: GroupSettings) -> int:
         return min(self.options.visibility_timeout or rules.visibility_timeout, self.options.max_lease_duration)
 
-    def _lease(self, stream: str, n: int) -> BatchPlan:
-        """A fresh lease for batch n, and the ack of what came before it, in one commit."""
+    def _tell_lost(self) -> None:
+        """Where the queue has a hard limit: raises DataLoss for what it has cut off, or settles that as lost."""
+        if self.group.queue.settings.hard_retention is None:
+            return
+
+        def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
+            ledger = without_lost(self.group, self.group.found(stored), self.options.fail_on_data_loss)
+            return ledger, None, {"operation": "cut"}
+
+        change(self.group.queue.leases, self.group.name, step)
+
+    def lease(self, stream: str, n: int, share: Share | None = None) -> BatchPlan:
+        """A fresh lease for batch n, and the ack of what came before it, in one commit. ``share``: messages and bytes, at most."""
         app, lease_id = mark_of(stream), f"{stream}/{n}/{self.runner}"
 
         def step(stored: Stored) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
             self._fence(stored, app, stream, n, 2 * n)
             now, rules = self.group.queue.now(), self.group.rules(stored)
-            wanted = self._request(lease_id, now, rules)
+            wanted = self._request(lease_id, now, rules, share)
             acked, note = self._acked(stored, stream, n - 1)
             after, grant = selection.lease(acked, self.group.queue.log.index(), now, rules, wanted)
             if grant.ranges:
@@ -188,9 +220,10 @@ class StreamSource:
         grant, expires_at = change(
             self.group.queue.leases, self.group.name, step, mark=lambda got: (app, 2 * n + 1) if got[0].ranges else None, pause=LEASE_PAUSE
         )
+        self._first = False
         return self._granted(lease_id, expires_at, grant.ranges)
 
-    def _replay(self, stream: str, n: int) -> BatchPlan:
+    def replay(self, stream: str, n: int) -> BatchPlan:
         """Batch n once more: takes over what it still holds; never leases anew, for a sink may skip what it has seen."""
         app, lease_id, prefix = mark_of(stream), f"{stream}/{n}/{self.runner}", f"{stream}/{n}/"
 
@@ -215,6 +248,7 @@ class StreamSource:
         _log.warning("stream %s: batch %d runs again with %d messages", stream, n, sum(r.message_count for r in granted))
         if self._bound is not None:  # what the replay gave back was there at the start, and due
             self._bound = (self._bound[0], self.group.queue.now())
+        self._first = False
         return self._granted(lease_id, expires_at, granted)
 
     def _fence(self, stored: Stored, app: str, stream: str, n: int, most: int) -> int | None:
@@ -262,7 +296,11 @@ class StreamSource:
             outcomes.append(outcome)
         return ledger, settle_note(settles, outcomes) if settles else {}
 
-    def _ack_done(self, stream: str, upto: int) -> None:
+    def ack_done(self, stream: str, upto: int) -> None:
+        """In ackMode onCommit: acks what is left of the batches up to one."""
+        if not self.options.ack_on_commit or upto == 0:
+            return
+
         def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
             ledger, note = self._acked(stored, stream, upto)
             return ledger if note else None, None, note
@@ -277,22 +315,3 @@ class StreamSource:
         if self._alive is not None:
             self._alive.stop()
             self._alive = None
-
-
-def mark_of(stream: str) -> str:
-    """The app id of a stream's marks in ``leases/``."""
-    return f"spark_mq.stream:{stream}"
-
-
-def check_offset(offset: Any) -> tuple[str, int]:
-    """(stream, batch) of an offset. Raises InvalidOption for one that is not spark_mq's."""
-    stream, n = (offset.get("stream"), offset.get("batch")) if isinstance(offset, Mapping) else (None, None)
-    if not (
-        isinstance(stream, str) and re.fullmatch(r"[0-9a-f-]{36}", stream) and isinstance(n, int) and not isinstance(n, bool) and n >= 0
-    ):
-        raise InvalidOption(
-            f"the checkpoint holds the offset {str(offset)[:200]!r}, which is none of spark_mq: it belongs to another source. "
-            "Use a checkpoint of its own",
-            option="checkpointLocation", value=str(offset)[:200],
-        )  # fmt: skip
-    return stream, n

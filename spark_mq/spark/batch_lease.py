@@ -10,17 +10,30 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_mq.errors import InvalidOption
-from spark_mq.stream import check_offset, lease_stream
+from spark_mq.offsets import QUEUES, check_offset, lease_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["LeaseFinder"]
+__all__ = ["Found", "LeaseFinder"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The leases of a batch. ``fresh``: they may belong to a replay, as the first batch of a run may.
+
+    ``base``: stream and n of a batch over several queues, each of which knows the stream by an id of its own.
+    """
+
+    lease_ids: list[str]
+    fresh: bool
+    base: tuple[str, int] | None = None
 
 
 class LeaseFinder:
@@ -30,17 +43,18 @@ class LeaseFinder:
         self._runners: dict[str, str] = {}  # of each stream, its runner in this run
         self._run: str | None = None
 
-    def find(self, batch: DataFrame) -> tuple[list[str], bool]:
-        """The lease ids of a batch, and whether they may belong to a replay (the first batch of a run). None if no row tells."""
+    def find(self, batch: DataFrame) -> Found:
+        """The lease ids of a batch, none if no row tells, and what else is known of it."""
         batches = self._batches(batch.sparkSession)
-        if batches and all(stream in self._runners for stream in batches):
-            return [f"{stream}/{n}/{self._runners[stream]}" for stream, n in batches.items()], False
-        ids = self._from_rows(batch, len(batches))
-        for lease_id in ids:
-            parts = lease_stream(lease_id)
-            if parts and parts[0] in batches:
-                self._runners[parts[0]] = parts[2]
-        return ids, True
+        single = {stream: n for stream, (n, several) in batches.items() if not several}
+        if batches and len(single) == len(batches) and all(stream in self._runners for stream in single):
+            return Found([f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()], False)
+        ids = self._from_rows(batch, len(batches) if len(single) == len(batches) else 2)
+        parts = [parts for lease_id in ids if (parts := lease_stream(lease_id))]
+        known = bool(parts) and all(self._runners.get(stream) == runner for stream, _, runner in parts)
+        self._runners.update((stream, runner) for stream, _, runner in parts)
+        base = next(((stream, n) for stream, (n, several) in batches.items() if several), None) if len(batches) == 1 else None
+        return Found(ids, not known, base)
 
     def runner(self, stream: str) -> str | None:
         """The runner of a stream in this run, once a batch has told."""
@@ -52,8 +66,11 @@ class LeaseFinder:
         rows = column.limit(1).collect() if sources == 1 else column.distinct().collect()
         return sorted(row[0] for row in rows)
 
-    def _batches(self, spark: Any) -> dict[str, int]:
-        """n of each spark_mq stream in the batch that runs now; empty where the session does not tell (Spark Connect)."""
+    def _batches(self, spark: Any) -> dict[str, tuple[int, bool]]:
+        """n of each spark_mq stream in the batch that runs now, and whether it is over several queues.
+
+        Empty where the session does not tell (Spark Connect).
+        """
         try:
             context = spark.sparkContext
             query_id = context.getLocalProperty("sql.streaming.queryId")
@@ -68,8 +85,8 @@ class LeaseFinder:
             return {}
 
 
-def _offsets(query: Any) -> Iterator[tuple[str, int]]:
-    """(stream, n) of each spark_mq source that the current batch of a running query reads, from the batch's end offsets.
+def _offsets(query: Any) -> Iterator[tuple[str, tuple[int, bool]]]:
+    """(stream, (n, over several queues)) of each spark_mq source that the current batch of a running query reads, from its end offsets.
 
     Ours are told by their form: asking the plan for the sources' formats took 15 to 150 ms. One that had nothing new (of several) stands
     where it stood: its last lease is none of this batch's.
@@ -79,4 +96,6 @@ def _offsets(query: Any) -> Iterator[tuple[str, int]]:
         start, end = starts.get(source), ends.get(source)
         if end.isDefined() and not (start.isDefined() and start.equals(end)):
             with contextlib.suppress(InvalidOption):
-                yield check_offset(json.loads(end.get().json()))
+                offset = json.loads(end.get().json())
+                stream, n = check_offset(offset)
+                yield stream, (n, QUEUES in offset)

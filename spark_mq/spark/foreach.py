@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from spark_mq.checks import check_choice
-from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
+from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost, StreamFenced, WrongReturn
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import SettleResult, result_of
+from spark_mq.offsets import lease_stream
+from spark_mq.outcomes import settles_of
+from spark_mq.policies import Policy
 from spark_mq.ranges import LEASED
 from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Settle
 from spark_mq.spark import settle as rows
-from spark_mq.spark.batch_lease import LeaseFinder
+from spark_mq.spark.batch_lease import Found, LeaseFinder
 from spark_mq.spark.owners import Owners
-from spark_mq.stream import lease_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,13 +34,19 @@ _LONGEST_ERROR = 2_000
 Process = Callable[["DataFrame", "BatchLease"], "DataFrame | None"]
 
 
-def for_each_batch(group: ConsumerGroup, process: Process, on_error: str = "nack", also: Iterable[ConsumerGroup] = ()) -> ForEachBatch:
+def for_each_batch(
+    group: ConsumerGroup, process: Process, on_error: str = "nack", also: Iterable[ConsumerGroup] = (), ack: str = "after"
+) -> ForEachBatch:
     """A function for ``writeStream.foreachBatch`` that calls ``process(batch, lease)`` and settles the batch's lease.
 
-    When `process` returns, the lease is acked: *the lease minus the failures*, also messages that a filter dropped. Rows it returns (a
-    DataFrame with ``lease_id`` and ``sequence``, and ``error`` if you like) are failures, settled one by one by `on_error`. On an exception
-    the lease is settled by `on_error`: "nack" (again after a backoff), "reject" (to the dead letters), "raise" (the query ends).
-    ``also``: the groups of the other queues, where the stream is a union; each lease is settled in its own.
+    When `process` returns, the lease is acked: *the lease minus what it returns*, also messages that a filter dropped. It may return a
+    DataFrame with ``sequence`` (and ``lease_id``, if the batch has several leases) of rows that are settled one by one: ``outcome`` ("ack",
+    "nack", "reject"; null, or no such column: failed, by `on_error`), ``delay`` of a nack (seconds, or text like "30s"), ``error``. On an
+    exception the lease is settled by `on_error`: "nack" (again after a backoff), "reject" (to the dead letters), "raise" (the query ends).
+    What `process` settles itself stands. ``ack``: "after", or "first" (at-most-once: acked before `process` is called), or "manual" (only
+    what `process` settles counts; with ackMode=onCommit Spark's commit acks the rest all the same): see
+    :class:`~spark_mq.policies.Policy`. ``also``: the groups of the other queues, where the stream reads several; each lease is settled
+    in its own.
 
     Return failures only for verdicts that depend on the rows alone. A verdict that may differ between two runs over the same rows (an API
     answered this time) must be settled with ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is written: on a replay the
@@ -54,15 +61,16 @@ def for_each_batch(group: ConsumerGroup, process: Process, on_error: str = "nack
     """
     if not callable(process):
         raise InvalidOption(f"process={process!r} is not callable: give a function (batch, lease)", option="process", value=process)
-    return ForEachBatch((group, *also), process, check_choice("on_error", on_error, ("nack", "reject", "raise")))
+    return ForEachBatch((group, *also), process, Policy.checked(on_error, ack))
 
 
 class BatchLease:
-    """The lease of the batch in hand. ``lease_id``: of its one lease (of a union of queues: the first; see ``lease_ids``)."""
+    """The lease of the batch in hand. ``lease_id``: of its one lease (of several queues: the first; see ``lease_ids``)."""
 
-    def __init__(self, owners: Owners, lease_ids: list[str]) -> None:
+    def __init__(self, owners: Owners, found: Found) -> None:
         self._owners = owners
-        self.lease_ids = tuple(lease_ids)
+        self._base = found.base
+        self.lease_ids = tuple(found.lease_ids)
         self.settled = 0
 
     @property
@@ -75,8 +83,8 @@ class BatchLease:
 
         Never a constant app id with Spark's batch id: two workers, or a new checkpoint, count from 0 again, and Delta skips silently.
         """
-        parts = lease_stream(self.lease_id)
-        if parts is None or len(self.lease_ids) != 1:
+        parts = self._base or lease_stream(self.lease_id)
+        if parts is None or (len(self.lease_ids) != 1 and self._base is None):
             raise InvalidOption(
                 f"this batch holds {len(self.lease_ids)} leases, so no one transaction stands for it: write each queue's rows by itself",
                 option="delta_options", value=self.lease_ids,
@@ -103,8 +111,8 @@ class BatchLease:
 class ForEachBatch:
     """What foreachBatch calls. :meth:`close` lets the batch in hand finish and gives back what comes after it."""
 
-    def __init__(self, groups: tuple[ConsumerGroup, ...], process: Process, on_error: str) -> None:
-        self.groups, self._process, self._on_error = groups, process, on_error
+    def __init__(self, groups: tuple[ConsumerGroup, ...], process: Process, policy: Policy) -> None:
+        self.groups, self._process, self.policy = groups, process, policy
         self._owners = Owners(groups)
         self._finder = LeaseFinder()
         self._idle = threading.Condition()
@@ -113,7 +121,7 @@ class ForEachBatch:
         self.last_batch: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"groups": self.groups, "process": self._process, "on_error": self._on_error}
+        return {"groups": self.groups, "process": self._process, "policy": self.policy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -124,18 +132,19 @@ class ForEachBatch:
             self._busy = True
             closing = self._closing
         try:
-            lease_ids, first_of_run = self._finder.find(batch)
+            found = self._finder.find(batch)
+            lease_ids = found.lease_ids
             self._came.update((stream, n) for stream, n, _ in filter(None, map(lease_stream, lease_ids)))
             # Without a row nothing is known of the lease: ackMode onCommit settles such a batch.
-            if lease_ids and closing and first_of_run:
+            if lease_ids and closing and found.fresh:
                 # Perhaps a replay, whose rows a sink may have already: given back, others would write them once more.
                 raise RuntimeError(f"stopping: batch {batch_id} is left to the next start")
             if lease_ids and closing:
                 self._owners.settle([Settle(RELEASE, lease_id) for lease_id in lease_ids])
             elif lease_ids:
-                if first_of_run:
+                if found.fresh:
                     self._owners.begin(lease_ids)
-                self._run(batch, BatchLease(self._owners, lease_ids))
+                self._run(batch, BatchLease(self._owners, found))
         finally:
             with self._idle:
                 self._busy = False
@@ -160,27 +169,35 @@ class ForEachBatch:
 
     def _run(self, batch: DataFrame, lease: BatchLease) -> None:
         start = time.monotonic()
+        if self.policy.ack == "first":
+            self._ack_first(lease)
+        verb: str | None = ACK if self.policy.ack == "after" else None
+        settles: list[Settle] = []
+        error = None
         try:
-            failures = self._process(batch, lease)
-            _check_returned(failures)
-            settles = self._failed(failures)
-            verb, error = ACK, None
+            returned = self._process(batch, lease)
+            _check_returned(returned)
+            settles = self._said(returned, lease)
         except (StreamFenced, WrongReturn):
             raise
         except Exception as failure:
-            if self._on_error == "raise":
+            if self.policy.on_error == "raise":
                 self._owners.check(lease.lease_ids)
                 raise
-            _log.exception("a batch failed; its lease is %sed", self._on_error)
-            settles, verb = [], NACK if self._on_error == "nack" else REJECT
+            _log.exception("a batch failed; its lease is %sed", self.policy.on_error)
+            verb = self._failure if self.policy.ack != "first" else None
             error = f"{type(failure).__name__}: {failure}"[:_LONGEST_ERROR]
-        settles += [Settle(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
+        if verb is not None:
+            settles += [Settle(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
+        self._settle(lease, settles, start)
+
+    def _settle(self, lease: BatchLease, settles: list[Settle], start: float) -> None:
         outcomes = self._owners.settle(settles)
         lease.settled += sum(o.settled + o.already_settled for o in outcomes)
-        done = Counter({verb: 0})
+        done: Counter[str] = Counter()
         for one, outcome in zip(settles, outcomes, strict=True):
             done[one.verb] += outcome.settled
-        told = ", ".join(f"{count} {name}ed" for name, count in done.items())
+        told = ", ".join(f"{count} {name}ed" for name, count in done.items()) or "left to be settled"
         _log.info("%s: %s after %.1f s, %d in all", ", ".join(lease.lease_ids), told, time.monotonic() - start, lease.settled)
         try:
             result_of([s.lease_id for s in settles], outcomes)
@@ -189,15 +206,31 @@ class ForEachBatch:
         if not lease.settled or any(o.lost for o in outcomes):
             self._owners.check(lease.lease_ids)
 
-    def _failed(self, failures: DataFrame | None) -> list[Settle]:
+    def _ack_first(self, lease: BatchLease) -> None:
+        """Acks before anything is done. Raises LeaseLost, and hands nothing over, if others may have some of it by now."""
+        for lease_id in lease.lease_ids:
+            ledger = self._owners.of(lease_id).ledger()
+            held = ledger.select(ledger.where(ledger.held_by(lease_id)))
+            if not held or any(r.state != LEASED for r in held):
+                raise LeaseLost(
+                    f"lease {lease_id} ran out before its messages were handed over: with ack='first' they are left to others",
+                    lease_id=lease_id, lost=[], message_ids=[], result=SettleResult(0),
+                )  # fmt: skip
+        lease.settled += sum(o.settled for o in self._owners.settle([Settle(ACK, lease_id) for lease_id in lease.lease_ids]))
+
+    @property
+    def _failure(self) -> str:
+        return REJECT if self.policy.on_error == "reject" else NACK
+
+    def _said(self, returned: DataFrame | None, lease: BatchLease) -> list[Settle]:
         """The settles of the rows that `process` returned."""
-        if failures is None:
+        if returned is None:
             return []
-        return rows.settles_of(rows.rows_to_runs(failures), REJECT if self._on_error == "reject" else NACK)
-
-
-class WrongReturn(InvalidOption):
-    """`process` returned what is no DataFrame: a mistake in the program, not a failure of the batch."""
+        try:
+            said = rows.verdicts_of(returned, lease.lease_id if len(lease.lease_ids) == 1 else None)
+        except InvalidSchema as wrong:
+            raise WrongReturn(f"process returned rows that cannot be settled: {wrong}", option="process", value=None) from wrong
+        return settles_of(said, self._failure, random.random())
 
 
 def _check_returned(failures: Any) -> None:

@@ -5,12 +5,15 @@ Spark hands options over with lower-cased keys, so they are compared without cas
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, check_size, nearest
+from spark_mq.delta import absolute
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.queue import Queue
@@ -22,18 +25,19 @@ STORAGE_PREFIX: Final = "storageoptions."
 
 READ_OPTIONS: Final = (
     "path", "consumerGroup", "maxMessagesPerTrigger", "maxBytesPerTrigger", "visibilityTimeout", "maxLeaseDuration", "workerId",
-    "ackMode", "startingPosition", "minPartitions", "minPollInterval", "maxPollInterval",
+    "ackMode", "startingPosition", "failOnDataLoss", "minPartitions", "minPollInterval", "maxPollInterval",
 )  # fmt: skip
 WRITE_OPTIONS: Final = ("path",)
-_SPARKS_OWN: Final = ("checkpointLocation", "queryName")
+_SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
 """What Spark passes on to a source or sink although it is meant for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read, checked. Durations in microseconds."""
+    """The options of a read, checked. Durations in microseconds. ``several``: the path was given as a list."""
 
-    path: str
+    paths: tuple[str, ...]
+    several: bool = False
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     group: str = "default"
     start: str | int = "earliest"
@@ -59,21 +63,23 @@ class ReadOptions:
             visibility_timeout=check_duration("visibilityTimeout", own["visibilitytimeout"]) if "visibilitytimeout" in own else None,
             max_lease_duration=check_duration("maxLeaseDuration", own.get("maxleaseduration", "30m")),
             ack_on_commit=check_choice("ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")) == "onCommit",
+            fail_on_data_loss=check_choice("failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")) == "true",
         )
+        paths, several = _paths(own)
         return cls(
-            path=_path(own), storage_options=storage, group=check_name("consumerGroup", own.get("consumergroup", "default")),
+            paths=paths, several=several, storage_options=storage, group=check_name("consumerGroup", own.get("consumergroup", "default")),
             start=_position(own.get("startingposition", "earliest")), stream=stream,
             min_partitions=check_count("minPartitions", own.get("minpartitions", 1), most=100_000),
             min_poll=check_duration("minPollInterval", own.get("minpollinterval", "50ms")),
             max_poll=check_duration("maxPollInterval", own.get("maxpollinterval", "500ms")),
         )  # fmt: skip
 
-    def open(self) -> ConsumerGroup:
-        """The group at the path. Raises QueueNotFound and its like."""
+    def open(self) -> list[ConsumerGroup]:
+        """The group in the queue at each path. Raises QueueNotFound and its like."""
         start: str | int | datetime = self.start
         if isinstance(start, str) and start not in ("earliest", "latest"):
             start = datetime.fromisoformat(start)
-        return Queue.open(self.path, storage_options=self.storage_options).group(self.group, start=start)
+        return [Queue.open(path, storage_options=self.storage_options).group(self.group, start=start) for path in self.paths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,10 @@ class WriteOptions:
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """From Spark's options. Raises InvalidOption."""
         own, storage = _split(options, WRITE_OPTIONS)
-        return cls(_path(own), storage)
+        path = _path(own)
+        if path.lstrip().startswith("["):
+            raise InvalidOption(f"path={path!r}: a write goes to one queue", option="path", value=path)
+        return cls(path, storage)
 
     def open(self) -> Queue:
         return Queue.open(self.path, storage_options=self.storage_options)
@@ -118,9 +127,25 @@ def _path(own: Mapping[str, str]) -> str:
     path = own.get("path", "")
     if not path.strip():
         raise InvalidOption("option 'path' is missing: .option('path', ...) or .load(path) names the queue", option="path", value=path)
-    if path.lstrip().startswith("["):
-        raise InvalidOption(f"path={path!r}: one stream reads one queue; union two streams", option="path", value=path)
     return path
+
+
+def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+    """The paths of the queues to read, and whether they were given as a list (JSON, as options are text). Raises InvalidOption."""
+    text = own.get("path") or own.get("paths", "")
+    if not text.lstrip().startswith("["):
+        return (_path(own),), False
+    try:
+        paths = json.loads(text)
+    except ValueError:
+        paths = None
+    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path.strip() for path in paths):
+        raise InvalidOption(
+            f'path={text!r} is not a list of paths: give JSON like ["/queues/orders", "/queues/returns"]', option="path", value=text
+        )
+    if twice := [path for path, times in Counter(map(absolute, paths)).items() if times > 1]:
+        raise InvalidOption(f"path={text!r} names {twice[0]} twice: a queue is read once", option="path", value=text)
+    return tuple(paths), True
 
 
 def _in_order(own: Mapping[str, str], low: str, high: str) -> None:

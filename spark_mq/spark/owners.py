@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from spark_mq.errors import InvalidOption, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger import held_by_batch
+from spark_mq.offsets import lease_stream, mark_of
 from spark_mq.settling import Outcome, Settle
-from spark_mq.stream import lease_stream, mark_of
 
 __all__ = ["Owners"]
 

@@ -15,7 +15,7 @@ from spark_mq.payload import SliceReader
 from spark_mq.ranges import RANGE_SCHEMA, Range
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 
-__all__ = ["SlicePartition", "cut", "read"]
+__all__ = ["SlicePartition", "cut", "cut_all", "read"]
 
 PARTITION_BYTES = 32 * 2**20
 _BATCH_ROWS = 10_000
@@ -25,14 +25,24 @@ Piece = tuple[Slice, Range]
 
 @dataclass(frozen=True)
 class SlicePartition(InputPartition):
-    """What one task reads: ``pieces`` of the files under ``root``. A pure value: reading it twice gives the same rows."""
+    """What one task reads: ``pieces`` of the files of ``queue``. A pure value: reading it twice gives the same rows."""
 
-    root: str
+    queue: str
     pieces: tuple[Piece, ...]
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
 
 
-def cut(root: str, pieces: Sequence[Piece], options: Mapping[str, str], at_least: int) -> list[InputPartition]:
+def cut_all(plans: Sequence[tuple[str, Sequence[Piece]]], options: Mapping[str, str], at_least: int) -> list[InputPartition]:
+    """The slices of several queues (by path) as partitions, one queue after the other."""
+    total = sum(piece.rows for _, pieces in plans for piece, _ in pieces)
+    return [
+        part
+        for queue, pieces in plans
+        for part in cut(queue, pieces, options, -(-at_least * sum(piece.rows for piece, _ in pieces) // max(1, total)))
+    ]
+
+
+def cut(queue: str, pieces: Sequence[Piece], options: Mapping[str, str], at_least: int) -> list[InputPartition]:
     """Slices as partitions of like numbers of rows: `at_least` so many (as far as there are rows), more where they are large."""
     rows = sum(piece.rows for piece, _ in pieces)
     size = sum(piece.size for piece, _ in pieces)
@@ -52,10 +62,10 @@ def cut(root: str, pieces: Sequence[Piece], options: Mapping[str, str], at_least
                            size=left.size - left.size * take // left.rows)  # fmt: skip
             room -= take
             if room == 0:
-                out.append(SlicePartition(root, tuple(current), dict(options)))
+                out.append(SlicePartition(queue, tuple(current), dict(options)))
                 current, room = [], share
     if current:
-        out.append(SlicePartition(root, tuple(current), dict(options)))
+        out.append(SlicePartition(queue, tuple(current), dict(options)))
     return out
 
 
@@ -65,10 +75,10 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
         return
     wanted = arrow_schema(schema)
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
-    reader = SliceReader(delta.Files(partition.root, partition.storage_options), payload)
+    reader = SliceReader(delta.Files(delta.child(partition.queue, "messages"), partition.storage_options), payload)
     for piece, of in _in_batches(partition.pieces):
         rows = reader.read(piece) if payload else None
-        columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, piece, of) for f in wanted]
+        columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, piece, of, partition) for f in wanted]
         yield from pa.table(columns, schema=wanted).to_batches()
 
 
@@ -83,8 +93,10 @@ def _in_batches(pieces: Iterable[Piece]) -> Iterator[Piece]:
 _FROM_RANGE = {"lease_expires_at": "expires_at"}
 
 
-def _state(wanted: pa.Field, piece: Slice, of: Range) -> pa.Array:
+def _state(wanted: pa.Field, piece: Slice, of: Range, partition: SlicePartition) -> pa.Array:
     """A column that is the same for the whole slice, or counts up along it."""
+    if wanted.name == "queue":
+        return pa.repeat(pa.scalar(partition.queue, pa.string()), piece.rows)
     if wanted.name == "sequence":
         return pa.array(range(piece.first, piece.first + piece.rows), pa.int64())
     name = _FROM_RANGE.get(wanted.name, wanted.name)

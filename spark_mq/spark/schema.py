@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from spark_mq.errors import InvalidSchema
 from spark_mq.payload import FILE_SCHEMA
 
-__all__ = ["PAYLOAD_COLUMNS", "READ_SCHEMA", "arrow_schema", "check_projection"]
+__all__ = ["PAYLOAD_COLUMNS", "READ_SCHEMA", "SEVERAL_SCHEMA", "arrow_schema", "check_projection"]
 
 _DELIVERED: Final = StructType(
     [
@@ -48,6 +48,9 @@ READ_SCHEMA: Final = StructType(
 )
 """What a read gives. The last six say how the message stands in the group; in a stream, as it was when leased."""
 
+SEVERAL_SCHEMA: Final = StructType([*READ_SCHEMA.fields, StructField("queue", StringType())])
+"""What a read of several queues gives: besides, the path of the message's queue."""
+
 PAYLOAD_COLUMNS: Final = frozenset(FILE_SCHEMA.names)
 
 
@@ -56,9 +59,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def check_projection(schema: StructType) -> None:
+def check_projection(schema: StructType, several: bool) -> None:
     """Whether a user's ``.schema(...)`` asks only for columns that there are, in their types. Raises InvalidSchema."""
-    known = {f.name: f.dataType for f in READ_SCHEMA.fields}
+    known = {f.name: f.dataType for f in (SEVERAL_SCHEMA if several else READ_SCHEMA).fields}
     for wanted in schema.fields:
         if wanted.name not in known:
             raise InvalidSchema(f"there is no column {wanted.name!r} to read; there are {', '.join(known)}", column=wanted.name)

@@ -18,12 +18,14 @@ from pyspark.sql.types import StructType
 
 from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption
+from spark_mq.group import ConsumerGroup
 from spark_mq.ranges import UNREAD, Range
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions, WriteOptions
-from spark_mq.spark.schema import READ_SCHEMA, check_projection
+from spark_mq.spark.schema import READ_SCHEMA, SEVERAL_SCHEMA, check_projection
 from spark_mq.spark.writer import QueueStreamWriter, QueueWriter, check_dataframe
 from spark_mq.stream import StreamSource
+from spark_mq.streams import StreamSet
 
 __all__ = ["SparkMQDataSource"]
 
@@ -51,8 +53,7 @@ class SparkMQDataSource(DataSource):
         return "spark_mq"
 
     def schema(self) -> StructType:
-        ReadOptions.parse(self.options)
-        return READ_SCHEMA
+        return SEVERAL_SCHEMA if ReadOptions.parse(self.options).several else READ_SCHEMA
 
     def reader(self, schema: StructType) -> PeekReader:
         return PeekReader(ReadOptions.parse(self.options), schema)
@@ -80,13 +81,15 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def options(self) -> ReadOptions:
         """Checked by the first hook: an error raised while Spark builds the reader would be hidden behind one of its own."""
-        check_projection(self.schema)
-        return ReadOptions.parse(self._given)
+        options = ReadOptions.parse(self._given)
+        check_projection(self.schema, options.several)
+        return options
 
     @cached_property
-    def source(self) -> StreamSource:
+    def source(self) -> StreamSource | StreamSet:
         """Made by the first hook, in the runner's process."""
-        return StreamSource(self.options.open(), self.options.stream)
+        groups, options = self.options.open(), self.options.stream
+        return StreamSet(groups, options) if self.options.several else StreamSource(groups[0], options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "source"}
@@ -114,9 +117,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.source.progress()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        plan = self.source.plan(start, end)
-        log = self.source.group.queue.log
-        return partitions.cut(log.path, plan.slices, self.options.storage_options, self.options.min_partitions)
+        plans = [(group.queue.path, plan.slices) for group, plan in self.source.plans(start, end)]
+        return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: that a batch is done shows when Spark asks for what follows it, which it does for the last batch too."""
@@ -133,18 +135,22 @@ class PeekReader(DataSourceReader):
     """The batch read: all messages that the log still has, with their state in the group. Leases nothing, changes nothing."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_projection(schema)
+        check_projection(schema, options.several)
         self.options = options
         self.schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        group = self.options.open()
-        ledger, index, horizon = group.ledger(), group.queue.log.index(), group.queue.horizon()
-        first, floor, frontier = horizon + 1, ledger.head.floor, ledger.frontier
-        ranges = [Range(first, floor, "settled", index.count(first, floor)), *ledger,
-                  Range(frontier + 1, index.tail, UNREAD, index.count(frontier + 1, index.tail))]  # fmt: skip
-        pieces = [(piece, r) for r in ranges if r.message_count for piece in index.slices(r.first, r.last)]
-        return partitions.cut(group.queue.log.path, pieces, self.options.storage_options, self.options.min_partitions)
+        plans = [(group.queue.path, _all(group)) for group in self.options.open()]
+        return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return partitions.read(partition, self.schema)
+
+
+def _all(group: ConsumerGroup) -> list[partitions.Piece]:
+    """All messages that the log still has, with their ranges."""
+    ledger, index, horizon = group.ledger(), group.queue.log.index(), group.queue.horizon()
+    first, floor, frontier = horizon + 1, ledger.head.floor, ledger.frontier
+    ranges = [Range(first, floor, "settled", index.count(first, floor)), *ledger,
+              Range(frontier + 1, index.tail, UNREAD, index.count(frontier + 1, index.tail))]  # fmt: skip
+    return [(piece, r) for r in ranges if r.message_count for piece in index.slices(r.first, r.last)]

@@ -33,7 +33,7 @@ class MortalReader(LeaseReader):
         return found
 
     def _die(self, place: str) -> None:
-        marker = Path(self.options.path + "." + place)
+        marker = Path(self.options.paths[0] + "." + place)
         if marker.exists():
             marker.unlink()
             raise RuntimeError(f"died {place}")

@@ -31,7 +31,8 @@ OPTIONS = {
     "a bad size": ({"maxBytesPerTrigger": "lots"}, ("maxBytesPerTrigger='lots'", "'64m'")),
     "a bad ack mode": ({"ackMode": "onComit"}, ("ackMode='onComit'", "did you mean 'onCommit'")),
     "a bad position": ({"startingPosition": "yesterday"}, ("startingPosition='yesterday'", "earliest")),
-    "two paths": ({"path": '["a", "b"]'}, ("path=", "union")),
+    "a bad list of paths": ({"path": '["a", "a"]'}, ("path=", "twice")),
+    "a bad choice": ({"failOnDataLoss": "perhaps"}, ("failOnDataLoss='perhaps'", "true, false")),
 }
 
 

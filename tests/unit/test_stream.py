@@ -12,9 +12,10 @@ from spark_mq import Queue
 from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.keepalive import KeepAlive
+from spark_mq.offsets import lease_stream
 from spark_mq.ranges import LEASED, WAITING
 from spark_mq.settling import ACK, Settle
-from spark_mq.stream import BatchPlan, StreamOptions, StreamSource, lease_stream
+from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -703,7 +704,9 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
     runner = Runner(queue)
     assert runner.source.progress() == {}
     assert runner.offer()
-    assert runner.source.progress() == {"ready": 3, "delayed": 1, "in_flight": 1, "blocked_because": ""}
+    told = runner.source.progress()
+    assert told.pop("oldest_unsettled_age") == 0
+    assert told == {"ready": 3, "delayed": 1, "in_flight": 1, "dead": 0, "blocked": 0, "blocked_because": ""}
     runner.plan()
     runner.commit()
     blocked = Runner(queue)

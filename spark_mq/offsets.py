@@ -1,0 +1,67 @@
+"""The offsets of streams, and the ids made from them: of leases, and of the marks that fence zombies."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from spark_mq.errors import InvalidOption
+
+__all__ = ["QUEUES", "check_offset", "lease_stream", "mark_of", "of_one_queue", "of_several_queues", "stream_in"]
+
+QUEUES: Final = "queues"
+"""What tells the offset of a stream over several queues from that of one."""
+
+_LEASE_ID = re.compile(r"([0-9a-f-]{36})/(\d+)/([0-9a-f]+)")
+
+
+def lease_stream(lease_id: str) -> tuple[str, int, str] | None:
+    """(stream, batch, runner) of a lease id of a stream, or None for another's."""
+    match = _LEASE_ID.fullmatch(lease_id)
+    return (match[1], int(match[2]), match[3]) if match else None
+
+
+def mark_of(stream: str) -> str:
+    """The app id of a stream's marks in ``leases/``."""
+    return f"spark_mq.stream:{stream}"
+
+
+def check_offset(offset: Any) -> tuple[str, int]:
+    """(stream, batch) of an offset. Raises InvalidOption for one that is not spark_mq's."""
+    stream, n = (offset.get("stream"), offset.get("batch")) if isinstance(offset, Mapping) else (None, None)
+    if not (
+        isinstance(stream, str) and re.fullmatch(r"[0-9a-f-]{36}", stream) and isinstance(n, int) and not isinstance(n, bool) and n >= 0
+    ):
+        raise InvalidOption(
+            f"the checkpoint holds the offset {str(offset)[:200]!r}, which is none of spark_mq: it belongs to another source. "
+            "Use a checkpoint of its own",
+            option="checkpointLocation", value=str(offset)[:200],
+        )  # fmt: skip
+    return stream, n
+
+
+def of_one_queue(offset: Any) -> tuple[str, int]:
+    """(stream, batch) of an offset of a stream over one queue. Raises InvalidOption."""
+    if isinstance(offset, Mapping) and QUEUES in offset:
+        raise InvalidOption(
+            'the checkpoint is that of a stream over several queues: give path as a list, like ["/q/orders"], or use a new checkpoint',
+            option="path", value=None,
+        )  # fmt: skip
+    return check_offset(offset)
+
+
+def of_several_queues(offset: Any) -> tuple[str, int]:
+    """(stream, batch) of an offset of a stream over several queues. Raises InvalidOption."""
+    if isinstance(offset, Mapping) and "batch" in offset and QUEUES not in offset:
+        raise InvalidOption(
+            "the checkpoint is that of a stream over one queue: give its path as plain text, not as a list, or use a new checkpoint",
+            option="path", value=None,
+        )  # fmt: skip
+    return check_offset(offset)
+
+
+def stream_in(stream: str, path: str) -> str:
+    """The id by which a stream over several queues is known in one of them."""
+    return str(uuid.uuid5(uuid.UUID(stream), path))
