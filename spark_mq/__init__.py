@@ -5,7 +5,7 @@ The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`L
 
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease, SettleResult
-from spark_mq.log import PublishReceipt
+from spark_mq.message_log import PublishReceipt
 from spark_mq.messages import Message, Received
 from spark_mq.publisher import BufferedPublisher, PendingMessage
 from spark_mq.queue import Queue

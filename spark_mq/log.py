@@ -1,4 +1,4 @@
-"""``messages/``: the append-only log. Publishing, and reading the index and the messages back.
+"""``messages/`` as a Delta table: publishing, reading the index, and dropping what is trimmed.
 
 What counts as a publish: an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never seen before. So
 compaction, trims and RESTORE publish nothing, and any Delta writer that appends is a publisher.
@@ -6,19 +6,14 @@ compaction, trims and RESTORE publish nothing, and any Delta writer that appends
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
@@ -26,14 +21,13 @@ from deltalake.transaction import AddAction, RemoveAction
 from spark_mq import delta
 from spark_mq.commit_table import CommitTable
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
-from spark_mq.index import ORDINAL_BITS, CommitIndex, Slice, sequence
+from spark_mq.index import ORDINAL_BITS, CommitIndex, sequence
 from spark_mq.logstate import LogState
-from spark_mq.payload import MESSAGE_SCHEMA, SliceReader, WrittenFile, why_unreadable, write_file
-from spark_mq.waking import Bell, bell_at
+from spark_mq.message_log import MessageLog, PublishReceipt, check_mark
+from spark_mq.payload import MESSAGE_SCHEMA, WrittenFile
+from spark_mq.waking import bell_at
 
-__all__ = ["DeltaLog", "MessageLog", "PublishReceipt", "check_mark"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["DeltaLog"]
 
 _COMMIT_TIMEOUT: Final = 60.0
 Stamp = tuple[int, tuple[int, int]]
@@ -41,85 +35,6 @@ Stamp = tuple[int, tuple[int, int]]
 
 SLOW: Final = 60.0
 """Seconds after which a commit makes sure that the log was not cleaned around it. The sweep leaves ten times as long."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishReceipt:
-    """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the order given.
-
-    ``duplicate``: the call published nothing, for its number, or a higher one, had landed before (``on_duplicate="skip"``). It is then the
-    first call's receipt; for another number than the producer's latest, that is not known: version None, no sequences.
-    """
-
-    version: int | None
-    sequences: range
-    duplicate: bool = False
-
-
-class MessageLog(ABC):
-    """The log of one queue: the other half of the storage seam. Its twin in memory is in ``spark_mq.testing``."""
-
-    path: str
-    files: delta.Files
-    bell: Bell
-    """Rung after each publish."""
-
-    def publish(self, table: pa.Table, *, mark: tuple[str, int] | None = None, note: Mapping[str, Any] | None = None) -> PublishReceipt:
-        """Publishes a table of messages as one commit; durable, with its sequences, when this returns. Raises as :meth:`commit`."""
-        written = write_file(self.files, table)
-        try:
-            return self.commit([written], mark=mark, note=note)
-        except DuplicatePublish:
-            with contextlib.suppress(OSError):
-                self.files.delete(written.path)  # no commit knows of it
-            raise
-
-    @abstractmethod
-    def commit(
-        self,
-        written: Iterable[WrittenFile],
-        *,
-        mark: tuple[str, int] | None = None,
-        note: Mapping[str, Any] | None = None,
-    ) -> PublishReceipt:
-        """Publishes files that are written already (see :func:`write_file`), all or nothing.
-
-        ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that number or a higher one.
-        """
-
-    @abstractmethod
-    def last_number(self, app: str) -> int | None:
-        """The last number that was committed with a mark of `app`, or None."""
-
-    @abstractmethod
-    def receipt(self, app: str, number: int) -> PublishReceipt | None:
-        """What the commit with that mark published, or None where the log no longer tells."""
-
-    @abstractmethod
-    def index(self, reach: int | None = None) -> CommitIndex:
-        """The commit index, brought up to the latest commit. The same object each time: it only grows.
-
-        ``reach``: no look at the table where the index reaches this sequence already, as for what has been leased.
-        """
-
-    @abstractmethod
-    def drop(self, horizon: int) -> int:
-        """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to kill and to repeat."""
-
-    def check(self, path: str) -> str | None:
-        """Why a data file cannot be read, or None."""
-        try:
-            with self.files.open(path) as file:
-                pq.ParquetFile(file)
-            return None
-        except (OSError, pa.ArrowException) as error:
-            return why_unreadable(self.files, path, error)
-
-    def read(self, slices: Iterable[Slice], columns: list[str] | None = None) -> Iterator[tuple[Slice, pa.Table]]:
-        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in."""
-        reader = SliceReader(self.files, columns)
-        for piece in slices:
-            yield piece, reader.read(piece)
 
 
 class DeltaLog(MessageLog):
@@ -413,15 +328,3 @@ class DeltaLog(MessageLog):
 
 def _receipt(version: int, rows: int) -> PublishReceipt:
     return PublishReceipt(version, range(sequence(version, 0), sequence(version, rows)))
-
-
-def check_mark(last: int | None, mark: tuple[str, int]) -> None:
-    """Raises DuplicatePublish where a producer's `last` number is its new one, or higher."""
-    if last is not None and last >= mark[1]:
-        producer = mark[0].rpartition(":")[2]
-        raise DuplicatePublish(
-            f"producer {producer!r} has published number {last} already, so {mark[1]} is not published again",
-            producer_id=producer,
-            last_sequence=last,
-            receipt=None,
-        )

@@ -22,7 +22,8 @@ from spark_mq.combining import Combiner
 from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueExists, QueueNotFound
 from spark_mq.group import ConsumerGroup
 from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
-from spark_mq.log import DeltaLog, MessageLog, PublishReceipt
+from spark_mq.log import DeltaLog
+from spark_mq.message_log import MessageLog, PublishReceipt
 from spark_mq.messages import to_publish
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.settings import GroupSettings, QueueSettings

@@ -30,7 +30,7 @@ from spark_mq.errors import LostRace
 from spark_mq.index import CommitIndex, LogFile, sequence
 from spark_mq.leases import LeaseCommit, Stored
 from spark_mq.ledger_rows import to_rows
-from spark_mq.log import MessageLog, PublishReceipt, check_mark
+from spark_mq.message_log import MessageLog, PublishReceipt, check_mark
 from spark_mq.payload import WrittenFile, read_times
 from spark_mq.queue import Clock, Queue, system_clock
 from spark_mq.ranges import Event, Head, Ledger

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from spark_mq import delta
 from spark_mq.dead_letters import Copy, DeadSlice, copy_dead, dead_table
-from spark_mq.log import MessageLog
+from spark_mq.message_log import MessageLog
 from spark_mq.payload import WrittenFile, write_file
 
 __all__ = ["chunks", "spark_copy"]
