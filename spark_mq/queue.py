@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,15 +11,14 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from spark_mq import administer, delta
 from spark_mq import redrive as redrive_of
 from spark_mq import retention as retention_of
 from spark_mq.checks import check_choice, check_count, check_name, micros
 from spark_mq.combining import Combiner
-from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueExists, QueueNotFound
+from spark_mq.creating import check_root, leases_description, make
+from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.group import ConsumerGroup
 from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
 from spark_mq.log import DeltaLog
@@ -35,6 +34,8 @@ from spark_mq.trace import trace as trace_of
 
 __all__ = ["Queue"]
 
+_log = logging.getLogger(__name__)
+
 Clock = Callable[[], datetime]
 
 
@@ -44,9 +45,10 @@ def system_clock() -> datetime:
 
 
 class Queue:
-    """A queue on a file system or an object store. Make with :meth:`create`, get with :meth:`open`. Picklable.
+    """A queue on a file system or an object store. Make with :meth:`create`, get with :meth:`open`. Picklable, thread-safe.
 
-    ``messages/`` (what was published), ``leases/`` (the groups' ledgers) and ``dead_letters/`` are Delta tables under ``path``.
+    ``messages/`` (what was published), ``leases/`` (the groups' ledgers), ``commits/`` and ``history/`` (what the sweep writes down of
+    both) and ``dead_letters/`` are Delta tables under ``path``.
     """
 
     def __init__(
@@ -127,8 +129,10 @@ class Queue:
                 option="dead_letter_path",
                 value=root,
             )
-        _make(root, settings, dict(storage_options or {}), exist_ok=exist_ok)
+        make(root, settings, dict(storage_options or {}), exist_ok=exist_ok)
         queue = cls.open(root, storage_options=storage_options, clock=clock)
+        if queue.settings != settings:
+            _log.warning("the queue at %s is there already, with settings of its own: these stay (a group's: group.configure)", root)
         if queue.settings.dead_letter_path is None:
             _ = queue.dead_letters
         return queue
@@ -147,7 +151,7 @@ class Queue:
         )
         table = log.open()
         if table is None:
-            _check_root(root, options)
+            check_root(root, options)
             raise QueueNotFound(f"there is no queue at {root}; make it with Queue.create", path=root)
         settings = QueueSettings.from_json(table.metadata().description)
         if settings is None:
@@ -155,7 +159,7 @@ class Queue:
         states = delta.open_table(leases.path, options)
         if states is None:
             raise NotAQueue(f"the queue at {root} was never completed: run Queue.create again with the same settings", path=root)
-        if states.metadata().description != _leases_description(table):
+        if states.metadata().description != leases_description(table):
             raise NotAQueue(
                 f"leases/ at {root} belongs to another messages/ table: one of them was made anew. "
                 "Remove both and create the queue again, or restore the one that was replaced",
@@ -275,7 +279,7 @@ class Queue:
             try:
                 self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
             except (QueueNotFound, NotAQueue):
-                _make(path, QueueSettings.of_dead_letters(path), self.storage_options, exist_ok=True)
+                make(path, QueueSettings.of_dead_letters(path), self.storage_options, exist_ok=True)
                 self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
         return self._dead_letters
 
@@ -338,48 +342,6 @@ class Queue:
 def producer_mark(producer_id: str) -> str:
     """The app id under which a producer's numbers are kept in ``messages/``."""
     return "spark_mq.producer:" + check_name("producer_id", producer_id)
-
-
-def _make(root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool) -> None:
-    """Makes the tables of a queue, or those of them that a crash left out. Nothing is made where something else is in the way."""
-    _check_root(root, options)
-    log, leases = DeltaLog(delta.child(root, "messages"), options), DeltaLeases(delta.child(root, "leases"), options)
-    begun, complete = delta.open_table(log.path, options), delta.exists(leases.path, options)
-    found = None if begun is None else QueueSettings.from_json(begun.metadata().description)
-    if begun is None and complete:
-        raise NotAQueue(f"{root} has leases/, but no messages/: restore that, or remove {root} and create the queue anew", path=root)
-    if begun is not None and found is None:
-        raise NotAQueue(f"{log.path} is a Delta table, but not one of a queue; use a path of the queue's own", path=root)
-    if complete and not exist_ok:
-        raise QueueExists(f"there is a queue at {root} already; use Queue.open, or exist_ok=True", path=root)
-    if found not in (None, settings) and not complete:
-        raise NotAQueue(
-            f"a queue was begun at {root} with other settings, and never completed: create it with those, or remove {root} first",
-            path=root,
-        )
-    if begun is None:
-        _create(log, settings.to_json())
-    if not complete:
-        # The queue is complete once this is there, so it is made last. It remembers which messages/ it belongs to.
-        _create(leases, _leases_description(log.table))
-
-
-def _leases_description(messages: DeltaTable) -> str:
-    return json.dumps({"format": "spark_mq leases", "messages": str(messages.metadata().id)})
-
-
-def _create(table: DeltaLog | DeltaLeases, description: str) -> None:
-    try:
-        table.create(description)
-    except DeltaError:
-        # Somebody else may have made it in the same moment: that is as good.
-        if delta.open_table(table.path, table.storage_options) is None:
-            raise
-
-
-def _check_root(root: str, options: Mapping[str, str]) -> None:
-    if delta.exists(root, options):
-        raise NotAQueue(f"{root} is itself a Delta table; a queue is a directory of tables. Use a path of its own", path=root)
 
 
 def _reopen(path: str, options: Mapping[str, str], clock: Clock | None) -> Queue:

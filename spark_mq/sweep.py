@@ -49,19 +49,20 @@ class SweepReport:
 
 
 def sweep(queue: Queue, copy: Copy | None = None) -> SweepReport:
-    """All chores once: index commits, expire, route, trim, housekeeping. ``copy``: how to copy dead letters, see ``dead_letters.route``."""
+    """All chores once: index commits, expire, route, trim, housekeeping. ``copy``: how to copy dead letters, see ``dead_letters.route``.
+
+    The dead-letter queue's own tables are kept small, too; the report is about the queue alone.
+    """
     indexed = index_commits(queue)  # first: it makes every other look at the log cheaper
     groups = [queue.group(name) for name in queue.groups()]
     expired, routed = expire(queue), sum(route(group, copy) for group in groups)
     archived_commits = archive(queue)
-    return SweepReport(
-        expired,
-        routed,
-        trim(queue),
-        housekeep(queue),
-        indexed,
-        archived_commits,
-    )
+    report = SweepReport(expired, routed, trim(queue), housekeep(queue), indexed, archived_commits)
+    if (dead := queue.dead_letters).path != queue.path:
+        index_commits(dead)
+        expire(dead)
+        housekeep(dead)
+    return report
 
 
 def expire(queue: Queue) -> int:

@@ -257,6 +257,27 @@ def test_sigterm_lets_the_batch_in_hand_finish(start, queue: Queue, tmp_path: Pa
 
 @pytest.mark.spark
 @pytest.mark.slow
+def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(start, queue: Queue, tmp_path: Path) -> None:
+    other = Queue.create(tmp_path / "other", visibility_timeout="10m", clock_skew="0s")
+    (tmp_path / "hung.py").write_text(HANDLER.replace("time.sleep(3)", "time.sleep(600)"))
+    queue.publish(["a", "b"])
+    other.publish(["c"])
+    worker = start(
+        sys.executable, JOBS / "worker.py", "--queue", queue.path, "--queue", other.path, "--group", "g", "--handler", "hung:process",
+        "--checkpoint", tmp_path / "checkpoint", "--graceful-timeout", "1s",
+    )  # fmt: skip
+    wait_for((tmp_path / "begun").exists, worker)
+    worker.send_signal(signal.SIGTERM)
+    told = ended(worker, 143, within=45)
+    assert "will run again" in told
+    assert not (tmp_path / "ended").exists()
+    for where, messages in ((queue, 2), (other, 1)):
+        (held,) = where.group("g").ledger()
+        assert (held.state, held.message_count, held.delivery_count) == ("leased", messages, 1)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
 def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path) -> None:
     queue.publish(["good", "bad"])
     lease = queue.group("g").lease("w", max_messages=2)

@@ -415,3 +415,12 @@ def test_stats_tell_the_ages_of_the_oldest_message_and_lease(queue: Queue, clock
     assert stats.tail_version == queue.log.index().version
     taken.ack()
     assert queue.group().stats().oldest_lease_age is None
+
+
+def test_settings_that_an_existing_queue_does_not_take_are_told(delta_queue: Make, caplog: pytest.LogCaptureFixture) -> None:
+    first = delta_queue(visibility_timeout="30s")
+    delta_queue(visibility_timeout="30s", exist_ok=True)
+    assert not caplog.records
+    again = delta_queue(visibility_timeout="40s", exist_ok=True)
+    assert again.settings == first.settings
+    assert "settings of its own" in caplog.text

@@ -637,3 +637,16 @@ def test_a_sweep_of_an_empty_queue_does_nothing(make: Make) -> None:
     )
     with pytest.raises(errors.GroupNotFound):
         queue.group().ack("nothing")
+
+
+def test_a_sweep_keeps_the_dead_letter_queues_tables_small_too(delta_queue: Make) -> None:
+    queue = with_dead(delta_queue())
+    sweep(queue)
+    for _ in range(30):
+        lease(queue.dead_letters).release()
+    leases = delta_leases(queue.dead_letters)
+    for _ in range(2):
+        sweep(queue)
+    assert Path(queue.dead_letters.path, "history", "_delta_log").exists()
+    assert Path(queue.dead_letters.path, "commits", "_delta_log").exists()
+    assert any(".checkpoint." in name for name in os.listdir(Path(leases.path, "_delta_log")))

@@ -1,0 +1,59 @@
+"""Making the tables of a queue: in an order in which a crash can be made good, and never in the place of something else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from spark_mq import delta
+from spark_mq.errors import NotAQueue, QueueExists
+from spark_mq.leases import DeltaLeases
+from spark_mq.log import DeltaLog
+from spark_mq.settings import QueueSettings
+
+__all__ = ["check_root", "leases_description", "make"]
+
+
+def make(root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool) -> None:
+    """Makes the tables of a queue, or those of them that a crash left out. Nothing is made where something else is in the way."""
+    check_root(root, options)
+    log, leases = DeltaLog(delta.child(root, "messages"), options), DeltaLeases(delta.child(root, "leases"), options)
+    begun, complete = delta.open_table(log.path, options), delta.exists(leases.path, options)
+    found = None if begun is None else QueueSettings.from_json(begun.metadata().description)
+    if begun is None and complete:
+        raise NotAQueue(f"{root} has leases/, but no messages/: restore that, or remove {root} and create the queue anew", path=root)
+    if begun is not None and found is None:
+        raise NotAQueue(f"{log.path} is a Delta table, but not one of a queue; use a path of the queue's own", path=root)
+    if complete and not exist_ok:
+        raise QueueExists(f"there is a queue at {root} already; use Queue.open, or exist_ok=True", path=root)
+    if found not in (None, settings) and not complete:
+        raise NotAQueue(
+            f"a queue was begun at {root} with other settings, and never completed: create it with those, or remove {root} first",
+            path=root,
+        )
+    if begun is None:
+        _create(log, settings.to_json())
+    if not complete:
+        # The queue is complete once this is there, so it is made last. It remembers which messages/ it belongs to.
+        _create(leases, leases_description(log.table))
+
+
+def leases_description(messages: DeltaTable) -> str:
+    return json.dumps({"format": "spark_mq leases", "messages": str(messages.metadata().id)})
+
+
+def _create(table: DeltaLog | DeltaLeases, description: str) -> None:
+    try:
+        table.create(description)
+    except DeltaError:
+        # Somebody else may have made it in the same moment: that is as good.
+        if delta.open_table(table.path, table.storage_options) is None:
+            raise
+
+
+def check_root(root: str, options: Mapping[str, str]) -> None:
+    if delta.exists(root, options):
+        raise NotAQueue(f"{root} is itself a Delta table; a queue is a directory of tables. Use a path of its own", path=root)
