@@ -39,6 +39,9 @@ def test_the_notebook_shows_states_history_an_earlier_version_and_dead_letters(e
     dead = printed(executed, "spark_mq.reason")
     assert "no such customer" in dead
     assert "amount is negative" in dead
+    life = printed(executed, "queue.trace")
+    assert "'dead_lettered': 60" in life
+    assert all(word in life for word in ("leased", "rejected -> dead", "by worker-1", "error: no such customer"))
 
 
 @pytest.mark.spark
