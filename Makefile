@@ -18,7 +18,7 @@ with_spark = JAVA_HOME=$$(sh scripts/ensure-java) && export JAVA_HOME && PATH="$
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ': .*## ' '/^[a-z]+: .*## /{printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ': .*## ' '/^[a-z0-9-]+: .*## /{printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
 setup: .venv/.installed ## create .venv with everything that the tests and jobs need
@@ -44,6 +44,14 @@ demo: setup .venv/.demo-data ## run the demonstration
 .PHONY: test
 test: setup ## run the tests
 	@$(with_spark) $(python) -m pytest --durations=10
+
+.venv/.s3: .venv/.installed
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
+	@touch $@
+
+.PHONY: test-s3
+test-s3: setup .venv/.s3 ## run the storage tests over an S3 endpoint on this machine, also one that fails
+	@$(python) -m pytest --s3 -k s3 tests/storage --durations=10
 
 .PHONY: lint
 lint: setup ## check style, formatting and types

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,11 +24,19 @@ def delta_queue(tmp_path: Path, clock: ManualClock) -> Callable[..., Queue]:
     return lambda **settings: Queue.create(tmp_path / "queue", clock=clock, **settings)
 
 
-@pytest.fixture(params=["memory", "delta"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "make" in metafunc.fixturenames:
+        metafunc.parametrize("make", ["s3"] if metafunc.config.getoption("--s3") else ["memory", "delta"], indirect=True)
+
+
+@pytest.fixture
 def make(request: pytest.FixtureRequest, clock: ManualClock) -> Callable[..., Queue]:
-    """Makes a queue in each storage in turn."""
+    """Makes a queue in each storage in turn; with --s3 in an object store instead."""
     if request.param == "memory":
         return lambda **settings: memory_queue(clock, **settings)
+    if request.param == "s3":
+        options, root = request.getfixturevalue("s3"), f"s3://queues/{uuid.uuid4().hex}"
+        return lambda **settings: Queue.create(f"{root}/queue", storage_options=options, clock=clock, **settings)
     return request.getfixturevalue("delta_queue")
 
 
@@ -35,3 +44,11 @@ def make(request: pytest.FixtureRequest, clock: ManualClock) -> Callable[..., Qu
 def queue(make: Callable[..., Queue]) -> Queue:
     """A queue with the default settings, in each storage in turn."""
     return make()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs an object store is left out without one."""
+    if not config.getoption("--s3"):
+        needs = [item for item in items if "s3" in getattr(item, "fixturenames", ())]
+        items[:] = [item for item in items if item not in needs]
+        config.hook.pytest_deselected(items=needs)

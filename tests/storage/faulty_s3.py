@@ -1,0 +1,145 @@
+"""A proxy in front of an S3 endpoint that answers slowly, with errors, or not at all, before or after the store has done what was asked.
+
+A program of its own: some calls of delta-rs hold the interpreter's lock while they wait for an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+__all__ = ["AFTER", "BEFORE", "RESET", "SLOW", "FaultyS3"]
+
+BEFORE: Final = "500 before"
+AFTER: Final = "500 after"
+RESET: Final = "reset after"
+SLOW: Final = "slow"
+
+CONTROL: Final = "/__faults"
+
+
+class FaultyS3:
+    """The proxy, as tests have it. ``url``: the endpoint to use instead of the real one. A context manager."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._process = subprocess.Popen([sys.executable, __file__, endpoint], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
+
+    def __enter__(self) -> FaultyS3:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def once(self, fault: str, method: str, part: str) -> None:
+        """The next request with this method and `part` in its path meets the fault; all others pass."""
+        self._tell({"fault": fault, "method": method, "part": part})
+
+    def often(self, chance: float, seed: int) -> None:
+        """Each request meets one of the faults with this chance."""
+        self._tell({"chance": chance, "seed": seed})
+
+    def met(self) -> int:
+        """How many faults have been met."""
+        return int(self._tell(None)["met"])
+
+    def _tell(self, plan: dict[str, Any] | None) -> Any:
+        data = None if plan is None else json.dumps(plan).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url + CONTROL, data=data), timeout=30) as reply:
+            return json.load(reply)
+
+
+class _Faults:
+    """What is to happen to the requests to come."""
+
+    def __init__(self) -> None:
+        self.met = 0
+        self._lock = threading.Lock()
+        self._plan: dict[str, Any] = {}
+        self._chance = random.Random()
+
+    def plan(self, plan: dict[str, Any]) -> None:
+        with self._lock:
+            self._plan, self._chance = plan, random.Random(plan.get("seed"))
+
+    def next(self, method: str, path: str) -> str | None:
+        with self._lock:
+            plan = self._plan
+            if "chance" in plan:
+                fault = self._chance.choice([BEFORE, AFTER, RESET]) if self._chance.random() < plan["chance"] else None
+            elif plan and plan["method"] == method and plan["part"] in path:
+                fault, self._plan = plan["fault"], {}
+            else:
+                fault = None
+            self.met += fault is not None
+            return fault
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    faults = _Faults()
+    target = urlsplit("")
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path == CONTROL:
+            if body:
+                self.faults.plan(json.loads(body))
+            self._answer(200, json.dumps({"met": self.faults.met}).encode(), {})
+            return
+        fault = self.faults.next(self.command, self.path)
+        if fault == SLOW:
+            time.sleep(0.5)  # the slowness itself
+        if fault == BEFORE:
+            self._answer(500, b"", {})
+            return
+        upstream = http.client.HTTPConnection(self.target.hostname or "", self.target.port, timeout=60)
+        upstream.request(self.command, self.path, body, dict(self.headers))
+        reply = upstream.getresponse()
+        data, headers = reply.read(), dict(reply.getheaders())
+        upstream.close()
+        if fault == RESET:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self._answer(500 if fault == AFTER else reply.status, b"" if fault == AFTER else data, {} if fault == AFTER else headers)
+
+    def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date", "server"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data)))
+        with contextlib.suppress(OSError):  # whoever asked may have given up
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+
+if __name__ == "__main__":
+    _Handler.target = urlsplit(sys.argv[1])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
+    server.serve_forever()
