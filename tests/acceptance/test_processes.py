@@ -22,15 +22,15 @@ SKEW = "100ms"
 
 def publish(path: str, size: int, enough: Any) -> None:
     queue = Queue.open(path)
-    while not enough.wait(0.1):
+    while not enough.wait(0.2):
         queue.publish(["x"] * size)
 
 
 def consume(path: str, stop: Any) -> None:
-    """A good one."""
+    """A good one, whose work takes a while: one that does nothing but commit would win nearly every race."""
     group = Queue.open(path).group()
-    while not stop.is_set():
-        lease = group.lease("good", max_messages=10, wait="200ms", max_poll_interval="50ms")
+    while not stop.wait(0.1):
+        lease = group.lease("good", max_messages=20, wait="200ms", max_poll_interval="50ms")
         if lease is not None:
             lease.ack()
 
@@ -86,20 +86,23 @@ def idle(queue: Queue) -> bool:
 def test_every_message_ends_once_and_no_two_leases_overlap(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "queue", visibility_timeout="1s", clock_skew=SKEW, max_delivery_attempts=20)
     stop, enough = SPAWN.Event(), SPAWN.Event()
-    publishers = [start(publish, queue.path, size, enough) for size in (20, 50)]
+    publishers = [start(publish, queue.path, size, enough) for size in (5, 10)]
     others = [start(consume, queue.path, stop), start(chores, queue.path, stop)]
     bad = [start(never_ack, queue.path, 4), *(start(crash, queue.path) for _ in range(3))]
-    for process in bad:
-        process.join(60)
-    enough.set()
-    for process in publishers:
-        process.join(60)
-    assert [process.exitcode for process in publishers] == [0, 0]
-    assert {process.exitcode for process in bad[1:]} == {-signal.SIGKILL}
-    until(lambda: idle(queue))
-    stop.set()
-    for process in others:
-        process.join(60)
+    try:
+        for process in bad:
+            process.join(120)
+        enough.set()
+        for process in publishers:
+            process.join(60)
+        assert [process.exitcode for process in publishers] == [0, 0]
+        assert {process.exitcode for process in bad[1:]} == {-signal.SIGKILL}
+        until(lambda: idle(queue))
+    finally:
+        enough.set()
+        stop.set()
+        for process in others:
+            process.join(60)
     sweep(queue)
     found = check_queue(queue.path, skew=timedelta(seconds=0.1), drained=["default"])
     assert found.wrong == []
