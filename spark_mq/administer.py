@@ -10,7 +10,7 @@ from spark_mq import ledger as rules_of
 from spark_mq import moving
 from spark_mq.checks import check_choice
 from spark_mq.intervals import from_sequences
-from spark_mq.leases import Dropped, Stored, change
+from spark_mq.lease_store import Dropped, Stored, change
 from spark_mq.ranges import Ledger
 from spark_mq.settings import GroupSettings
 

@@ -19,7 +19,7 @@ from spark_mq.checks import to_datetime
 from spark_mq.errors import DuplicatePublish
 from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import Slice
-from spark_mq.leases import Stored, change
+from spark_mq.lease_store import Stored, change
 from spark_mq.message_log import MessageLog
 from spark_mq.payload import FILE_SCHEMA, TIMES, SliceReader, WrittenFile, why_unreadable, write_file
 from spark_mq.ranges import ROUTING, Ledger, Range

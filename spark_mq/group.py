@@ -17,7 +17,7 @@ from spark_mq.checks import SECOND, check_count, check_duration, check_lease_id,
 from spark_mq.errors import GroupNotFound, InvalidOption, LedgerFull
 from spark_mq.index import CommitIndex
 from spark_mq.lease import Lease, SettleResult
-from spark_mq.leases import Stored, change
+from spark_mq.lease_store import Stored, change
 from spark_mq.ranges import LEASED, Head, Ledger, Range
 from spark_mq.retention import without_lost
 from spark_mq.settings import GroupSettings

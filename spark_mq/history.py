@@ -23,7 +23,8 @@ from spark_mq import delta
 from spark_mq.checks import SECOND, to_datetime
 from spark_mq.draft import outcome_of
 from spark_mq.errors import ContentionTimeout
-from spark_mq.leases import DeltaLeases, LeaseCommit
+from spark_mq.lease_store import LeaseCommit
+from spark_mq.leases import DeltaLeases
 from spark_mq.ledger_rows import events_of
 from spark_mq.ranges import EVENT, RANGE_SCHEMA, SETTLED
 

@@ -20,7 +20,8 @@ from spark_mq.combining import Combiner
 from spark_mq.creating import check_root, leases_description, make
 from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.group import ConsumerGroup
-from spark_mq.leases import HORIZON, DeltaLeases, LeaseStore
+from spark_mq.lease_store import LeaseStore
+from spark_mq.leases import HORIZON, DeltaLeases
 from spark_mq.log import DeltaLog
 from spark_mq.message_log import MessageLog, PublishReceipt
 from spark_mq.messages import to_publish

@@ -25,7 +25,7 @@ from spark_mq.dead_letters import HEADER_PREFIX
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import LEASE_PAUSE
 from spark_mq.intervals import Interval, from_sequences
-from spark_mq.leases import Stored, change
+from spark_mq.lease_store import Stored, change
 from spark_mq.payload import FILE_SCHEMA, write_file
 from spark_mq.ranges import ROUTING, Head, Ledger
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from spark_mq import moving
 from spark_mq.errors import DataLoss, InvalidOption
 from spark_mq.index import CommitIndex
-from spark_mq.leases import HORIZON, Stored, change
+from spark_mq.lease_store import Stored, change
+from spark_mq.leases import HORIZON
 from spark_mq.ranges import Head, Ledger
 
 if TYPE_CHECKING:

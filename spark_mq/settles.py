@@ -15,7 +15,7 @@ from spark_mq.checks import check_lease_id
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.intervals import Interval, from_sequences
 from spark_mq.lease import Lease, SettleResult, result_of
-from spark_mq.leases import Stored, change
+from spark_mq.lease_store import Stored, change
 from spark_mq.ranges import Ledger
 from spark_mq.settling import Outcome, Settle
 

@@ -23,7 +23,7 @@ from spark_mq.errors import InvalidOption, StreamFenced
 from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import CommitIndex, Slice
 from spark_mq.keepalive import KeepAlive
-from spark_mq.leases import Stored, change
+from spark_mq.lease_store import Stored, change
 from spark_mq.offsets import lease_stream, mark_of, of_one_queue
 from spark_mq.ranges import LEASED, WAITING, Ledger, Range
 from spark_mq.retention import without_lost

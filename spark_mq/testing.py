@@ -26,9 +26,10 @@ import pyarrow as pa
 
 from spark_mq import delta
 from spark_mq.checks import RESERVED_PREFIX, check_duration, micros
+from spark_mq.doors import Door
 from spark_mq.errors import LostRace
 from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.leases import LeaseCommit, Stored
+from spark_mq.lease_store import LeaseCommit, Stored
 from spark_mq.ledger_rows import to_rows
 from spark_mq.message_log import MessageLog, PublishReceipt, check_mark
 from spark_mq.payload import WrittenFile, read_times
@@ -218,10 +219,15 @@ class MemoryLeases:
         self._clock = clock
         self.notes: list[dict[str, Any]] = []
         self.events: list[tuple[str, Sequence[Event]]] = []
+        self._doors: dict[str, Door] = {}
+        self.pace, self.given_up = 0.0, dict[str, int]()
         self._lock = threading.Lock()
         self._ledgers: dict[str, Ledger] = {}
         self._changed: dict[str, int] = {}  # the version that changed a group last
         self._marks: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
+
+    def door(self, group: str) -> Door:
+        return self._doors.setdefault(group, Door())
 
     def read(self, group: str) -> Stored:
         with self._lock:
@@ -236,6 +242,7 @@ class MemoryLeases:
         note: Mapping[str, Any],
         mark: tuple[str, int] | None = None,
         whole_table: bool = False,
+        served: tuple[str, int] | None = None,
     ) -> None:
         with self._lock:
             latest = len(self.notes)
@@ -259,6 +266,19 @@ class MemoryLeases:
             if version > stored.token:
                 raise LostRace(f"{app} has been marked since")
             return number
+
+    # No lines: there is one process, and its threads stand in line at the door.
+
+    def line(self, name: str) -> tuple[int, int]:
+        return 0, 0
+
+    def look(self) -> bool:
+        return True
+
+    def take_ticket(self, name: str) -> int | None:
+        return None
+
+    def leave_line(self, name: str, ticket: int) -> None: ...
 
     def groups(self) -> list[str]:
         with self._lock:

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
-from handles import Injected, again, lease
+from handles import Injected, again, lease, until
 
-from spark_mq import Queue, SettleResult, errors, leases
-from spark_mq.leases import DeltaLeases, Stored, change
+from spark_mq import Queue, SettleResult, doors, errors, leases
+from spark_mq.lease_store import Stored, change
+from spark_mq.leases import DeltaLeases
 from spark_mq.ranges import Head, Ledger
 from spark_mq.sweep import housekeep
 
@@ -396,9 +397,14 @@ def _hammer(path: str, group: str, stop: Any) -> int:
     return done
 
 
-def _plod(path: str, times: int, stop: Any) -> float:
+def _hammer_apart(path: str, group: str, stop: Any) -> int:
+    doors.fcntl = None  # type: ignore[assignment]
+    return _hammer(path, group, stop)
+
+
+def _plod(path: str, name: str, times: int, stop: Any) -> float:
     """Commits `times` times with 100 ms between read and write, against the others. Returns how long it took."""
-    group = Queue.open(path).group("slow").ensure()
+    group = Queue.open(path).group(name).ensure()
     started = time.monotonic()
 
     def step(stored: Stored) -> Any:
@@ -409,7 +415,7 @@ def _plod(path: str, times: int, stop: Any) -> float:
 
     try:
         for _ in range(times):
-            change(group.queue.leases, "slow", step, patience=20)
+            change(group.queue.leases, name, step, patience=20)
     finally:
         stop.set()
     return time.monotonic() - started
@@ -440,7 +446,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(queue: Queue
     with multiprocessing.get_context("spawn").Manager() as manager:
         stop = manager.Event()
         fast = [workers.apply_async(_hammer, (queue.path, "fast", stop)) for _ in range(3)]
-        took = workers.apply_async(_plod, (queue.path, 15, stop)).get(timeout=60)
+        took = workers.apply_async(_plod, (queue.path, "slow", 15, stop)).get(timeout=60)
         hammered = sum(result.get(timeout=60) for result in fast)
     slow = queue.leases.read("slow").ledger
     assert slow is not None
@@ -449,3 +455,85 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(queue: Queue
     # Measured: 2 s of it is its own work. It must not wait for a pause in theirs.
     assert took < 12, f"{took:.1f} s beside {hammered} commits of the other group"
     assert hammered > 30
+
+
+def _plod_apart(path: str, name: str, times: int, stop: Any) -> float:
+    doors.fcntl = None  # type: ignore[assignment]
+    return _plod(path, name, times, stop)
+
+
+@pytest.fixture
+def machines() -> Any:
+    """As the workers; each is on a machine of its own, as far as locks on files go."""
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        yield pool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [False, True], ids=["one machine", "several machines"])
+def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(queue: Queue, request: pytest.FixtureRequest, apart: bool) -> None:
+    """Without lines and doors it waited until its patience was over: each of its commits lost to one that took a tenth of its time."""
+    pool = request.getfixturevalue("machines" if apart else "workers")
+    queue.publish([str(n) for n in range(100)])
+    queue.group("g").ensure()
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        stop = manager.Event()
+        fast = [pool.apply_async(_hammer_apart if apart else _hammer, (queue.path, "g", stop)) for _ in range(3)]
+        try:
+            took = pool.apply_async(_plod_apart if apart else _plod, (queue.path, "g", 8, stop)).get(timeout=90)
+        finally:
+            stop.set()
+        hammered = [result.get(timeout=60) for result in fast]
+    ledger = queue.leases.read("g").ledger
+    assert ledger is not None
+    assert ledger.head.counters["steps"] == 8
+    assert min(hammered) > 4, hammered  # nor the fast ones by each other
+    assert took < 20, f"{took:.1f} s beside {hammered} commits of the others"
+
+
+def test_a_ticket_of_a_dead_process_costs_the_others_a_moment(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.publish([str(n) for n in range(10)])
+    queue.group().ensure()
+    dead, alive = again(queue), again(queue)
+    assert isinstance(dead.leases, DeltaLeases)
+    assert dead.leases.take_ticket("default") == 1
+    started = time.monotonic()
+    mine = lease(alive, 2)
+    assert 0.4 < time.monotonic() - started < 10
+    assert mine.ack() == SettleResult(2)
+    assert isinstance(alive.leases, DeltaLeases)
+    assert alive.leases.line("default") == (2, 2)  # the first commit has passed the dead one by
+    assert operations(queue) == ["create group", "lease", "ack"]
+
+
+def test_tickets_are_numbered_and_seen_by_others(queue: Queue) -> None:
+    one, two = stores(queue)
+    assert [one.take_ticket("g"), two.take_ticket("g"), one.take_ticket("h")] == [1, 2, 1]
+    one.leave_line("g", 2)
+    two.leave_line("g", 1)  # never back
+    one.look()
+    two.look()
+    assert [store.line(name) for store in (one, two) for name in ("g", "h")] == [(2, 2), (1, 0)] * 2
+    assert not one.look()
+
+
+@pytest.mark.slow
+def test_a_swap_of_the_whole_table_gets_its_turn_beside_busy_groups(queue: Queue, machines: Any) -> None:
+    """It is refused after any commit whatever; of 3 processes that commit without a pause there always is one."""
+    queue.publish([str(n) for n in range(100)])
+    queue.group("g").ensure()
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        stop = manager.Event()
+        fast = [machines.apply_async(_hammer_apart, (queue.path, "g", stop)) for _ in range(3)]
+        try:
+            before = queue.leases.version()
+            until(lambda: queue.leases.version() > before + 20)
+            started = time.monotonic()
+            for number in range(5):
+                queue.group(f"new-{number}").ensure()
+            took = time.monotonic() - started
+        finally:
+            stop.set()
+        hammered = [result.get(timeout=60) for result in fast]
+    assert queue.groups() == ["g", *(f"new-{number}" for number in range(5))]
+    assert took < 15, f"{took:.1f} s beside {hammered}"

@@ -96,7 +96,7 @@ PREPARE: dict[str, Callable[[Case], object]] = {
 def freeze(queue: Queue) -> None:
     """The first step of routing, whose sweeper has been killed."""
     from spark_mq import ledger as rules_of
-    from spark_mq.leases import Stored, change
+    from spark_mq.lease_store import Stored, change
 
     def step(stored: Stored) -> Any:
         assert stored.ledger is not None

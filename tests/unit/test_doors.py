@@ -1,0 +1,158 @@
+"""Doors: order among threads, locks between processes, and nobody locked out for long."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_mq import doors
+from spark_mq.doors import Door, FileLock, door_at
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline, pause = time.monotonic() + 30, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        pause.wait(0.001)
+
+
+def test_threads_enter_in_the_order_in_which_they_came() -> None:
+    door, order = Door(), list[int]()
+
+    def enter(number: int) -> None:
+        with door.turn(30):
+            order.append(number)
+
+    with door.turn():
+        threads = []
+        for number in range(6):
+            threads.append(threading.Thread(target=enter, args=(number,)))
+            threads[-1].start()
+            until(lambda expected=number + 1: len(door._line) == expected)
+        assert order == []
+    for thread in threads:
+        thread.join(30)
+    assert order == list(range(6))
+
+
+def test_the_thread_that_has_it_enters_again() -> None:
+    door = Door()
+    with door.turn(), door.turn(0):
+        assert door._depth == 2
+    assert door._owner is None
+
+
+def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
+    door, inside = Door(), threading.Event()
+
+    def impatient() -> None:
+        with door.turn(0.01):
+            inside.set()
+
+    with door.turn():
+        thread = threading.Thread(target=impatient)
+        thread.start()
+        assert inside.wait(30)
+        thread.join(30)
+        assert door._owner == threading.get_ident()
+    assert (door._owner, len(door._line)) == (None, 0)
+
+
+def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does to the main thread."""
+
+    class Broken(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            raise KeyboardInterrupt
+
+    door, entered, leave = Door(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with door.turn():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert entered.wait(30)
+    with monkeypatch.context() as patched:
+        patched.setattr(doors.threading, "Event", Broken)
+        with pytest.raises(KeyboardInterrupt), door.turn(30):
+            pass
+    assert len(door._line) == 0
+    leave.set()
+    thread.join(30)
+    assert door._owner is None
+
+
+def test_handles_of_one_process_share_a_door(tmp_path: Path) -> None:
+    path = str(tmp_path / "leases")
+    one, two = door_at(path, "g"), door_at(path, "g")
+    assert one is two
+    assert door_at(path, "h") is not one
+
+
+def _hold(path: str, taken: Any) -> None:
+    lock = FileLock(path)
+    assert lock.take(30)
+    taken.set()
+    threading.Event().wait()  # until it is killed
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    """Another process that has the lock."""
+    context = multiprocessing.get_context("spawn")
+    taken = context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path / "locks" / "g"), taken))
+    process.start()
+    assert taken.wait(60)
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_a_lock_is_given_back_and_taken_from_the_dead(tmp_path: Path, holder: Any) -> None:
+    lock = FileLock(str(tmp_path / "locks" / "g"))
+    won: list[bool] = []
+    thread = threading.Thread(target=lambda: won.append(lock.take(30)))
+    thread.start()
+    os.kill(holder.pid, signal.SIGKILL)
+    thread.join(30)
+    assert won == [True]
+    lock.give_back()
+    other = FileLock(str(tmp_path / "locks" / "g"))
+    assert other.take(0)
+    assert not lock.take(0)
+
+
+def test_a_frozen_holder_costs_its_patience_once(tmp_path: Path, holder: Any) -> None:
+    os.kill(holder.pid, signal.SIGSTOP)
+    try:
+        lock = FileLock(str(tmp_path / "locks" / "g"))
+        started = time.monotonic()
+        assert not lock.take(0.2)
+        first = time.monotonic() - started
+        assert not lock.take(30)
+        assert 0.2 <= first < 10
+        assert time.monotonic() - started < 10
+    finally:
+        os.kill(holder.pid, signal.SIGCONT)
+
+
+def test_where_no_lock_can_be_had_one_goes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    assert not FileLock(str(tmp_path / "file" / "locks" / "g")).take(30)
+    with Door(FileLock(str(tmp_path / "file" / "locks" / "g"))).turn():
+        pass
+    monkeypatch.setattr(doors, "fcntl", None)
+    assert not FileLock(str(tmp_path / "locks" / "g")).take(30)
+    assert not (tmp_path / "locks").exists()
