@@ -229,7 +229,9 @@ class Ledger:
         return pc.and_(self.is_state(LEASED, WAITING), pc.equal(self.ranges["lease_id"], lease_id))
 
     def overlapping(self, first: int, last: int) -> range:
-        """The rows of the ranges that share a sequence with ``first..last``, or span a gap in it."""
+        """The rows of the ranges that share a sequence with ``first..last``, or span a gap in it; none where `last` is before `first`."""
+        if last < first:
+            return range(0)
         start = bisect_right(self.firsts, first) - 1
         if start < 0 or self.lasts[start] < first:
             start += 1

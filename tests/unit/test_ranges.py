@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_mq.draft import Draft
@@ -124,6 +124,7 @@ places = st.sampled_from([-1, *SEQS, SEQS[-1] + 1, sequence(1, 0), sequence(9, 0
 
 
 @given(kind_lists, places, places)
+@example([1, 1], 1, 0)
 def test_the_ranges_over_an_interval(kinds, first, last):
     ledger = ledger_of(kinds)
     over = [ledger.at(row) for row in ledger.overlapping(first, last)]

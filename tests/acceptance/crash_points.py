@@ -1,0 +1,323 @@
+"""Dying at a given step: the places where a queue's code writes, wrapped from outside, and what to do there, operation by operation.
+
+Nothing in spark_mq knows of this. Every write goes through one of the functions in ``SEAMS``; in the process that is to die they count,
+before and after, and at the chosen count the process kills itself with SIGKILL. Run with no count chosen, it tells the names of the points.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import deltalake.table
+from deltalake import DeltaTable
+
+from spark_mq import Lease, Message, Queue, delta, history, leases
+from spark_mq.commits import index_commits
+from spark_mq.dead_letters import route
+from spark_mq.history import archive
+from spark_mq.retention import trim
+from spark_mq.stream import StreamOptions, StreamSource
+from spark_mq.sweep import expire, housekeep, sweep
+
+Tell = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The machine's time, and so many seconds more. Picklable."""
+
+    ahead: float = 0.0
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.ahead)
+
+
+# -- points
+
+
+class Points:
+    """Counts the steps; dies at the chosen one."""
+
+    def __init__(self, die_at: int | None) -> None:
+        self.die_at = die_at
+        self.names: list[str] = []
+
+    def step(self, name: str) -> None:
+        self.names.append(name)
+        if len(self.names) - 1 == self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, owner: Any, attribute: str, name: Callable[..., str]) -> None:
+        """Puts a step before and after each call of a function."""
+        real = getattr(owner, attribute)
+
+        @functools.wraps(real)
+        def wrapped(*args: Any, **options: Any) -> Any:
+            called = name(*args, **options)
+            self.step(f"before {called}")
+            result = real(*args, **options)
+            self.step(f"after {called}")
+            return result
+
+        setattr(owner, attribute, wrapped)
+
+
+def _operation(options: dict[str, Any]) -> str:
+    properties = options.get("commit_properties")
+    told = json.loads(((properties and properties.custom_metadata) or {}).get("userMetadata", "{}"))
+    return told.get("operation", "a commit")
+
+
+def _table(handle: Any) -> str:
+    return str(getattr(handle, "table_uri", handle)).rstrip("/").rpartition("/")[2] + "/"
+
+
+def watch(points: Points) -> None:
+    """Wraps every function through which this process writes to a queue."""
+    for module in (leases, history):
+        points.around(module, "write_deltalake", lambda table, *_, **options: f"commit '{_operation(options)}' of {_table(table)}")
+    points.around(DeltaTable, "create_write_transaction", lambda table, *_, **options: f"commit '{_operation(options)}' of {_table(table)}")
+    points.around(DeltaTable, "create", lambda path, *_, **__: f"creation of {_table(path)}")
+    points.around(DeltaTable, "create_checkpoint", lambda table: f"checkpoint of {_table(table)}")
+    points.around(DeltaTable, "delete", lambda table, *_: f"delete from {_table(table)}")
+    points.around(DeltaTable, "vacuum", lambda table, **_: f"vacuum of {_table(table)}")
+    points.around(deltalake.table.TableOptimizer, "compact", lambda optimizer: f"compaction of {_table(optimizer.table)}")
+    for verb in ("write", "delete"):
+        points.around(delta.Files, verb, lambda files, path, *_, verb=verb: f"{verb} of {_kind(files, path)}")
+
+
+def _kind(files: delta.Files, path: str) -> str:
+    return f"a {'commit' if '_delta_log' in path else 'data file'} of {_table(files._root)}"
+
+
+# -- operations
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation to die in. ``prepare`` makes the queue, ``act`` is what dies, ``restart`` what is run again after it.
+
+    ``ahead``: seconds by which the clock of ``act`` is ahead, for what needs time to pass.
+    """
+
+    name: str
+    act: Callable[[Queue, Tell], Any]
+    prepare: Callable[[Queue], Any] = lambda queue: None
+    restart: Callable[[Queue], Any] = lambda queue: None
+    settings: dict[str, Any] | None = None
+    ahead: float = 0.0
+
+
+def take(queue: Queue, count: int, group: str = "default") -> Lease:
+    lease = queue.group(group).lease("w", max_messages=count)
+    assert lease is not None
+    return lease
+
+
+def publish(queue: Queue, count: int = 12) -> None:
+    queue.publish([Message(f"m{n}", message_id=f"m{n}") for n in range(count)])
+
+
+def numbered(queue: Queue, tell: Tell) -> None:
+    for number in range(3):
+        receipt = queue.publish([f"p{number}"] * 4, producer_id="p", producer_sequence=number, on_duplicate="skip")
+        tell(list(receipt.sequences))
+
+
+def plain(queue: Queue, tell: Tell) -> None:
+    tell(list(queue.publish(["plain"] * 5).sequences))
+
+
+def buffered(queue: Queue, tell: Tell) -> None:
+    with queue.publisher(max_messages=4, max_age="1h") as publisher:
+        for _ in range(3):
+            waiting = [publisher.publish("x") for _ in range(4)]
+            publisher.flush()
+            tell([one.result(30) for one in waiting])
+
+
+def lease_and_extend(queue: Queue, tell: Tell) -> None:
+    lease = take(queue, 5)
+    lease.extend()
+
+
+def settle(queue: Queue, tell: Tell) -> None:
+    """Every verb, also on parts of a lease."""
+    lease = take(queue, 6)
+    one = [m.sequence for m in lease.messages]
+    for settled in (lambda: lease.ack(one[:1]), lambda: lease.nack(one[1:2], delay=0), lambda: lease.reject(one[2:3], error="bad")):
+        settled()
+    lease.ack()
+    take(queue, 3).release()
+    take(queue, 3).nack(delay=0)
+
+
+def work(queue: Queue, tell: Tell) -> None:
+    """A worker that is told to stop with a lease in hand."""
+
+    class Handled:
+        count = 0
+
+    def handle(lease: Lease) -> None:
+        Handled.count += 1
+
+    queue.group().work(handle, max_messages=5, until_empty=True)
+
+
+def seek(queue: Queue, tell: Tell) -> None:
+    queue.group().seek("latest")
+
+
+def route_all(queue: Queue, tell: Tell = lambda _: None) -> None:
+    for name in queue.groups():
+        route(queue.group(name))
+
+
+def some_dead(queue: Queue) -> None:
+    publish(queue)
+    for group in ("default", "other"):
+        take(queue, 4, group).reject(error="bad")
+
+
+def dead_letters(queue: Queue) -> None:
+    some_dead(queue)
+    route_all(queue)
+
+
+def settled(queue: Queue) -> None:
+    for _ in range(3):
+        publish(queue, 4)
+    while (lease := queue.group().lease("w", max_messages=4)) is not None:
+        lease.ack()
+
+
+def blocked(queue: Queue) -> None:
+    publish(queue)
+    lease = take(queue, 2)
+    lease.nack([m.sequence for m in lease.messages])
+
+
+def unblock(queue: Queue, tell: Tell = lambda _: None) -> None:
+    queue.group().unblock("drop")
+
+
+def left_alone(queue: Queue) -> None:
+    publish(queue)
+    take(queue, 4)
+
+
+# -- a stream, as Spark drives it
+
+
+def stream(queue: Queue, tell: Tell = lambda _: None) -> None:
+    """Runs a query with a checkpoint and an idempotent sink until the queue is empty, from wherever the last run died."""
+    driver = Driver(queue)
+    driver.run()
+
+
+class Driver:
+    """What Spark does around the source, with its checkpoint and the sink in a file. Each write of that is a point to die at, too."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.group = queue.group()
+        self.file = Path(queue.path, "_driver.json")
+        self.state: dict[str, Any] = {"offsets": [], "committed": 0, "sink": {}}
+        if self.file.exists():
+            self.state = json.loads(self.file.read_text())
+
+    def write(self, what: str) -> None:
+        """Writes the state; ``what`` of it is new."""
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps(self.state))
+        os.replace(new, self.file)
+
+    def run(self) -> None:
+        source, offsets = StreamSource(self.group, StreamOptions(max_messages=5)), self.state["offsets"]
+        if not offsets:
+            offsets.append(source.initial())
+            self.state["committed"] = 1
+            self.write("initial offset")
+        while True:
+            if self.state["committed"] == len(offsets):
+                end = source.latest(offsets[-1])
+                if end == offsets[-1]:
+                    break
+                offsets.append(end)
+                self.write("offset")
+            self.batch(source.plan(offsets[-2], offsets[-1]), len(offsets) - 1)
+            self.state["committed"] = len(offsets)
+            self.write("commit")
+        source.stop()
+
+    def batch(self, plan: Any, n: int) -> None:
+        rows = [seq for piece, _ in plan.slices for seq in range(piece.first, piece.first + piece.rows)]
+        if str(n) not in self.state["sink"]:  # as Delta skips a txnVersion that it has seen
+            self.state["sink"][str(n)] = rows
+            self.write("sink")
+        if rows and n % 2:  # the others are left to the source's own ack
+            self.group.ack(plan.lease_id)
+
+
+CASES = [
+    Case("publish", plain),
+    Case("publish with a producer's number", numbered, restart=lambda queue: numbered(queue, lambda _: None)),
+    Case("buffered publisher", buffered),
+    Case("group", lambda queue, _: queue.group("late").ensure(), publish, lambda queue: queue.group("late").ensure()),
+    Case("lease and extend", lease_and_extend, publish),
+    Case("settle", settle, publish),
+    Case("work", work, publish),
+    Case("seek", seek, left_alone, lambda queue: queue.group().seek("latest")),
+    Case("purge", lambda queue, _: queue.purge(queue.name), left_alone, lambda queue: queue.purge(queue.name)),
+    Case("configure", lambda queue, _: queue.group().configure(max_in_flight=3), left_alone),
+    Case("drop", lambda queue, _: queue.drop_group("other"), some_dead),
+    Case("unblock", unblock, blocked, unblock, settings={"on_exhausted": "block", "max_failures": 1}),
+    Case("expire", lambda queue, _: expire(queue), left_alone, ahead=3600),
+    Case("route", route_all, some_dead, route_all),
+    Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
+    Case("trim", lambda queue, _: trim(queue), settled, trim, settings={"retention": "1s"}, ahead=3600),
+    Case("index", lambda queue, _: index_commits(queue), settled, index_commits),
+    Case("archive", lambda queue, _: archive(queue), settled, archive),
+    Case(
+        "housekeeping",
+        lambda queue, _: housekeep(queue, keep_versions=0, keep_seconds=0),
+        settled,
+        lambda queue: housekeep(queue, keep_versions=0, keep_seconds=0),
+    ),
+    Case("sweep", lambda queue, _: sweep(queue), some_dead, sweep),
+    Case("stream", stream, publish, stream),
+]
+
+
+# -- the process that dies
+
+
+def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:
+    """Runs a case by its name (None: the creation of a queue) and dies at a point; else tells the names of all points and ends."""
+    points = Points(die_at)
+    watch(points)
+    points.around(Driver, "write", lambda _, what: f"checkpoint's {what}")
+    if name is None:
+        Queue.create(path)
+    else:
+        case = next(case for case in CASES if case.name == name)
+        case.act(Queue.open(path, clock=Clock(case.ahead)), lambda told: pipe.send(("told", told)))
+    pipe.send(("points", points.names))
+    pipe.close()
+
+
+def received(pipe: Any) -> Iterator[tuple[str, Any]]:
+    """What the child said before its end."""
+    while True:
+        try:
+            yield pipe.recv()
+        except EOFError:
+            return

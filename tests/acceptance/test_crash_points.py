@@ -1,0 +1,195 @@
+"""A real process killed with SIGKILL before and after each commit and each file that an operation writes; then a restart, a drain, a check.
+
+The points are not a list that could grow stale: a run that does not die tells them. ``WANTED`` says which of them there must be at least.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+from collections import Counter
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checker import check, check_queue, dead_letters, history, published
+from crash_points import CASES, Case, Clock, Driver, child, received
+
+from spark_mq import Queue, errors
+from spark_mq.sweep import sweep
+
+# Forked from a server that has imported all and started nothing: 20 ms a process.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["crash_points"])
+
+WANTED = {
+    "publish": ["write of a data file of messages/", "commit 'publish' of messages/"],
+    "publish with a producer's number": ["write of a data file of messages/", "commit 'publish' of messages/"],
+    "buffered publisher": ["write of a data file of messages/", "commit 'publish' of messages/"],
+    "group": ["commit 'create group' of leases/"],
+    "lease and extend": ["commit 'create group' of leases/", "commit 'lease' of leases/", "commit 'extend' of leases/"],
+    "settle": [f"commit '{verb}' of leases/" for verb in ("ack", "nack", "reject", "release")],
+    "work": ["commit 'lease' of leases/", "commit 'ack' of leases/"],
+    "seek": ["commit 'seek' of leases/"],
+    "purge": ["commit 'seek' of leases/", "commit 'trim' of leases/", "commit 'trim' of messages/", "delete of a data file of messages/"],
+    "configure": ["commit 'configure' of leases/"],
+    "drop": ["commit 'drop group' of leases/"],
+    "unblock": ["commit 'unblock: drop' of leases/"],
+    "expire": ["commit 'expire' of leases/"],
+    "route": ["commit 'freeze dead' of leases/", "commit 'route' of messages/", "commit 'routed' of leases/"],
+    "redrive": ["commit 'freeze redrive' of leases/", "commit 'redrive' of messages/", "commit 'redriven' of leases/"],
+    "trim": ["commit 'trim' of leases/", "commit 'trim' of messages/", "delete of a data file of messages/"],
+    "index": ["creation of commits/", "write of a data file of commits/", "commit 'index commits' of commits/"],
+    "archive": ["creation of history/", "commit 'archive' of history/"],
+    "housekeeping": [
+        "checkpoint of messages/", "checkpoint of leases/", "delete of a data file of leases/", "delete of a commit of leases/",
+    ],
+    "sweep": ["commit 'route' of messages/", "commit 'index commits' of commits/", "commit 'archive' of history/"],
+    "stream": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint's offset", "checkpoint's sink", "checkpoint's commit"],
+}  # fmt: skip
+
+
+def run(case: Case | None, path: Path, die_at: int | None = None) -> tuple[int | None, dict[str, list[Any]]]:
+    """Runs the operation in a process of its own. Its exit code, and what it said."""
+    ours, theirs = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=child, args=(case and case.name, str(path), die_at, theirs))
+    process.start()
+    theirs.close()
+    told: dict[str, list[Any]] = {"told": [], "points": []}
+    for kind, what in received(ours):
+        told[kind] += what
+    process.join(60)
+    return process.exitcode, told
+
+
+def drain(queue: Queue) -> None:
+    """A good worker in each group, after all leases have run out, until nothing is left; and the chores."""
+    for name in {"default", *queue.groups()}:
+        queue.group(name).work(lambda lease: None, max_messages=100, until_empty=True)
+    sweep(queue)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_killed_at_every_point_nothing_is_lost_and_nothing_owned_twice(case: Case, tmp_path: Path) -> None:
+    path, template = tmp_path / "queue", tmp_path / "template"
+    case.prepare(Queue.create(path, visibility_timeout="10m", retry_delay="1s", **(case.settings or {})))
+    shutil.copytree(path, template)
+    code, told = run(case, path)
+    assert code == 0
+    points = told["points"]
+    for wanted in WANTED[case.name]:
+        assert {f"before {wanted}", f"after {wanted}"} <= set(points), points
+    found: Counter[str] = Counter()
+    for at, point in enumerate(points):
+        shutil.rmtree(path)
+        shutil.copytree(template, path)
+        code, told = run(case, path, at)
+        assert code == -signal.SIGKILL, f"it did not die {point} (number {at})"
+        found += checked(case, path, told["told"], f"killed {point} (number {at})")
+    print(f"{case.name}: {len(points)} points, {dict(found)}")
+
+
+def checked(case: Case, path: Path, told: list[int], killed: str) -> Counter[str]:
+    """Restarts, drains, and checks the tables."""
+    later = partial(Queue.open, path, clock=Clock(case.ahead + 7200))
+    before = set(published(path))
+    assert set(told) <= before, f"{killed}: what was confirmed is not there"
+    case.restart(later())
+    drain(later())
+    # A lease of the killed is expired by a clock that is 2 hours ahead of the one that dates commits.
+    groups = [name for name in later().groups() if name != "late"]
+    rows, sequences = history(path), set(published(path)) | before
+    if case.name == "drop":
+        rows = [row for row in rows if row["consumer_group"] != "other"]
+        groups = ["default"]
+    found = check(sequences, rows, skew=timedelta(hours=-4), drained=groups, first={})
+    assert found.wrong == [], f"{killed}: {found.wrong}"
+    EXTRA.get(case.name, lambda *_: None)(later(), path, killed)
+    return found.counts
+
+
+# -- what else must be
+
+
+def all_or_nothing(queue: Queue, path: Path, killed: str) -> None:
+    assert len(published(path)) in (0, 5), killed
+
+
+def each_number_once(queue: Queue, path: Path, killed: str) -> None:
+    assert len(published(path)) == 12, killed
+    assert queue.last_producer_sequence("p") == 2, killed
+
+
+def routed_once(queue: Queue, path: Path, killed: str) -> None:
+    assert check_queue(path, skew=timedelta(hours=-4), drained=[]).wrong == [], killed
+    assert sorted(Counter(group for group, _ in dead_letters(path)).items()) == [("default", 4), ("other", 4)], killed
+    assert set(dead_letters(path).values()) == {1}, killed
+
+
+def redriven_once(queue: Queue, path: Path, killed: str) -> None:
+    assert len(published(path)) == 12 + 8, killed
+    assert queue.dead_letters.group("spark_mq.redrive").stats().ready in (0, 8), killed
+
+
+def all_gone(queue: Queue, path: Path, killed: str) -> None:
+    assert [p for p in Path(path, "messages").rglob("*.parquet") if p.parent.name != "_delta_log"] == [], killed
+    assert queue.horizon() == queue.log.index().tail, killed
+
+
+def dropped(queue: Queue, path: Path, killed: str) -> None:
+    """It is gone, or as it was: then it goes now, and a new one of the name starts at the beginning."""
+    with contextlib.suppress(errors.GroupNotFound):
+        queue.drop_group("other")
+    assert queue.groups() == ["default"], killed
+    lease = queue.group("other").lease("w", max_messages=100)
+    assert lease is not None
+    assert len(lease) == 12, killed
+
+
+def delivered_once(queue: Queue, path: Path, killed: str) -> None:
+    """With an idempotent sink, each message lands once across one crash."""
+    landed = Counter(seq for rows in Driver(queue).state["sink"].values() for seq in rows)
+    assert sorted(landed) == sorted(published(path)), killed
+    assert set(landed.values()) == {1}, killed
+
+
+def small(queue: Queue, path: Path, killed: str) -> None:
+    """Run again, housekeeping leaves no more than in a queue in which nobody died."""
+    sweep(queue)
+    left = [p.name for p in Path(path, "leases", "_delta_log").iterdir() if p.suffix == ".json"]
+    assert len(left) < 30, f"{killed}: {len(left)}"
+
+
+EXTRA = {
+    "publish": all_or_nothing,
+    "publish with a producer's number": each_number_once,
+    "route": routed_once,
+    "sweep": routed_once,
+    "redrive": redriven_once,
+    "trim": all_gone,
+    "purge": all_gone,
+    "drop": dropped,
+    "stream": delivered_once,
+    "housekeeping": small,
+}
+
+
+def test_a_queue_whose_creation_was_killed_can_be_created(tmp_path: Path) -> None:
+    code, told = run(None, tmp_path / "whole")
+    assert code == 0
+    assert [p for p in told["points"] if p.startswith("before")] == [
+        "before creation of messages/", "before creation of leases/", "before creation of messages/", "before creation of leases/",
+    ]  # fmt: skip
+    for at, point in enumerate(told["points"]):
+        path = tmp_path / str(at)
+        assert run(None, path, at)[0] == -signal.SIGKILL, point
+        queue = Queue.create(path, exist_ok=True)
+        queue.publish("a")
+        assert queue.group().lease("w").ack().settled == 1  # type: ignore[union-attr]
+        assert queue.dead_letters.stats()["published"] == 0
+        assert os.listdir(path)
