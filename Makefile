@@ -45,6 +45,13 @@ demo: setup .venv/.demo-data ## run the demonstration
 test: setup ## run the tests
 	@$(with_spark) $(python) -m pytest --durations=10
 
+KILLS := 200
+SPARK := 1
+
+.PHONY: fault
+fault: setup ## kill everything at random, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
+	@$(with_spark) $(python) tests/fault/run.py --kills $(KILLS) --spark $(SPARK)
+
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
 	@touch $@

@@ -25,7 +25,7 @@ from spark_mq.sweep import sweep
 
 # Forked from a server that has imported all and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["crash_points"])
+FORKS.set_forkserver_preload(["spark_mq.sweep", "spark_mq.stream", "spark_mq.work", "spark_mq.trace"])
 
 WANTED = {
     "publish": ["write of a data file of messages/", "commit 'publish' of messages/"],

@@ -276,6 +276,47 @@ def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(s
         assert (held.state, held.message_count, held.delivery_count) == ("leased", messages, 1)
 
 
+WAITING = """
+import pathlib, time
+
+def process(batch, lease):
+    home = pathlib.Path(__file__).parent
+    (home / "begun").touch()
+    while not (home / "go").exists():
+        time.sleep(0.05)
+    with (home / "ended").open("a") as ended:
+        ended.write(f"{batch.count()}" + chr(10))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["the JVM", "all of it"])
+def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(start, queue: Queue, tmp_path: Path, what: str) -> None:
+    """The rest of a worker whose JVM is frozen extends the lease, but not for ever; what is frozen as a whole extends nothing."""
+    (tmp_path / "waiting.py").write_text(WAITING)
+    queue.publish(["a", "b", "c"])
+    worker = start(
+        sys.executable, JOBS / "worker.py", "--queue", queue.path, "--group", "g", "--handler", "waiting:process", "--checkpoint",
+        tmp_path / "checkpoint", "--visibility-timeout", "1s", "--max-lease-duration", "3s",
+    )  # fmt: skip
+    wait_for((tmp_path / "begun").exists, worker)
+    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    jvm = next(int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == "java")
+    freeze = (lambda number: os.kill(jvm, number)) if what == "the JVM" else (lambda number: os.killpg(worker.pid, number))
+    freeze(signal.SIGSTOP)
+    group, taken = queue.group("g"), []
+    wait_for(lambda: taken.append(group.lease("other", max_messages=10)) or taken[-1], worker)
+    assert [m.delivery_count for m in taken[-1].messages] == [2, 2, 2]
+    (tmp_path / "go").touch()
+    freeze(signal.SIGCONT)
+    queue.publish(["d"])
+    wait_for(lambda: group.stats().acked == 1, worker)
+    assert taken[-1].ack().settled == 3
+    worker.send_signal(signal.SIGTERM)
+    ended(worker, 0)
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""What runs, dies and is run again under ``make fault``: each a process of its own that works until it is killed or told to stop.
+
+What an actor has seen confirmed, or done, it writes down in a file of its own before it goes on, for the check at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_mq import Lease, Message, Queue
+from spark_mq.errors import ContentionTimeout, LeaseLost
+from spark_mq.sweep import sweep
+
+POISON = b"poison"
+GROUP, SPARK = "python", "spark"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An event for processes that may be killed at any instant: a file. (multiprocessing's own leaves a lock behind with the dead.)"""
+
+    file: Path
+
+    def set(self) -> None:
+        self.file.touch()
+
+    def is_set(self) -> bool:
+        return self.file.exists()
+
+    def wait(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return self.is_set()
+
+
+class Journal:
+    """A file of this process: lines of sequences, each whole or not there."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"{kind}-{os.getpid()}-{random.getrandbits(32):08x}").open("a")
+
+    def write(self, sequences: Any) -> None:
+        self._file.write(" ".join(map(str, sequences)) + "\n")
+        self._file.flush()
+
+
+def journals(folder: Path, kind: str) -> set[int]:
+    """All that the journals of a kind tell. A last line that was cut off counts for nothing."""
+    found: set[int] = set()
+    for file in folder.glob(f"{kind}-*"):
+        for line in file.read_text().split("\n")[:-1]:
+            found.update(map(int, line.split()))
+    return found
+
+
+def _messages(kind: str, number: int, count: int) -> list[Message]:
+    return [Message(f"{kind} {number} {n}", message_id=f"{kind}-{number}-{n}") for n in range(count)]
+
+
+def publish(path: str, notes: Path, stop: Flag, name: str) -> None:
+    """A producer that numbers its calls, and goes on after the last number that landed."""
+    queue, journal = Queue.open(path), Journal(notes, "published")
+    number = queue.last_producer_sequence(name) or 0
+    while not stop.wait(random.uniform(0.05, 0.4)):
+        number += 1
+        receipt = queue.publish(
+            _messages(name, number, random.randint(1, 40)), producer_id=name, producer_sequence=number, on_duplicate="skip"
+        )
+        journal.write(receipt.sequences)
+
+
+def publish_buffered(path: str, notes: Path, stop: Flag, name: str) -> None:
+    """Single messages through the buffered publisher; which of them a crash takes is not known before their result is."""
+    journal = Journal(notes, "published")
+    with Queue.open(path).publisher(max_messages=50, max_age="50ms") as publisher:
+        while not stop.wait(random.uniform(0.05, 0.3)):
+            waiting = [publisher.publish(f"{name} {n}") for n in range(random.randint(1, 20))]
+            journal.write([one.result(60) for one in waiting])
+
+
+def poison(lease: Lease) -> bool:
+    return any(m.value == POISON for m in lease.messages)
+
+
+def work(path: str, notes: Path, stop: Flag, name: str) -> None:
+    """The worker loop. It dies of poison; what it returns fails or is rejected at times, by single messages."""
+    journal, ended = Journal(notes, "done"), threading.Event()
+
+    def handle(lease: Lease) -> list[dict[str, Any]]:
+        if poison(lease):
+            os.kill(os.getpid(), signal.SIGKILL)
+        stop.wait(random.uniform(0, 0.2))  # its work
+        flaky = [m.sequence for m in lease.messages if random.random() < 0.01 and m.delivery_count < 3]
+        journal.write([m.sequence for m in lease.messages if m.sequence not in flaky])
+        return [{"sequence": seq, "outcome": "nack", "delay": random.uniform(0, 0.3), "error": "flaky"} for seq in flaky]
+
+    def watch() -> None:
+        while not stop.wait(0.2):
+            pass
+        ended.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    Queue.open(path).group(GROUP).work(handle, worker_id=name, max_messages=60, threads=2, max_poll_interval="100ms", stop=ended)
+
+
+def settle(path: str, notes: Path, stop: Flag, name: str) -> None:
+    """Leases by hand, and settles as it comes: parts, late, twice, not at all."""
+    group, journal = Queue.open(path).group(GROUP), Journal(notes, "done")
+    while not stop.is_set():
+        try:
+            lease = group.lease(name, max_messages=40, wait="500ms", max_poll_interval="100ms")
+            if lease is None:
+                continue
+            if poison(lease):
+                os.kill(os.getpid(), signal.SIGKILL)
+            _settle(lease, journal, stop)
+        except (LeaseLost, ContentionTimeout):
+            continue  # somebody else has it now, which is why this one was slow
+
+
+def _settle(lease: Lease, journal: Journal, stop: Flag) -> None:
+    sequences = [m.sequence for m in lease.messages]
+    first, second = sequences[: len(sequences) // 2], sequences[len(sequences) // 2 :]
+    what = random.random()
+    if what < 0.04:
+        return  # forgotten
+    if what < 0.1:
+        lease.release()
+        return
+    if what < 0.15:
+        stop.wait(random.uniform(1.5, 3))  # past its deadline
+    elif what < 0.3:
+        lease.extend()
+    if what > 0.9:
+        lease.nack(delay=random.uniform(0, 0.5)) if what > 0.95 else lease.nack(second[-1:], delay=0)
+    journal.write(first)
+    lease.ack(first)
+    journal.write(second)
+    lease.ack()
+    if what < 0.5:
+        lease.ack(first)  # once more: told as settled already
+
+
+def chores(path: str, notes: Path, stop: Flag, name: str) -> None:
+    """A sweeper; two of them at once do no harm."""
+    queue = Queue.open(path)
+    while not stop.wait(random.uniform(0, 0.5)):
+        sweep(queue)

@@ -1,0 +1,25 @@
+"""The handler of the Spark workers of ``make fault``: appends each batch to a Delta table, and dies of poison."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+
+def process(batch: Any, lease: Any) -> None:
+    Path(os.environ["FAULT_ALIVE"]).touch()
+    rows: pa.Table = batch.select("sequence", "value").toArrow()
+    if b"poison" in map(bytes, rows["value"].to_pylist()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    sink, app, version = os.environ["FAULT_SINK"], lease.delta_options["txnAppId"], int(lease.delta_options["txnVersion"])
+    table = DeltaTable(sink)
+    if (table.transaction_version(app) or 0) < version:  # what Delta's own writer does with these options
+        write_deltalake(
+            table, rows.select(["sequence"]), mode="append",
+            commit_properties=CommitProperties(app_transactions=[Transaction(app, version)]),
+        )  # fmt: skip
