@@ -68,7 +68,7 @@ def publish(path: str, notes: Path, stop: Flag, name: str) -> None:
     """A producer that numbers its calls, and goes on after the last number that landed."""
     queue, journal = Queue.open(path), Journal(notes, "published")
     number = queue.last_producer_sequence(name) or 0
-    while not stop.wait(random.uniform(0.05, 0.4)):
+    while not stop.wait(random.uniform(0.1, 0.6)):
         number += 1
         receipt = queue.publish(
             _messages(name, number, random.randint(1, 40)), producer_id=name, producer_sequence=number, on_duplicate="skip"
@@ -80,7 +80,7 @@ def publish_buffered(path: str, notes: Path, stop: Flag, name: str) -> None:
     """Single messages through the buffered publisher; which of them a crash takes is not known before their result is."""
     journal = Journal(notes, "published")
     with Queue.open(path).publisher(max_messages=50, max_age="50ms") as publisher:
-        while not stop.wait(random.uniform(0.05, 0.3)):
+        while not stop.wait(random.uniform(0.1, 0.5)):
             waiting = [publisher.publish(f"{name} {n}") for n in range(random.randint(1, 20))]
             journal.write([one.result(60) for one in waiting])
 
