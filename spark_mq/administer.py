@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spark_mq import ledger as rules_of
 from spark_mq import moving
 from spark_mq.checks import check_choice
+from spark_mq.errors import GroupNotFound
 from spark_mq.intervals import from_sequences
 from spark_mq.lease_store import Dropped, Stored, change
 from spark_mq.ranges import Ledger
@@ -52,7 +53,8 @@ def drop(group: ConsumerGroup) -> None:
     """Drops a group: see :meth:`spark_mq.Queue.drop_group`."""
 
     def step(stored: Stored) -> tuple[type[Dropped], None, Mapping[str, Any]]:
-        group.found(stored)
+        if group.name not in group.queue.leases.groups():
+            raise GroupNotFound(f"there is no consumer group {group.name!r} to drop", group=group.name)
         return Dropped, None, {"operation": "drop group"}
 
-    change(group.queue.leases, group.name, step, whole_table=True)
+    change(group.queue.leases, group.name, step, whole_table=True, blind=True)  # one that cannot be read, too

@@ -21,6 +21,8 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from spark_mq import delta
+from spark_mq.damage import plain
+from spark_mq.errors import CorruptLog
 from spark_mq.logstate import COMMITS_SCHEMA
 
 __all__ = ["CommitTable", "covered", "paths"]
@@ -72,10 +74,18 @@ class CommitTable:
             try:
                 parts = [self.files.read_parquet(path, COMMITS_SCHEMA) for path in paths(table)]
                 return pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts]), upto
-            except FileNotFoundError:
+            except FileNotFoundError as error:
                 if attempt == 2:  # once: a sweep has just rewritten them
-                    raise
+                    raise self._broken(error) from error
+            except pa.ArrowException as error:
+                raise self._broken(error) from error
         raise AssertionError("unreachable")
+
+    def _broken(self, error: Exception) -> CorruptLog:
+        return CorruptLog(
+            f"a data file of {self.path} cannot be read: {plain(error)}. Restore it from a backup; as long as the log of messages/ has all "
+            "its commits, the table may be removed instead: the next sweep writes it anew", path=self.path, version=None,
+        )  # fmt: skip
 
     def write(self, table: DeltaTable, messages_id: str, rows: pa.Table, upto: int) -> None:
         """Adds rows that reach to the version `upto` of ``messages/``, by a commit right after the version of `table`, or not at all.

@@ -112,5 +112,5 @@ def last_checkpoint(files: delta.Files) -> int:
     """The version of the last checkpoint, or -1."""
     try:
         return int(json.loads(files.read("_delta_log/_last_checkpoint"))["version"])
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, TypeError, KeyError):  # it is a hint, and a broken one is none: a checkpoint more does no harm
         return -1

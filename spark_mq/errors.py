@@ -26,6 +26,7 @@ __all__ = [
     "QueueExists",
     "QueueNotFound",
     "SparkMQError",
+    "StoreFailed",
     "StreamFenced",
     "UnsupportedTable",
     "WrongReturn",
@@ -78,7 +79,17 @@ class UnsupportedTable(SparkMQError):
 
 
 class CorruptLog(SparkMQError):
-    """A commit of ``messages/`` cannot be read, or changes what an append-only log may not. Data: ``path``, ``version``."""
+    """A commit or a data file of one of the queue's tables is gone, or cannot be read, or is another one than before.
+
+    Data: ``path`` of the table; ``version`` of the commit, or None.
+    """
+
+
+class StoreFailed(SparkMQError, OSError):
+    """The store did not take or give something: it is full, read-only, out of reach. Trying again is right once that is mended.
+
+    Data: ``path`` of the table; ``landed``: False where nothing was changed, None where that cannot be told for now.
+    """
 
 
 class GroupNotFound(SparkMQError, LookupError):

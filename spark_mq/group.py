@@ -14,7 +14,7 @@ from spark_mq import administer, moving, selection, waiting
 from spark_mq import ledger as rules_of
 from spark_mq.audit import lease_note
 from spark_mq.checks import SECOND, check_count, check_duration, check_lease_id, check_name, micros
-from spark_mq.errors import GroupNotFound, InvalidOption, LedgerFull
+from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, LedgerFull
 from spark_mq.index import CommitIndex
 from spark_mq.lease import Lease, SettleResult
 from spark_mq.lease_store import Stored, change
@@ -164,22 +164,39 @@ class ConsumerGroup:
             wanted = request(now, rules.visibility_timeout)
             folded = rules_of.fold(ledger, now, rules)
             kept = without_lost(self, folded, fail_on_data_loss)
-            after, grant = selection.lease(kept, self.queue.log.index(), now, rules, wanted)
+            index, broken = self.index_so_far()
+            after, grant = selection.lease(kept, index, now, rules, wanted)
+            if broken is not None and not grant.ranges:
+                raise broken
             note = lease_note(wanted, grant.ranges) if grant.ranges else {"operation": "cut"}
             return after if grant.ranges or kept is not folded else None, (grant, wanted.expires_at), note
 
         return change(self.queue.leases, self.name, step, pause=LEASE_PAUSE)
 
-    def verified(self, ranges: Sequence[Range], lease_id: str) -> tuple[Range, ...]:
-        """The ranges whose files can be read. Messages of a missing or corrupt file are made dead, at once, with that reason."""
+    def index_so_far(self) -> tuple[CommitIndex, CorruptLog | None]:
+        """The index, and what is wrong with the commit behind it: messages before a broken commit go on."""
+        try:
+            return self.queue.log.index(), None
+        except CorruptLog as error:
+            known = self.queue.log.known()
+            if error.data["version"] is None or error.data["version"] <= known.version:
+                raise
+            return known, error
+
+    def verified(self, ranges: Sequence[Range], lease_id: str, *, whole: bool = False) -> tuple[Range, ...]:
+        """The ranges whose files can be read. Messages of a missing or corrupt file are made dead, at once, with that reason.
+
+        ``whole``: looks at all bytes, not just at the footers, where reading has failed already.
+        """
         index, good, bad = self.queue.log.index(ranges[-1].last), [], []
         for r in ranges:
             for piece in index.slices(r.first, r.last):
-                why = self.queue.check_file(piece.path)
-                part = r.part(piece.first, piece.first + piece.rows - 1, index)
-                good.append(part)
-                if why is not None:
-                    bad.append((good.pop(), why))
+                for sound, why in self.queue.check_slice(piece, index.file_at(piece.first).rows, whole):
+                    part = r.part(sound.first, sound.first + sound.rows - 1, index)
+                    if why is None:
+                        good.append(part)
+                    else:
+                        bad.append((part, why))
         for part, why in bad:
             _log.error("group %s: messages %d..%d cannot be read and are dead: %s", self.name, part.first, part.last, why)
             self.settle([Settle(REJECT, lease_id, [(part.first, part.last)], error=why, reason="payload unreadable")])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from spark_mq.checks import SECOND, check_duration, to_datetime
-from spark_mq.errors import LeaseLost
+from spark_mq.errors import CorruptLog, LeaseLost
 from spark_mq.index import Slice
 from spark_mq.intervals import Interval, subtract
 from spark_mq.keepalive import KeepAlive
@@ -63,11 +63,34 @@ class Lease:
 
     @cached_property
     def messages(self) -> list[Received]:
-        """The messages, in the order of their sequence."""
-        return received(self.table())
+        """The messages, in the order of their sequence. As :meth:`table`."""
+        try:
+            return received(self.table())
+        except UnicodeDecodeError:
+            self._give_up_unreadable()
+            return received(self.table())
 
     def table(self) -> pa.Table:
-        """The messages as an Arrow table with the columns of DELIVERY_SCHEMA, in the order of their sequence."""
+        """The messages as an Arrow table with the columns of DELIVERY_SCHEMA, in the order of their sequence.
+
+        What turns out to be unreadable only now (a broken page, a file that was deleted since) is dead at once, and no more in this lease.
+        """
+        try:
+            return self._read()
+        except CorruptLog:
+            self._give_up_unreadable()
+            return self._read()
+
+    def _give_up_unreadable(self) -> None:
+        good = self.group.verified(self.ranges, self.lease_id, whole=True)
+        bad = subtract([(r.first, r.last) for r in self.ranges], [(r.first, r.last) for r in good])
+        with self._lock:
+            self.ranges = good
+        self.forget(bad)
+
+    def _read(self) -> pa.Table:
+        if not self.ranges:
+            return DELIVERY_SCHEMA.empty_table()
         log = self.group.queue.log
         index = log.index(self.ranges[-1].last)
         parts = [

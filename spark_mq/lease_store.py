@@ -52,8 +52,8 @@ class LeaseStore(Line, Protocol):
     def door(self, group: str) -> Door:
         """Where those on this machine stand in line who want to change the group's ledger."""
 
-    def read(self, group: str) -> Stored:
-        """The ledger as it is now."""
+    def read(self, group: str, *, blind: bool = False) -> Stored:
+        """The ledger as it is now. ``blind``: without looking into it, for what replaces it whatever it is. Raises CorruptLog."""
 
     def write(
         self,
@@ -95,6 +95,7 @@ def change(
     *,
     mark: Callable[[T], tuple[str, int] | None] = lambda _: None,
     whole_table: bool = False,
+    blind: bool = False,
     patience: float = 30.0,
     pause: float = 0.005,
 ) -> T:
@@ -108,7 +109,7 @@ def change(
     with store.door(group).turn(), Turn(store, EVERYONE if whole_table else group) as turn:
         while True:
             try:
-                stored = store.read(group)
+                stored = store.read(group, blind=blind)
                 ledger, result, note = step(stored)
                 app_mark = mark(result)
                 if ledger is None or (ledger is stored.ledger and app_mark is None):

@@ -23,8 +23,9 @@ from deltalake.exceptions import DeltaError
 
 from spark_mq import delta
 from spark_mq.checks import RESERVED_PREFIX
+from spark_mq.damage import STORE_ERRORS, explained, plain, telling
 from spark_mq.doors import Door, door_at
-from spark_mq.errors import LostRace, NotAQueue
+from spark_mq.errors import CorruptLog, LostRace, NotAQueue
 from spark_mq.lease_store import LeaseCommit, Stored
 from spark_mq.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.ranges import Ledger
@@ -35,6 +36,8 @@ __all__ = ["HORIZON", "DeltaLeases"]
 HORIZON: Final = f"{RESERVED_PREFIX}horizon"
 """The reserved group whose floor is the trim horizon: all below it may be gone from ``messages/``."""
 
+_log = logging.getLogger(__name__)
+
 _PROPERTIES: Final = WriterProperties(compression="SNAPPY", max_row_group_size=100_000)
 CHECKPOINT_INTERVAL: Final = 500
 MOST_LOOKED_UP: Final = 50
@@ -43,7 +46,6 @@ MOST_LOOKED_UP: Final = 50
 _TAKEN, _SERVED = f"{RESERVED_PREFIX}line.taken:", f"{RESERVED_PREFIX}line.served:"
 """The marks of a line (``Transaction`` ids)."""
 
-_log = logging.getLogger(__name__)
 
 
 class DeltaLeases:
@@ -87,8 +89,12 @@ class DeltaLeases:
         """The table at its latest version."""
         with self._lock:
             if self._table is not None:
+                before = self._table.version()
                 try:
-                    self._table.update_incremental()
+                    with telling(self.path, self.storage_options, "reading", only=OSError):
+                        self._table.update_incremental()
+                    if self._table.version() != before:
+                        delta.check_features(self._table, self.path)
                     return self._table
                 except DeltaError:
                     self._table = None  # a handle older than what housekeeping left: open anew, once
@@ -103,18 +109,35 @@ class DeltaLeases:
             self._table, self._id = opened, table_id
             return self._table
 
-    def read(self, group: str) -> Stored:
+    def read(self, group: str, *, blind: bool = False) -> Stored:
         with self._lock:
             for attempt in (1, 2):
                 table = self.refresh()
+                if blind:
+                    return Stored(group, None, table.version())
                 try:
                     return Stored(group, self._load(table, group), table.version())
-                except FileNotFoundError:
+                except FileNotFoundError as error:
                     # Housekeeping deleted the file after another commit replaced it: a lost race, once.
                     if attempt == 2:
-                        raise
+                        raise self._unreadable(group, error) from error
                     self._table = None
+                except (pa.ArrowException, NotAQueue) as error:
+                    raise self._unreadable(group, error) from error
+                except OSError as error:
+                    if "parquet" in str(error).lower():  # as pyarrow calls a broken file, too
+                        raise self._unreadable(group, error) from error
+                    raise explained(self.path, self.storage_options, error, "reading") from error
         raise AssertionError("unreachable")
+
+    def _unreadable(self, group: str, error: Exception) -> CorruptLog:
+        table = self.refresh()
+        return CorruptLog(
+            f"the ledger of group {group!r} cannot be read: {', '.join(self._paths(table, group))} of {self.path}: {plain(error)}. "
+            f"Restore the file from a backup; or give the ledger up by Queue.drop_group({group!r}): the group then begins anew, and gets "
+            "all messages that are there again. Other groups are not concerned",
+            path=self.path, version=table.version(),
+        )  # fmt: skip
 
     def _load(self, table: DeltaTable, group: str) -> Ledger | None:
         paths = self._paths(table, group)
@@ -160,13 +183,12 @@ class DeltaLeases:
                     commit_properties=delta.commit_properties(operation_id, note, marks, retries=0 if whole_table else None),
                 )
             except Exception as error:  # whatever failed, the commit may have landed all the same
-                latest = self.refresh()
-                if latest.version() == stored.token:
-                    self._table = None  # or the handle knows no better: what it stood on may be gone
-                    latest = self.refresh()
-                if delta.landed_since(self.files, self.path, stored.token, latest.version(), operation_id) is None:
-                    if latest.version() == stored.token:
-                        raise  # nobody else committed: this is no lost race
+                if not isinstance(error, STORE_ERRORS):
+                    raise
+                latest, landed = self._after(error, stored, operation_id)
+                if not landed:
+                    if latest == stored.token:  # nobody else committed: this is no lost race
+                        raise explained(self.path, self.storage_options, error, f"changing group {stored.group!r} in") from error
                     raise LostRace(str(error)) from error
             else:
                 self.pace += 0.2 * (time.monotonic() - started - self.pace)
@@ -178,6 +200,19 @@ class DeltaLeases:
                     self._cache.pop(stored.group, None)
                 else:
                     self._cache[stored.group] = (self._paths(table, stored.group), Ledger(ledger.head, ledger.ranges))
+
+    def _after(self, error: Exception, stored: Stored, operation_id: str) -> tuple[int, bool]:
+        """The latest version after a failure, and whether it landed all the same."""
+        try:
+            latest = self.refresh()
+            if latest.version() == stored.token:
+                self._table = None  # or the handle knows no better: what it stood on may be gone
+                latest = self.refresh()
+            found = delta.landed_since(self.files, self.path, stored.token, latest.version(), operation_id)
+            return latest.version(), found is not None
+        except STORE_ERRORS as second:
+            doing = f"changing group {stored.group!r} in"
+            raise explained(self.path, self.storage_options, error, doing, landed=None) from second
 
     def mark(self, stored: Stored, app: str) -> int | None:
         with self._lock:
@@ -261,15 +296,19 @@ class DeltaLeases:
             info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
             note = delta.note_of(info)
             adds = [a["add"] for a in actions if "add" in a and a["add"].get("dataChange", True)]
-            rows = [self._rows(unquote(add["path"]), add["partitionValues"]["consumer_group"]) for add in adds]
+            rows = [self._rows(version, unquote(add["path"]), add.get("partitionValues", {}).get("consumer_group")) for add in adds]
             yield LeaseCommit(
                 version, int(info.get("timestamp") or 0) * 1000, note.get("group"), note.get("operation"), info.get(delta.OPERATION_ID),
                 pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
             )  # fmt: skip
 
-    def _rows(self, path: str, group: str) -> pa.Table:
-        """A file with its partition's value, which Delta leaves out of it."""
-        rows = self.files.read_parquet(path, LEASES_SCHEMA)
+    def _rows(self, version: int, path: str, group: str | None) -> pa.Table:
+        """A file with its partition's value, which Delta leaves out of it. Empty where it is gone or broken: that is past, and told."""
+        try:
+            rows = self.files.read_parquet(path, LEASES_SCHEMA)
+        except (FileNotFoundError, pa.ArrowException) as error:
+            _log.error("what commit %d of %s did cannot be told: %s: %s", version, self.path, path, plain(error))
+            return LEASES_SCHEMA.empty_table()
         return rows.set_column(0, LEASES_SCHEMA.field(0), pa.repeat(pa.scalar(group, pa.string()), rows.num_rows))
 
     def _pinned(self, stored: Stored) -> DeltaTable:

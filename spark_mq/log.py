@@ -20,6 +20,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from spark_mq import delta
 from spark_mq.commit_table import CommitTable
+from spark_mq.damage import STORE_ERRORS, explained, gone, telling
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.index import ORDINAL_BITS, CommitIndex, sequence
 from spark_mq.logstate import LogState
@@ -32,6 +33,9 @@ __all__ = ["DeltaLog"]
 _COMMIT_TIMEOUT: Final = 60.0
 Stamp = tuple[int, tuple[int, int]]
 """A commit's version, size and time of writing."""
+
+HOLE_LOOK: Final = 30.0
+"""Seconds after which a look that finds nothing new makes sure that nothing lies beyond a commit that is gone."""
 
 SLOW: Final = 60.0
 """Seconds after which a commit makes sure that the log was not cleaned around it. The sweep leaves ten times as long."""
@@ -50,6 +54,7 @@ class DeltaLog(MessageLog):
         self._id: str | None = None
         self._stood: Stamp | None = None  # of the commit that the handle stands on
         self._known: Stamp | None = None  # of the last commit that the state knows
+        self._listed = time.monotonic()  # when it was last made sure that the log has no hole
         self._state = LogState(self.files, path, self.active)
         self.commits = CommitTable(delta.child(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options)
 
@@ -104,15 +109,20 @@ class DeltaLog(MessageLog):
 
     def refresh(self) -> DeltaTable:
         """The table at its latest version."""
-        with self._lock:
-            if self._stood is not None and not self._is_as_it_was(self._stood):
+        with self._lock, telling(self.path, self.storage_options, "reading"):
+            stood = self._stood
+            if stood is not None and not self._is_as_it_was(stood):
                 self._table = None
             try:
                 self.table.update_incremental()
             except DeltaError:
                 self._table = None  # a handle older than what is left of the log: open anew, once
             table = self.table
+            if stood is not None and table.version() < stood[0]:
+                self._stood = stood  # a commit in its place would be one that others never see
+                raise gone(self.path, stood[0])
             if self._stood is None or self._stood[0] != table.version():
+                delta.check_features(table, self.path)
                 self._stood = self._stamp_of(table.version())
             return table
 
@@ -208,16 +218,13 @@ class DeltaLog(MessageLog):
                 except DuplicatePublish:
                     raise
                 except Exception as error:
-                    # After any failure: has it landed all the same (a PUT whose reply got lost)?
-                    latest = self.refresh().version()
-                    if latest == base:
-                        self._table = None  # or the handle knows no better: what it stood on may be gone
-                        latest = self.refresh().version()
-                    landed = self._landed(base, latest, operation, paths)
+                    latest, landed = self._after(error, base, operation, paths)
                     if landed is not None:
                         return landed
-                    if latest == base:
-                        raise  # nobody else committed: this is no lost race
+                    if latest == base:  # nobody else committed: this is no lost race
+                        if not isinstance(error, STORE_ERRORS):
+                            raise
+                        raise explained(self.path, self.storage_options, error, "publishing to") from error
                     tries += 1
                     if time.monotonic() > deadline:
                         raise ContentionTimeout(
@@ -226,6 +233,19 @@ class DeltaLog(MessageLog):
                             attempts=tries,
                         ) from error
             time.sleep(min(0.2, 0.002 * 2 ** min(tries, 7)) * (0.5 + uuid.uuid4().int % 100 / 100))
+
+    def _after(self, error: Exception, base: int, operation: str, paths: Set[str]) -> tuple[int, int | None]:
+        """The latest version after a failure, and the one that landed all the same (a PUT whose reply got lost), or None."""
+        try:
+            latest = self.refresh().version()
+            if latest == base:
+                self._table = None  # or the handle knows no better: what it stood on may be gone
+                latest = self.refresh().version()
+            return latest, self._landed(base, latest, operation, paths)
+        except STORE_ERRORS as second:
+            if not isinstance(error, STORE_ERRORS):
+                raise
+            raise explained(self.path, self.storage_options, error, "publishing to", landed=None) from second
 
     def _landed(self, base: int, latest: int, operation: str, paths: Set[str]) -> int | None:
         """The version after `base` in which a commit landed, or None."""
@@ -260,7 +280,7 @@ class DeltaLog(MessageLog):
                     self._catch_up(latest)  # cleaned, so it stands in commits/
                     break
                 if any((a["txn"]["appId"], a["txn"]["version"]) == (app, number) for a in actions if "txn" in a):
-                    return _receipt(version, sum(self._state.rows(a["add"]) for a in actions if "add" in a))
+                    return _receipt(version, sum(self._state.rows(a["add"], version) for a in actions if "add" in a))
             last, version = self._state.marks.get(app, (None, -1))
             rows = self._state.index.count(sequence(version, 0), sequence(version + 1, 0) - 1)
             return _receipt(version, rows) if last == number else None
@@ -268,8 +288,12 @@ class DeltaLog(MessageLog):
     def index(self, reach: int | None = None) -> CommitIndex:
         with self._lock:
             if reach is None or reach > self._state.index.tail:
-                self._look()
+                with telling(self.path, self.storage_options, "reading the log of"):
+                    self._look()
             return self._state.index
+
+    def known(self) -> CommitIndex:
+        return self._state.index
 
     def _look(self) -> None:
         """Takes in what has been committed since the last look.
@@ -281,16 +305,47 @@ class DeltaLog(MessageLog):
         before = index.version
         if not self._is_as_it_was(self._known):
             self._table = None if before >= 0 else self._table
-            self._catch_up(self.refresh().version())
+            latest = self.refresh().version()
+            self._check_known(latest)
+            self._catch_up(latest)
         else:
             while True:
                 try:
                     actions = delta.read_commit(self.files, index.version + 1, self.path)
                 except FileNotFoundError:
+                    self._check_beyond()
                     break
                 self._state.take(index.version + 1, actions)
         if index.version > before or self._known is None:
             self._known = self._stamp_of(index.version)
+
+    def _check_known(self, latest: int) -> None:
+        """Whether the last commit that is known is still the one that was read. Raises CorruptLog."""
+        version = self._state.index.version
+        if latest < version:
+            raise gone(self.path, version)
+        try:
+            same = version < 0 or self._state.knows(version, delta.read_commit(self.files, version, self.path))
+        except FileNotFoundError:
+            return  # cleaned
+        if not same:
+            raise CorruptLog(
+                f"commit {version} of {self.path} is another one than was read before: its messages have the sequences that others had. "
+                "Open the queue again; groups that had settled those do not get these",
+                path=self.path, version=version,
+            )  # fmt: skip
+        self._known = self._stamp_of(version)
+
+    def _check_beyond(self) -> None:
+        """Now and then: whether commits lie beyond the next one, which is not there. Raises CorruptLog."""
+        if time.monotonic() - self._listed < HOLE_LOOK:
+            return
+        following = self._state.index.version + 1
+        names = (path.rpartition("/")[2] for path in self.files.list("_delta_log"))
+        beyond = any(name[20:] == ".json" and name[:20].isdigit() and int(name[:20]) > following for name in names)
+        if beyond and not self.files.exists(delta.log_path(following)) and self._known and self._is_as_it_was(self._known):
+            raise gone(self.path, following)
+        self._listed = time.monotonic()
 
     def state(self) -> LogState:
         """What all commits say, brought up to the latest."""
@@ -300,22 +355,20 @@ class DeltaLog(MessageLog):
 
     def _catch_up(self, latest: int) -> None:
         """Takes the commits up to `latest` in: a new handle's from commits/, as far as it goes; then from their JSON."""
-        index = self._state.index
+        index, broken = self._state.index, None
         if index.version < 0:
-            self._load()
+            try:
+                self._load()
+            except CorruptLog as error:
+                broken = error  # as long as all commits are there, nobody needs it
         while index.version < latest:
             version = index.version + 1
             try:
                 self._state.take(version, delta.read_commit(self.files, version, self.path))
             except FileNotFoundError as error:
-                if self._load():
+                if broken is None and self._load():
                     continue  # cleaned since this handle looked last
-                raise CorruptLog(
-                    f"commit {version} of {self.path} is gone from its log; messages published in it cannot be found. "
-                    f"Restore {delta.log_path(version)} from a backup",
-                    path=self.path,
-                    version=version,
-                ) from error
+                raise (broken or gone(self.path, version)) from error
 
     def _load(self) -> bool:
         """Takes in what commits/ says beyond what is known. Returns whether it said anything."""

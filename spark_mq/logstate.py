@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from spark_mq import delta
 from spark_mq.errors import CorruptLog
 from spark_mq.index import ORDINAL_BITS, CommitIndex, LogFile, Times, sequence
-from spark_mq.payload import is_timed, read_times
+from spark_mq.payload import is_timed, read_times, why_unreadable
 
 __all__ = ["COMMITS_SCHEMA", "LogState"]
 
@@ -67,6 +67,14 @@ class LogState:
         self._published: dict[str, int] = {}  # path -> the last sequence in it
         self._rewritten: dict[str, tuple[int, int | None]] = {}  # path -> version, and the last sequence in it, at most, if known
 
+    def knows(self, version: int, actions: list[dict[str, Any]]) -> bool:
+        """Whether a commit that has been taken in is the one with these actions."""
+        paths = {unquote(a["add"]["path"]) for a in actions if "add" in a}
+        files = self.index.files
+        start = bisect_left(files, sequence(version, 0), key=lambda file: file.first)
+        published = {file.path for file in files[start:] if file.first >> ORDINAL_BITS == version}
+        return published <= paths and all(path in self._published or path in self._rewritten for path in paths)
+
     def published_in(self, path: str) -> int | None:
         """The commit that published a file, or None."""
         return self._published[path] >> ORDINAL_BITS if path in self._published else None
@@ -79,12 +87,17 @@ class LogState:
 
     def take(self, version: int, actions: list[dict[str, Any]]) -> None:
         """Takes the next commit in: all of it, or nothing where it raises (a store out of reach, CorruptLog)."""
+        self._check_features(version, actions)
         adds = {unquote(a["add"]["path"]): a["add"] for a in actions if "add" in a}
         fresh = {path: add for path, add in adds.items() if path not in self._published and path not in self._rewritten}
         removes = [a["remove"] for a in actions if "remove" in a]
         files = [] if removes else self._publishes(version, fresh, actions)
-        if removes:
-            self._warn_of_rewrite(version, fresh, removes, actions)
+        if any(remove.get("dataChange", True) for remove in removes):
+            _log.warning(
+                "commit %d of %s rewrites or deletes messages (%s): what it adds is not published, and what it removes is delivered as it "
+                "was, as long as its files are there. A message is taken out of a queue by a group that acks or rejects it",
+                version, self._path, _commit_info(actions).get("operation"),
+            )  # fmt: skip
         last = self._newest_source(removes) if removes and fresh else None
         self._extend(files, version)
         self._rewritten.update((path, (version, last)) for path in fresh if path not in self._published)
@@ -96,19 +109,20 @@ class LogState:
         files, ordinal = [], 0
         for path, add in fresh.items():
             if add.get("dataChange", True):
-                rows = self.rows(add)
+                rows = self.rows(add, version)
                 at = int(info.get("timestamp") or add.get("modificationTime") or 0) * 1000
                 times = read_times(self._files, path) if is_timed(json.loads(add.get("stats") or "{}")) else None
                 files.append(LogFile(sequence(version, ordinal), rows, path, int(add.get("size") or 0), at, times))
                 ordinal += rows
         return files
 
-    def _warn_of_rewrite(
-        self, version: int, fresh: Mapping[str, dict[str, Any]], removes: list[dict[str, Any]], actions: list[dict[str, Any]]
-    ) -> None:
-        if any(a.get("dataChange", True) for a in removes) and any(a.get("dataChange", True) for a in fresh.values()):
-            told = _commit_info(actions).get("operation")
-            _log.warning("commit %d of %s rewrites messages (%s); what it adds is not published", version, self._path, told)
+    def _check_features(self, version: int, actions: list[dict[str, Any]]) -> None:
+        """Whether a commit brought what spark_mq does not support into the table: a handle that is open already must not go on."""
+        for p in (a["protocol"] for a in actions if "protocol" in a):
+            named = (p.get("readerFeatures") or (), p.get("writerFeatures") or ())
+            delta.check_protocol(self._path, (p["minReaderVersion"], p["minWriterVersion"]), *named, version)
+        if any("deletionVector" in a["add"] for a in actions if "add" in a):
+            delta.check_protocol(self._path, (3, 7), ["deletionVectors"], (), version)
 
     def _newest_source(self, removes: list[dict[str, Any]]) -> int | None:
         """How high the messages in a compacted file can be: as its newest source. None if one of these is not known."""
@@ -119,7 +133,7 @@ class LogState:
     def _last(self, path: str) -> int | None:
         return self._published[path] if path in self._published else self._rewritten.get(path, (0, None))[1]
 
-    def rows(self, add: Mapping[str, Any]) -> int:
+    def rows(self, add: Mapping[str, Any], version: int) -> int:
         """Rows of a file from its statistics, or, where its writer left them out, from its footer."""
         count = json.loads(add.get("stats") or "{}").get("numRecords")
         if count is not None:
@@ -128,12 +142,14 @@ class LogState:
         try:
             with self._files.open(path) as file:
                 return int(pq.ParquetFile(file).metadata.num_rows)
-        except FileNotFoundError as error:
-            if path not in self._active():
+        except (OSError, pa.ArrowException) as error:
+            why = why_unreadable(self._files, path, error)
+            if isinstance(error, FileNotFoundError) and path not in self._active():
                 return 0  # trimmed, with its whole commit: nobody needs to know any more
             raise CorruptLog(
-                f"data file {path} of {self._path} is gone, and its writer left no statistics: what lies behind it cannot be numbered. "
-                "Restore the file from a backup", path=self._path, version=None,
+                f"{why}; and its writer left no statistics in commit {version} of {self._path}: what lies behind it cannot be numbered. "
+                "Restore the file from a backup; without one, give its messages up: put a Parquet file without rows in its place",
+                path=self._path, version=version,
             ) from error  # fmt: skip
 
     def _extend(self, files: list[LogFile], version: int) -> None:

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq import delta
-from spark_mq.errors import DuplicatePublish
+from spark_mq.errors import DuplicatePublish, StoreFailed
 from spark_mq.index import CommitIndex, Slice
-from spark_mq.payload import SliceReader, WrittenFile, why_unreadable, write_file
+from spark_mq.payload import SliceReader, WrittenFile, unreadable, why_unreadable, write_file
 from spark_mq.waking import Bell
 
 __all__ = ["MessageLog", "PublishReceipt", "check_mark"]
@@ -47,9 +47,17 @@ class MessageLog(ABC):
         try:
             return self.commit([written], mark=mark, note=note)
         except DuplicatePublish:
-            with contextlib.suppress(OSError):
-                self.files.delete(written.path)  # no commit knows of it
+            self.discard(written)
             raise
+        except StoreFailed as error:
+            if error.data["landed"] is False and "://" not in self.path:  # in an object store it may land later still
+                self.discard(written)
+            raise
+
+    def discard(self, written: WrittenFile) -> None:
+        """Deletes a file that no commit will ever know of."""
+        with contextlib.suppress(OSError):
+            self.files.delete(written.path)
 
     @abstractmethod
     def commit(
@@ -80,23 +88,49 @@ class MessageLog(ABC):
         """
 
     @abstractmethod
+    def known(self) -> CommitIndex:
+        """The commit index as it is, without a look at the table."""
+
+    @abstractmethod
     def drop(self, horizon: int) -> int:
         """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to kill and to repeat."""
 
-    def check(self, path: str) -> str | None:
-        """Why a data file cannot be read, or None."""
+    def check(self, path: str, rows: int = 0) -> str | None:
+        """Why a data file cannot be read, as far as its footer tells, or None. ``rows``: how many it should have."""
         try:
             with self.files.open(path) as file:
-                pq.ParquetFile(file)
-            return None
+                found = pq.ParquetFile(file).metadata.num_rows
+            return None if found >= rows else f"data file {path} has {found} rows, and {rows} by its commit"
         except (OSError, pa.ArrowException) as error:
             return why_unreadable(self.files, path, error)
 
+    def check_whole(self, piece: Slice) -> Iterator[tuple[Slice, str | None]]:
+        """A slice in pieces, and why each cannot be read, or None: by reading all of it."""
+        try:
+            reader = SliceReader(self.files)
+            parts = list(reader.by_row_group(piece))
+        except (OSError, pa.ArrowException) as error:
+            yield piece, why_unreadable(self.files, piece.path, error)
+            return
+        for part in parts:
+            try:
+                reader.read(part).validate(full=True)
+                yield part, None
+            except (OSError, pa.ArrowException) as error:
+                yield part, why_unreadable(self.files, piece.path, error)
+
     def read(self, slices: Iterable[Slice], columns: list[str] | None = None) -> Iterator[tuple[Slice, pa.Table]]:
-        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in."""
+        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in.
+
+        Raises CorruptLog for a file that cannot be read, StoreFailed where that is the store's doing.
+        """
         reader = SliceReader(self.files, columns)
         for piece in slices:
-            yield piece, reader.read(piece)
+            try:
+                rows = reader.read(piece)
+            except (OSError, pa.ArrowException) as error:
+                raise unreadable(self.files, piece, error) from error
+            yield piece, rows
 
 
 def check_mark(last: int | None, mark: tuple[str, int]) -> None:

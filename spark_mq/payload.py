@@ -9,8 +9,8 @@ import io
 import json
 import uuid
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
 
@@ -20,9 +20,22 @@ import pyarrow.parquet as pq
 
 from spark_mq import delta
 from spark_mq.checks import SECOND
-from spark_mq.index import Slice, Timed, Times
+from spark_mq.damage import explained, plain, telling
+from spark_mq.errors import CorruptLog, SparkMQError
+from spark_mq.index import ORDINAL_BITS, Slice, Timed, Times
 
-__all__ = ["FILE_SCHEMA", "MESSAGE_SCHEMA", "TIMES", "SliceReader", "WrittenFile", "is_timed", "read_times", "why_unreadable", "write_file"]
+__all__ = [
+    "FILE_SCHEMA",
+    "MESSAGE_SCHEMA",
+    "TIMES",
+    "SliceReader",
+    "WrittenFile",
+    "is_timed",
+    "read_times",
+    "unreadable",
+    "why_unreadable",
+    "write_file",
+]
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 MESSAGE_SCHEMA: Final = pa.schema(
@@ -76,9 +89,11 @@ def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
         row_group_size=ROW_GROUP_ROWS,
         use_dictionary=["key"],
         write_statistics=["published_at", *TIMES],
+        write_page_checksum=True,  # or a flipped bit would be delivered
     )
     path = f"{_NO_LANE}/part-{uuid.uuid4()}.parquet"
-    files.write(path, buffer.getvalue())
+    with telling(files.root, files.options, "publishing to"):
+        files.write(path, buffer.getvalue())
     timed = any(name in table.schema.names and table[name].null_count < table.num_rows for name in TIMES)
     return WrittenFile(path, buffer.tell(), table.num_rows, timed)
 
@@ -124,7 +139,20 @@ def why_unreadable(files: delta.Files, path: str, error: Exception) -> str:
         files.read(path)
     except FileNotFoundError:
         return f"data file {path} is missing"
-    return f"data file {path} is not readable: {error}"
+    return f"data file {path} is not readable: {plain(error)}"
+
+
+def unreadable(files: delta.Files, piece: Slice, error: Exception) -> SparkMQError:
+    """The error to raise where a slice of messages could not be read."""
+    try:
+        why = why_unreadable(files, piece.path, error)
+    except OSError as out_of_reach:
+        return explained(files.root, files.options, out_of_reach, "reading messages of")
+    return CorruptLog(
+        f"messages {piece.first}..{piece.first + piece.rows - 1} of {files.root} cannot be read: {why}. Restore it from a backup before "
+        "they are leased again, for then they become dead letters without a payload; all others go on",
+        path=files.root, version=piece.first >> ORDINAL_BITS,
+    )  # fmt: skip
 
 
 class SliceReader:
@@ -147,12 +175,23 @@ class SliceReader:
             start = self._starts[group]
             first = max(piece.offset, start)
             parts.append(self._table.slice(first - start, end - first))
-        table = pa.concat_tables(parts)
+        table = pa.concat_tables(parts) if parts else self._file.schema_arrow.empty_table()
+        if table.num_rows != piece.rows:
+            raise pa.ArrowInvalid(f"it has {self._file.metadata.num_rows} rows, fewer than its commit says")
         return pa.table([_column(table, f, piece) for f in self._schema], schema=self._schema)
+
+    def by_row_group(self, piece: Slice) -> Iterator[Slice]:
+        """A slice in pieces that lie in one row group each: what is broken in one leaves the others alone."""
+        if piece.path != self._path:
+            self._open(piece.path)
+        start, end = piece.offset, piece.offset + piece.rows
+        for upto in (*(at for at in self._starts if start < at < end), end):
+            yield replace(piece, offset=start, rows=upto - start, first=piece.first + start - piece.offset)
+            start = upto
 
     def _open(self, path: str) -> None:
         self._path, self._group = "", -1
-        self._file = pq.ParquetFile(self.files.open(path), coerce_int96_timestamp_unit="us")
+        self._file = pq.ParquetFile(self.files.open(path), coerce_int96_timestamp_unit="us", page_checksum_verification=True)
         meta = self._file.metadata
         self._starts = list(accumulate((meta.row_group(group).num_rows for group in range(meta.num_row_groups - 1)), initial=0))
         self._present = [name for name in self._schema.names if name in self._file.schema_arrow.names]

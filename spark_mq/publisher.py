@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_mq.checks import SECOND, check_count, check_duration, check_size
-from spark_mq.errors import ContentionTimeout, DuplicatePublish, PublisherClosed, PublishFailed, SparkMQError
+from spark_mq.errors import ContentionTimeout, DuplicatePublish, PublisherClosed, PublishFailed, SparkMQError, StoreFailed
 from spark_mq.messages import from_rows, to_publish, to_row
 from spark_mq.payload import WrittenFile, write_file
 
@@ -203,7 +203,7 @@ class BufferedPublisher:
                     written = write_file(self._queue.log.files, to_publish(from_rows(batch.rows), now, self._queue.settings.times(now)))
                 return self._commit(written)
             except Exception as error:
-                lasting = isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout)
+                lasting = isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout | StoreFailed)
                 if lasting or time.monotonic() + pause > deadline:
                     return error
             except BaseException as error:  # whatever it was, nobody may wait for ever

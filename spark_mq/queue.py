@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +20,7 @@ from spark_mq.combining import Combiner
 from spark_mq.creating import check_root, leases_description, make
 from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.group import ConsumerGroup
+from spark_mq.index import Slice
 from spark_mq.lease_store import LeaseStore
 from spark_mq.leases import HORIZON, DeltaLeases
 from spark_mq.log import DeltaLog
@@ -330,14 +331,18 @@ class Queue:
             "groups": {name: self.group(name).stats() for name in self.groups()},
         }
 
-    def check_file(self, path: str) -> str | None:
-        """Why a data file of ``messages/`` cannot be read, or None. Good news is remembered, for files never change."""
-        if path in self._readable:
-            return None
-        why = self.log.check(path)
+    def check_slice(self, piece: Slice, rows: int, whole: bool) -> Iterable[tuple[Slice, str | None]]:
+        """A slice of ``messages/`` in pieces, and why each cannot be read, or None. ``rows``: how many its file should have.
+
+        By the file's footer, and good news is remembered, for files do not change; with `whole`, by all of its bytes.
+        """
+        if whole:
+            self._readable.discard(piece.path)
+            return self.log.check_whole(piece)
+        why = None if piece.path in self._readable else self.log.check(piece.path, rows)
         if why is None:
-            self._readable.add(path)
-        return why
+            self._readable.add(piece.path)
+        return [(piece, why)]
 
 
 def producer_mark(producer_id: str) -> str:

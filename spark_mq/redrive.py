@@ -6,6 +6,7 @@ Freeze the chosen ones as ``routing`` under a new id, in the ledger of a reserve
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 import uuid
@@ -22,10 +23,12 @@ from spark_mq import ledger as rules_of
 from spark_mq import moving
 from spark_mq.checks import RESERVED_PREFIX, check_count, check_rate
 from spark_mq.dead_letters import HEADER_PREFIX
-from spark_mq.errors import DuplicatePublish, InvalidOption
+from spark_mq.errors import CorruptLog, DuplicatePublish, InvalidOption
 from spark_mq.group import LEASE_PAUSE
+from spark_mq.index import Slice
 from spark_mq.intervals import Interval, from_sequences
 from spark_mq.lease_store import Stored, change
+from spark_mq.message_log import MessageLog
 from spark_mq.payload import FILE_SCHEMA, write_file
 from spark_mq.ranges import ROUTING, Head, Ledger
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from spark_mq.queue import Queue
 
 __all__ = ["COLUMNS", "REDRIVE", "Redriven", "redrive"]
+
+_log = logging.getLogger(__name__)
 
 REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a DLQ in whose ledger stands what has been redriven."""
@@ -115,7 +120,7 @@ def _candidates(queue: Queue, where: str | None, chunk: int) -> Iterator[pa.Tabl
         first = r.first
         while first <= r.last:
             last = index.cut(first, min(chunk, index.count(first, r.last)))
-            table = _table(queue, [(first, last)])
+            table = _table(queue, [(first, last)], skip=True)
             # One without a payload has nothing to be published.
             ours = pc.and_(pc.equal(table["queue"], queue.path), pc.is_valid(table["value"]))
             yield _select(table.filter(ours), where)
@@ -128,13 +133,23 @@ def _schema() -> pa.Schema:
     return pa.schema([*payload, *(pa.field(_AS.get(name, name), _TYPES.get(name, pa.string())) for name in _TOLD)])
 
 
-def _table(queue: Queue, intervals: Sequence[Interval]) -> pa.Table:
-    """Dead letters, with what their headers tell as columns."""
+def _read(log: MessageLog, first: int, last: int, skip: bool) -> Iterator[tuple[Slice, pa.Table]]:
+    for piece in log.index().slices(first, last):
+        try:
+            yield from log.read([piece])
+        except CorruptLog as error:
+            if not skip:
+                raise
+            _log.error("dead letters that cannot be redriven: %s", error)
+
+
+def _table(queue: Queue, intervals: Sequence[Interval], *, skip: bool = False) -> pa.Table:
+    """Dead letters, with what their headers tell as columns. ``skip``: without those that cannot be read."""
     log = queue.dead_letters.log
     schema = _schema()
     parts = [schema.empty_table()]
     for first, last in intervals:
-        for piece, rows in log.read(log.index().slices(first, last)):
+        for piece, rows in _read(log, first, last, skip):
             headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
             own = [[(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)] for one in headers]
             columns = {

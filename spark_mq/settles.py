@@ -86,7 +86,12 @@ def settle_named(
     """
     parts, missing = _named(group, leases, sequences, ids)
     wanted = [
-        Settle(lease_id=lease_id, intervals=lease.left() if whole and lease else intervals, whole=whole and lease is not None, **how)
+        Settle(
+            lease_id=lease_id,
+            intervals=lease.left() if whole and lease is not None else intervals,
+            whole=whole and lease is not None,
+            **how,
+        )
         for lease_id, intervals, lease in parts
         for whole in [intervals is None]
     ]

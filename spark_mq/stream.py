@@ -177,8 +177,10 @@ class StreamSource:
         stored = self.group.queue.leases.read(self.group.name)
         now, rules = self.group.queue.now(), self.group.rules(stored)
         ledger, _ = self._acked(stored, stream, n)
-        index = self.group.queue.log.index()
+        index, broken = self.group.index_so_far()
         _, grant = selection.lease(ledger, index, now, rules, self._request("", now, rules))
+        if broken is not None and not grant.ranges:
+            raise broken
         self._looked = (ledger, index, rules, now)
         self.could_take = grant.message_count
         return bool(grant.ranges)
@@ -212,7 +214,7 @@ class StreamSource:
             now, rules = self.group.queue.now(), self.group.rules(stored)
             wanted = self._request(lease_id, now, rules, share)
             acked, note = self._acked(stored, stream, n - 1)
-            after, grant = selection.lease(acked, self.group.queue.log.index(), now, rules, wanted)
+            after, grant = selection.lease(acked, self.group.index_so_far()[0], now, rules, wanted)
             if grant.ranges:
                 note = {**note, **lease_note(wanted, grant.ranges)}
             return after if note else None, (grant, wanted.expires_at), note
@@ -249,7 +251,7 @@ class StreamSource:
         if self._bound is not None:  # what the replay gave back was there at the start, and due
             self._bound = (self._bound[0], self.group.queue.now())
         self._first = False
-        return self._granted(lease_id, expires_at, granted)
+        return self._granted(lease_id, expires_at, granted, whole=True)  # a page that no task can read may be why it died
 
     def _fence(self, stored: Stored, app: str, stream: str, n: int, most: int) -> int | None:
         """The stream's mark. Raises StreamFenced if it is above `most`: another driver has come further on this checkpoint."""
@@ -262,8 +264,8 @@ class StreamSource:
             )  # fmt: skip
         return mark
 
-    def _granted(self, lease_id: str, expires_at: int, ranges: Sequence[Range]) -> BatchPlan:
-        good = self.group.verified(ranges, lease_id) if ranges else ()
+    def _granted(self, lease_id: str, expires_at: int, ranges: Sequence[Range], *, whole: bool = False) -> BatchPlan:
+        good = self.group.verified(ranges, lease_id, whole=whole) if ranges else ()
         if not good:
             return BatchPlan(lease_id, expires_at)
         rules = self.group.rules(self.group.queue.leases.read(self.group.name))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,6 +22,7 @@ from spark_mq.commits import (
     index_commits,
     last_checkpoint,
 )
+from spark_mq.damage import telling
 from spark_mq.dead_letters import Copy, route
 from spark_mq.history import archive, archived
 from spark_mq.leases import DeltaLeases
@@ -27,6 +31,9 @@ from spark_mq.queue import Queue
 from spark_mq.retention import trim
 
 __all__ = ["KEEP_SECONDS", "KEEP_VERSIONS", "SweepReport", "expire", "housekeep", "sweep", "trim"]
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +58,44 @@ class SweepReport:
 def sweep(queue: Queue, copy: Copy | None = None) -> SweepReport:
     """All chores once: index commits, expire, route, trim, housekeeping. ``copy``: how to copy dead letters, see ``dead_letters.route``.
 
-    The dead-letter queue's own tables are kept small, too; the report is about the queue alone.
+    The dead-letter queue's own tables are kept small, too; the report is about the queue alone. What fails does not keep the rest from
+    being done; the first error is raised at the end.
     """
-    indexed = index_commits(queue)  # first: it makes every other look at the log cheaper
+    chores = _Chores(queue)
+    indexed = chores.do(index_commits, queue)  # first: it makes every other look at the log cheaper
     groups = [queue.group(name) for name in queue.groups()]
-    expired, routed = expire(queue), sum(route(group, copy) for group in groups)
-    archived_commits = archive(queue)
-    report = SweepReport(expired, routed, trim(queue), housekeep(queue), indexed, archived_commits)
+    expired = sum(chores.do(group.expire) for group in groups)
+    routed = sum(chores.do(route, group, copy) for group in groups)
+    archived_commits = chores.do(archive, queue)
+    report = SweepReport(expired, routed, chores.do(trim, queue), chores.do(housekeep, queue), indexed, archived_commits)
     if (dead := queue.dead_letters).path != queue.path:
-        index_commits(dead)
-        expire(dead)
-        housekeep(dead)
+        chores.do(index_commits, dead)
+        chores.do(expire, dead)
+        chores.do(housekeep, dead)
+    chores.end()
     return report
+
+
+class _Chores:
+    """Does one after the other: what is broken in one group or table keeps none of the rest from its turn, and is told at the end."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._failed: list[Exception] = []
+
+    def do(self, chore: Callable[..., int], *args: Any) -> int:
+        try:
+            with telling(self._queue.path, self._queue.storage_options, f"a sweep ({chore.__name__.replace('_', ' ')}) of"):
+                return chore(*args)
+        except Exception as error:
+            if not any(str(error) == str(before) for before in self._failed):
+                _log.error("a chore of the sweep failed, the others go on: %s", error)
+                self._failed.append(error)
+            return 0
+
+    def end(self) -> None:
+        if self._failed:
+            raise self._failed[0]
 
 
 def expire(queue: Queue) -> int:

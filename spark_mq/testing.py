@@ -196,6 +196,9 @@ class MemoryLog(MessageLog):
     def index(self, reach: int | None = None) -> CommitIndex:
         return self._index
 
+    def known(self) -> CommitIndex:
+        return self._index
+
     def drop(self, horizon: int) -> int:
         with self._lock:
             gone = {file.path for file in self._index.files if file.last <= horizon} & self._active
@@ -229,9 +232,9 @@ class MemoryLeases:
     def door(self, group: str) -> Door:
         return self._doors.setdefault(group, Door())
 
-    def read(self, group: str) -> Stored:
+    def read(self, group: str, *, blind: bool = False) -> Stored:
         with self._lock:
-            return Stored(group, self._ledgers.get(group), len(self.notes))
+            return Stored(group, None if blind else self._ledgers.get(group), len(self.notes))
 
     def write(
         self,

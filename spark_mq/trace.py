@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from spark_mq.checks import check_choice, check_count, check_name
 from spark_mq.draft import OUTCOMES
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import CorruptLog, InvalidOption, StoreFailed
 from spark_mq.history import history
 from spark_mq.index import Slice
 from spark_mq.intervals import Interval, normalise, subtract
@@ -160,7 +160,7 @@ def _payload(queue: Queue, first: int, last: int, names: list[str]) -> Iterator[
     for piece in queue.log.index(last).slices(first, last):
         try:
             ((_, rows),) = queue.log.read([piece], names)
-        except (OSError, pa.ArrowException):
+        except (CorruptLog, StoreFailed):
             at = pa.repeat(pa.scalar(piece.committed_at, pa.int64()).cast(_INSTANT), piece.rows)
             rows = pa.table({name: at if name == "published_at" else pa.nulls(piece.rows, FILE_SCHEMA.field(name).type) for name in names})
         yield piece, rows

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq import delta
 from spark_mq.index import Slice
-from spark_mq.payload import SliceReader
+from spark_mq.payload import SliceReader, unreadable
 from spark_mq.ranges import RANGE_SCHEMA, Range
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 
@@ -77,7 +77,10 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
     reader = SliceReader(delta.Files(delta.child(partition.queue, "messages"), partition.storage_options), payload)
     for piece, of in _in_batches(partition.pieces):
-        rows = reader.read(piece) if payload else None
+        try:
+            rows = reader.read(piece) if payload else None
+        except (OSError, pa.ArrowException) as error:
+            raise unreadable(reader.files, piece, error) from error
         columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, piece, of, partition) for f in wanted]
         yield from pa.table(columns, schema=wanted).to_batches()
 

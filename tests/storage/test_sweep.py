@@ -135,7 +135,7 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(make: Make, mo
         with pytest.raises(OSError, match="timed out"):
             copy_dead(queue.log, queue.dead_letters.log, [(piece, {}) for piece in queue.log.index().slices(0, 2**62)])
         with pytest.raises(OSError, match="timed out"):
-            again(queue).check_file(queue.log.index().files[0].path)
+            again(queue).log.check(queue.log.index().files[0].path)
     assert sweep(queue).routed == 3
     assert dead_values(queue) == [b"0", b"1", b"2"]
 
