@@ -59,7 +59,9 @@ class ConsumerGroup:
             def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
                 if stored.ledger is not None:
                     return None, None, {}
-                index = self.queue.log.index()
+                index, broken = self.index_so_far()
+                if broken is not None and self.start != "earliest":
+                    raise broken  # where that is only the whole log can tell
                 floor = max(self._position(index, self.start) - 1, self.queue.horizon())
                 head = Head(floor=floor, forgotten=index.count(0, floor), settings=asdict(self.queue.settings.group))
                 return Ledger(head), None, {"operation": "create group"}

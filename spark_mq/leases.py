@@ -89,12 +89,10 @@ class DeltaLeases:
         """The table at its latest version."""
         with self._lock:
             if self._table is not None:
-                before = self._table.version()
                 try:
                     with telling(self.path, self.storage_options, "reading", only=OSError):
                         self._table.update_incremental()
-                    if self._table.version() != before:
-                        delta.check_features(self._table, self.path)
+                    delta.check_features(self._table, self.path)
                     return self._table
                 except DeltaError:
                     self._table = None  # a handle older than what housekeeping left: open anew, once
@@ -111,24 +109,24 @@ class DeltaLeases:
 
     def read(self, group: str, *, blind: bool = False) -> Stored:
         with self._lock:
-            for attempt in (1, 2):
+            seen = -1
+            while True:
                 table = self.refresh()
                 if blind:
                     return Stored(group, None, table.version())
                 try:
                     return Stored(group, self._load(table, group), table.version())
                 except FileNotFoundError as error:
-                    # Housekeeping deleted the file after another commit replaced it: a lost race, once.
-                    if attempt == 2:
+                    # Housekeeping, or a VACUUM, deleted the file after another commit replaced it: a lost race, if the table moved on.
+                    if seen == table.version():
                         raise self._unreadable(group, error) from error
-                    self._table = None
+                    seen, self._table = table.version(), None
                 except (pa.ArrowException, NotAQueue) as error:
                     raise self._unreadable(group, error) from error
                 except OSError as error:
                     if "parquet" in str(error).lower():  # as pyarrow calls a broken file, too
                         raise self._unreadable(group, error) from error
                     raise explained(self.path, self.storage_options, error, "reading") from error
-        raise AssertionError("unreachable")
 
     def _unreadable(self, group: str, error: Exception) -> CorruptLog:
         table = self.refresh()

@@ -53,6 +53,7 @@ class DeltaLog(MessageLog):
         self._table: DeltaTable | None = None
         self._id: str | None = None
         self._stood: Stamp | None = None  # of the commit that the handle stands on
+        self._reached = -1  # the latest version that this handle has seen, or committed
         self._known: Stamp | None = None  # of the last commit that the state knows
         self._listed = time.monotonic()  # when it was last made sure that the log has no hole
         self._state = LogState(self.files, path, self.active)
@@ -110,19 +111,18 @@ class DeltaLog(MessageLog):
     def refresh(self) -> DeltaTable:
         """The table at its latest version."""
         with self._lock, telling(self.path, self.storage_options, "reading"):
-            stood = self._stood
-            if stood is not None and not self._is_as_it_was(stood):
+            if self._stood is not None and not self._is_as_it_was(self._stood):
                 self._table = None
             try:
                 self.table.update_incremental()
             except DeltaError:
                 self._table = None  # a handle older than what is left of the log: open anew, once
             table = self.table
-            if stood is not None and table.version() < stood[0]:
-                self._stood = stood  # a commit in its place would be one that others never see
-                raise gone(self.path, stood[0])
+            delta.check_features(table, self.path)
+            if table.version() < self._reached:  # a commit in the place of what is gone would be one that others never see
+                raise gone(self.path, self._reached)
+            self._reached = table.version()
             if self._stood is None or self._stood[0] != table.version():
-                delta.check_features(table, self.path)
                 self._stood = self._stamp_of(table.version())
             return table
 
@@ -214,6 +214,7 @@ class DeltaLog(MessageLog):
                     attempt(table)
                     if time.time() - started > SLOW and self._is_stray(base + 1, paths):
                         continue
+                    self._reached = base + 1
                     return base + 1
                 except DuplicatePublish:
                     raise

@@ -94,8 +94,8 @@ class LogState:
         files = [] if removes else self._publishes(version, fresh, actions)
         if any(remove.get("dataChange", True) for remove in removes):
             _log.warning(
-                "commit %d of %s rewrites or deletes messages (%s): what it adds is not published, and what it removes is delivered as it "
-                "was, as long as its files are there. A message is taken out of a queue by a group that acks or rejects it",
+                "commit %d of %s rewrites messages, or deletes some (%s): what it adds is not published, and what it removes is delivered "
+                "as it was, as long as its files are there. A message is taken out of a queue by a group that acks or rejects it",
                 version, self._path, _commit_info(actions).get("operation"),
             )  # fmt: skip
         last = self._newest_source(removes) if removes and fresh else None

@@ -1,0 +1,557 @@
+"""A queue's tables are ordinary Delta tables: what other engines and their users do to them ends well, or in an error that helps."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.exceptions import DeltaError
+from deltalake.schema import PrimitiveType
+from deltalake.transaction import AddAction
+from handles import again, lease
+
+from spark_mq import Queue, errors
+from spark_mq import log as log_module
+from spark_mq.commits import index_commits
+from spark_mq.payload import MESSAGE_SCHEMA
+from spark_mq.sweep import checkpoint, housekeep, sweep
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture
+def queue(delta_queue: Make) -> Queue:
+    return delta_queue()
+
+
+def drain(queue: Queue, group: str = "default") -> list[bytes]:
+    """The values of all that is due; acked."""
+    found = []
+    while (taken := queue.group(group).lease("w", max_messages=1_000)) is not None:
+        found += [m.value for m in taken.messages]
+        taken.ack()
+    return found
+
+
+def foreign(queue: Queue, *values: bytes, **columns: Any) -> None:
+    """What a plain delta-rs writer does."""
+    table = pa.table({"value": pa.array(values, pa.binary()), **columns})
+    write_deltalake(DeltaTable(queue.log.path), table, mode="append", schema_mode="merge")
+
+
+def vacuum(path: str, full: bool = False) -> list[str]:
+    return DeltaTable(path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=full)
+
+
+def entry(path: str, version: int) -> Path:
+    return Path(path, "_delta_log", f"{version:020d}.json")
+
+
+def data_file(queue: Queue, sequence: int) -> Path:
+    return Path(queue.log.path, queue.log.index().file_at(sequence).path)
+
+
+def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
+    """The dead letters: value, and why there is none."""
+    sweep(queue)
+    found = queue.dead_letters.group("look").lease("w", max_messages=1_000)
+    return [] if found is None else [(m.value, m.headers.get("spark_mq.payload", "")) for m in found.messages]
+
+
+# -- other writers, and users who tidy up, while work goes on
+
+
+@pytest.mark.parametrize("tidies", [False, True], ids=["published only", "optimized and vacuumed all the time"])
+def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool) -> None:
+    """VACUUM of ``messages/`` keeps what it must by itself: its retention is that of the table."""
+    wanted, settled, done, failed = 60, [], threading.Event(), []
+
+    def thread(target: Callable[[Queue], object]) -> threading.Thread:
+        def run() -> None:
+            try:
+                target(again(queue))
+            except BaseException as error:
+                failed.append(error)
+                done.set()
+
+        started = threading.Thread(target=run)
+        started.start()
+        return started
+
+    def publish(mine: Queue, name: str) -> None:
+        for n in range(wanted // 2):
+            value = f"{name}-{n}".encode()
+            if name == "foreign":
+                foreign(mine, value)
+            else:
+                mine.publish(value)
+
+    def work(mine: Queue) -> None:
+        while not done.is_set():
+            if (taken := mine.group().lease("w", max_messages=5, wait=0.2)) is not None:
+                values = [m.value.decode() for m in taken.messages]
+                taken.ack()
+                settled.extend(values)
+                if len(settled) >= wanted:
+                    done.set()
+
+    def tidy(mine: Queue) -> None:
+        while not done.wait(0.05):
+            for path, forced in ((mine.log.path, False), (mine.leases.path, True)):
+                try:
+                    DeltaTable(path).optimize.compact()
+                    DeltaTable(path).vacuum(dry_run=False) if not forced else vacuum(path)
+                except DeltaError:
+                    pass  # it is the user's OPTIMIZE that loses against a worker's commit
+
+    threads = [thread(lambda mine: publish(mine, "foreign")), thread(lambda mine: publish(mine, "own")), thread(work), thread(work)]
+    threads += [thread(tidy)] if tidies else []
+    assert done.wait(60)
+    for one in threads:
+        one.join(30)
+    assert failed == []
+    assert sorted(settled) == sorted(f"{name}-{n}" for name in ("foreign", "own") for n in range(wanted // 2))
+    stats = again(queue).group().stats()
+    assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (wanted, 0, 0, 0)
+
+
+@pytest.mark.parametrize("optimize", ["compact", "z_order"])
+def test_a_rewrite_under_a_lease_changes_nothing(queue: Queue, optimize: str) -> None:
+    for value in "abc":
+        queue.publish([value, value])
+    held, late = lease(queue, 3), again(queue)
+    rewriter = DeltaTable(queue.log.path).optimize
+    rewriter.compact() if optimize == "compact" else rewriter.z_order(["published_at"])
+    DeltaTable(queue.log.path).vacuum(dry_run=False)
+    DeltaTable(queue.leases.path).optimize.z_order(["first"])
+    vacuum(queue.leases.path, full=True)
+    assert [m.value for m in held.messages] == [b"a", b"a", b"b"]
+    assert held.ack().settled == 3
+    assert drain(late) == [b"b", b"c", b"c"]
+    assert drain(again(queue), "other") == [b"a", b"a", b"b", b"b", b"c", b"c"]
+    assert queue.stats()["published"] == 6
+
+
+def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_told_of(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """Only with retention checks switched off: the files of a lagging group's messages go. No lease and no handle stops at it."""
+    for value in "abc":
+        queue.publish([value, value])
+    held, seen = lease(queue, 3), again(queue)
+    again(queue).group("other").ensure()
+    knew = seen.group("other").lease("w", max_messages=1)
+    assert knew is not None
+    assert knew.messages, "this handle has found the file of a good"
+    DeltaTable(queue.log.path).optimize.z_order(["published_at"])
+    assert len(vacuum(queue.log.path)) == 3
+    assert held.messages == [], "the lease holds nothing any more"
+    assert held.ack().settled == 0
+    queue.publish("d")
+    for handle in (queue, seen):
+        assert drain(handle) == ([b"d"] if handle is queue else [])
+    assert drain(seen, "other") == [b"d"]
+    told = dead(queue)
+    assert [value for value, _ in told] == [None] * 11
+    assert all("part-" in why and "missing" in why for _, why in told)
+    assert "cannot be read and are dead" in caplog.text
+    assert queue.group().stats().acked == 1
+
+
+def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.publish(["a", "b"])
+    lease(queue, 1).ack()
+    DeltaTable(queue.leases.path).optimize.z_order(["first"])
+    vacuum(queue.leases.path, full=True)
+    assert sweep(queue).archived_commits > 0
+    assert f"what commit 1 of {queue.leases.path} did cannot be told" in caplog.text
+    assert drain(again(queue)) == [b"b"]
+    assert sweep(queue).archived_commits > 0, "the sweep goes on behind it"
+
+
+@pytest.mark.parametrize("change", ["delete some", "delete all", "update", "overwrite"])
+def test_messages_cannot_be_changed_by_accident(queue: Queue, change: str) -> None:
+    queue.publish(["a", "b"])
+    table = DeltaTable(queue.log.path)
+    calls: dict[str, Callable[[], object]] = {
+        "delete some": lambda: table.delete("value = 'a'"),
+        "delete all": table.delete,
+        "update": lambda: table.update(updates={"key": "'x'"}),
+        "overwrite": lambda: write_deltalake(table, pa.table({"value": [b"x"]}), mode="overwrite", schema_mode="merge"),
+    }
+    with pytest.raises(DeltaError, match="append-only"):
+        calls[change]()
+    assert drain(queue) == [b"a", b"b"]
+
+
+def test_a_forced_update_or_delete_publishes_nothing_and_is_reported(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.publish(["a", "b"])
+    queue.publish("c")
+    DeltaTable(queue.log.path).alter.set_table_properties({"delta.appendOnly": "false"})
+    DeltaTable(queue.log.path).update(updates={"key": "'x'"}, predicate="value = 'a'")
+    DeltaTable(queue.log.path).delete("value = 'c'")
+    with caplog.at_level(logging.WARNING):
+        assert drain(queue) == [b"a", b"b", b"c"]
+    for version, what in ((4, "UPDATE"), (5, "DELETE")):
+        assert f"commit {version} of {queue.log.path} rewrites messages, or deletes some ({what})" in caplog.text
+    queue.publish("d")
+    assert drain(queue) == [b"d"]
+    assert again(queue).stats()["published"] == 4
+
+
+def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> None:
+    queue.publish("a")
+    worker = again(queue)
+    assert drain(worker) == [b"a"]
+    foreign(queue, b"b", extra=pa.array([1]))
+    DeltaTable(queue.log.path).alter.add_columns([Field("more", PrimitiveType("string"))])
+    queue.publish("c")
+    worker.publish("d")
+    assert drain(worker) == [b"b", b"c", b"d"]
+    assert drain(again(queue), "other") == [b"a", b"b", b"c", b"d"]
+
+
+def test_lanes_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
+    write_deltalake(
+        DeltaTable(queue.log.path),
+        pa.table({"value": pa.array([b"1", None], pa.binary()), "lane": pa.array([7, 8], pa.int32())}),
+        mode="append",
+        schema_mode="merge",
+    )
+    assert set(drain(queue)) == {b"1", None}
+
+
+def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> None:
+    """Raw in JSON they are allowed, and Python takes them for ends of lines."""
+    queue.publish("a")
+    path = entry(queue.log.path, 2)
+    path.write_text('{"commitInfo":{"timestamp":1,"operation":"WRITE","userMetadata":"a\u2028b\u2029c\x85d"}}\n', encoding="utf-8")
+    queue.publish("b")
+    assert drain(queue) == drain(again(queue), "other") == [b"a", b"b"]
+
+
+# -- going back
+
+
+@pytest.mark.parametrize("cleaned", [False, True], ids=["with its log", "after the log was cleaned"])
+def test_a_restore_after_a_trim_publishes_nothing_again(delta_queue: Make, clock: ManualClock, cleaned: bool) -> None:
+    queue = delta_queue(retention=0)
+    for value in "abc":
+        queue.publish(value)
+    checkpoint(queue.log)  # type: ignore[arg-type]
+    before = DeltaTable(queue.log.path).version()
+    late = again(queue)
+    assert drain(queue) == [b"a", b"b", b"c"]
+    clock.advance("1m")
+    assert sweep(queue).trimmed_files == 3
+    if cleaned:
+        index_commits(queue)
+        housekeep(queue, keep_versions=2, keep_seconds=0)
+    DeltaTable(queue.log.path).restore(before, ignore_missing_files=True)
+    for handle in (queue, late, again(queue)):
+        assert drain(handle) == []
+        assert drain(handle, "new") == []
+        assert handle.stats()["published"] == 3
+    queue.publish("d")
+    assert drain(late) == drain(again(queue), "new") == [b"d"]
+    clock.advance("1h")
+    sweep(queue)
+    assert DeltaTable(queue.log.path).file_uris() == [], "the restored entries of files that are gone are trimmed again"
+
+
+def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue: Queue) -> None:
+    queue.publish(["a", "b", "c"])
+    worker = again(queue)
+    first = lease(worker, 1)
+    before = DeltaTable(queue.leases.path).version()
+    first.ack()
+    held = lease(worker, 1)
+    DeltaTable(queue.leases.path).restore(before)
+    with pytest.raises(errors.LeaseLost):
+        held.ack()
+    assert first.group.ack(first.lease_id).settled == 1, "its lease is held again"
+    assert drain(worker) == [b"b", b"c"]
+    assert sweep(again(queue)).archived_commits > 0
+
+
+# -- logs and files that were damaged
+
+GIVEN_UP = '{"commitInfo":{}}\n'
+
+
+def damaged_by(how: str, path: Path) -> None:
+    if how == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes({"truncated": path.read_bytes()[:100], "garbage": b"\x00\xff\xfe", "other JSON": b'{"add": [1]}\n'}[how])
+
+
+@pytest.mark.parametrize("how", ["deleted", "truncated", "garbage", "other JSON"])
+def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(log_module, "HOLE_LOOK", 0)
+    for value in "ab":
+        queue.publish(value)
+    worker, full = again(queue), again(queue)
+    worker.stats()
+    for value in "cde":
+        queue.publish(value)
+    full.stats()
+    commit = entry(queue.log.path, 3)
+    good = commit.read_bytes()
+    damaged_by(how, commit)
+
+    taken = lease(worker, 10, "w")
+    assert [m.value for m in taken.messages] == [b"a", b"b"], "what lies before the broken commit goes on"
+    taken.ack()
+    assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], "and all for whoever had read it before"
+    calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), lambda: sweep(worker)]
+    if how == "deleted":
+        calls.append(lambda: queue.publish("x"))  # it would fill the hole with what nobody sees
+    for call in calls:
+        with pytest.raises(errors.CorruptLog) as caught:
+            call()
+        assert caught.value.version == 3
+        for part in ("commit 3", queue.log.path, "_delta_log/00000000000000000003.json", "backup", GIVEN_UP.strip()):
+            assert part in str(caught.value)
+        assert "unknown>" not in str(caught.value), "no stack of another language"
+
+    commit.write_bytes(good)
+    for handle in (worker, full, again(queue)):
+        assert handle.stats()["published"] == 5
+    assert drain(worker, "w") == [b"c", b"d", b"e"]
+
+
+def test_a_broken_commit_without_a_backup_can_be_given_up(queue: Queue) -> None:
+    for value in "abc":
+        queue.publish(value)
+    entry(queue.log.path, 2).write_bytes(b"{")
+    entry(queue.log.path, 2).write_text(GIVEN_UP)
+    queue.publish("d")
+    assert drain(again(queue)) == [b"a", b"c", b"d"]
+    assert sweep(queue).indexed_commits == 5
+
+
+def test_the_last_commit_deleted_under_a_handle_is_told_not_replaced(queue: Queue) -> None:
+    queue.publish("a")
+    queue.publish("b")
+    reader, publisher = again(queue), queue
+    reader.stats()
+    good = entry(queue.log.path, 2).read_bytes()
+    entry(queue.log.path, 2).unlink()
+    for call in (reader.stats, lambda: publisher.publish("x"), lambda: publisher.publish("x")):
+        with pytest.raises(errors.CorruptLog, match=r"commit 2 of .* is gone"):
+            call()
+    entry(queue.log.path, 2).write_bytes(good)  # with another time than it had
+    assert reader.stats()["published"] == 2
+    assert publisher.publish("c").version == 3
+    assert reader.stats()["published"] == 3
+
+    entry(queue.log.path, 3).unlink()
+    again(queue).publish("other")
+    with pytest.raises(errors.CorruptLog, match="another one than was read before"):
+        reader.stats()
+    assert drain(again(queue)) == [b"a", b"b", b"other"]
+
+
+def test_a_broken_checkpoint_is_named(queue: Queue) -> None:
+    for value in "abc":
+        queue.publish(value)
+        checkpoint(queue.log)  # type: ignore[arg-type]
+    log = Path(queue.log.path, "_delta_log")
+    (log / "_last_checkpoint").write_text("not JSON")
+    assert sweep(queue).indexed_commits == 4, "that one is only a hint"
+    (log / "00000000000000000003.checkpoint.parquet").write_bytes(b"PAR1garbage")
+    (log / "_last_checkpoint").unlink()
+    with pytest.raises(errors.SparkMQError, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"):
+        again(queue)
+    (log / "00000000000000000003.checkpoint.parquet").unlink()
+    assert drain(again(queue)) == [b"a", b"b", b"c"]
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: path.unlink(),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-10]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a bit flipped in a page": lambda path: path.write_bytes(path.read_bytes().replace(b"poor", b"pOor")),
+    "a page overwritten": lambda path: path.write_bytes(path.read_bytes()[:4] + b"\xff" * 60 + path.read_bytes()[64:]),
+    "fewer rows than the commit says": lambda path: pq.write_table(pa.table({"value": [b"1"]}), path),
+}
+
+
+@pytest.mark.parametrize("when", ["before the lease", "under the lease"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_messages_of_a_broken_file_are_dead_at_once_and_the_others_go_on(queue: Queue, damage: str, when: str) -> None:
+    queue.publish(["good-1"])
+    receipt = queue.publish(["poor-1", "poor-2"])
+    queue.publish(["good-2"])
+    path = data_file(queue, receipt.sequences[0])
+    if when == "before the lease":
+        DAMAGE[damage](path)
+    taken = lease(queue, 10)
+    if when == "under the lease":
+        DAMAGE[damage](path)
+    assert [m.value for m in taken.messages] == [b"good-1", b"good-2"]
+    assert taken.ack().settled == 2
+    stats = queue.group().stats()
+    assert (stats.acked, stats.dead) == (2, 2)
+    told = dead(queue)
+    assert [value for value, _ in told] == [None, None]
+    assert all(path.name in why for _, why in told)
+    assert drain(queue) == []
+
+
+def test_a_broken_page_leaves_the_rest_of_its_file_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_mq.payload.ROW_GROUP_ROWS", 2)
+    receipt = queue.publish(["1", "2", "poor", "4", "5"])
+    path = data_file(queue, receipt.sequences[0])
+    DAMAGE["a bit flipped in a page"](path)
+    assert drain(queue) == [b"1", b"2", b"5"]
+    assert [value for value, _ in dead(queue)] == [None, None]
+
+
+def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
+    key = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    path = "part-foreign.parquet"
+    pq.write_table(pa.table({"value": [b"bad"], "key": key}), Path(queue.log.path, path))
+    add = AddAction(path, 1, {"lane": None}, 0, True, '{"numRecords": 1}')
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    queue.publish("good")
+    assert drain(queue) == [b"good"]
+    assert queue.group().stats().dead == 1
+    sweep(queue)
+
+
+def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue: Queue) -> None:
+    queue.publish("a")
+    Path(queue.log.path, "part-bare.parquet").write_bytes(b"PAR1 no more")
+    add = AddAction("part-bare.parquet", 12, {"lane": None}, 0, True, "{}")
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    queue.publish("c")
+    with pytest.raises(errors.CorruptLog, match=r"part-bare\.parquet.*commit 2.*a Parquet file without rows") as caught:
+        again(queue).stats()
+    assert caught.value.version == 2
+    taken = lease(queue)
+    assert [m.value for m in taken.messages] == [b"a"], "what lies before it goes on"
+    taken.ack()
+    pq.write_table(pa.table({"value": pa.array([], pa.binary())}), Path(queue.log.path, "part-bare.parquet"))
+    assert drain(queue) == [b"c"]
+    assert again(queue).stats()["published"] == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
+def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(queue: Queue, damage: str) -> None:
+    queue.publish(["a", "b"])
+    for name in ("broken", "sound"):
+        lease(queue, 1, name).ack()
+    (path,) = (path for path in Path(queue.leases.path, "consumer_group=broken").iterdir() if path.name in _live(queue))
+    DAMAGE[damage](path)
+    fresh = again(queue)
+    for call in (lambda: fresh.group("broken").lease("w"), lambda: fresh.group("broken").stats(), lambda: sweep(fresh)):
+        with pytest.raises(errors.CorruptLog) as caught:
+            call()
+        for part in ("'broken'", path.name, "backup", "drop_group('broken')"):
+            assert part in str(caught.value)
+    queue.publish("c")
+    held = lease(fresh, 1, "sound")
+    held.reject()
+    with pytest.raises(errors.CorruptLog):
+        sweep(fresh)
+    assert len(queue.dead_letters.group("look").lease("w", max_messages=9) or ()) == 1, "the sweep has routed those of the sound group"
+    assert drain(fresh, "sound") == [b"c"]
+    fresh.drop_group("broken")
+    assert drain(fresh, "broken") == [b"a", b"b", b"c"], "it begins anew"
+    sweep(fresh)
+
+
+def _live(queue: Queue) -> set[str]:
+    return {uri.rpartition("/")[2] for uri in DeltaTable(queue.leases.path).file_uris()}
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage: str) -> None:
+    queue.publish("a")
+    index_commits(queue)
+    (path,) = Path(queue.path, "commits").glob("*.parquet")
+    good = path.read_bytes()
+    DAMAGE[damage](path)
+    assert drain(again(queue)) == [b"a"], "the log has all its commits still"
+    path.write_bytes(good)
+    queue.publish("b")
+    index_commits(queue)
+    assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
+    DAMAGE[damage](next(iter(Path(queue.path, "commits").glob("*.parquet"))))
+    with pytest.raises(errors.CorruptLog, match=r"commits.*backup"):
+        again(queue).stats()
+
+
+# -- tables made anew, and tables with features
+
+
+def test_the_archive_or_the_index_deleted_is_made_anew(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    lease(queue, 1).ack()
+    sweep(queue)
+    for name in ("history", "commits"):
+        shutil.rmtree(Path(queue.path, name))
+    queue.publish("c")
+    assert sweep(queue).indexed_commits == 3
+    sweep(again(queue))
+    assert drain(queue) == [b"b", b"c"]
+
+
+def test_a_dead_letter_queue_made_anew_under_a_handle_is_told(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b"])
+    lease(queue, 1).reject()
+    sweep(queue)
+    shutil.rmtree(queue.dead_letters.path)
+    lease(queue, 1).reject()
+    with pytest.raises(errors.SparkMQError, match="dead_letters"):
+        sweep(queue)
+    assert drain(queue) == []
+    assert sweep(again(queue)).routed == 1, "the next process makes it"
+    assert again(queue).dead_letters.stats()["published"] == 1
+
+
+UPGRADE = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+
+
+@pytest.mark.parametrize("which", ["messages", "leases"])
+def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(queue: Queue, which: str) -> None:
+    queue.publish(["a", "b", "c"])
+    worker = again(queue)
+    held = lease(worker, 1)
+    path = str(Path(queue.path, which))
+    commit = entry(path, DeltaTable(path).version() + 1)
+    commit.write_text(json.dumps({"commitInfo": {"timestamp": 0}}) + "\n" + json.dumps({"protocol": UPGRADE}) + "\n")
+    calls: list[Callable[[], object]] = [lambda: again(queue)]
+    calls += [lambda: worker.publish("x"), worker.log.index] if which == "messages" else [held.ack, lambda: worker.group().lease("w")]
+    for call in calls:
+        with pytest.raises(errors.UnsupportedTable, match="deletionVectors") as caught:
+            call()
+        assert caught.value.path == path
+
+
+def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> None:
+    """Some writer's clock, or its unit, was wrong: seeks and retention go by what is left of it."""
+    queue.publish("a")
+    add = {"path": "part-x.parquet", "partitionValues": {"lane": None}, "size": 1, "modificationTime": 1, "dataChange": True,
+           "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": 1}}'}  # fmt: skip
+    pq.write_table(pa.table({"value": [b"x"]}), Path(queue.log.path, "part-x.parquet"))
+    entry(queue.log.path, 2).write_text(json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n")
+    queue.publish("b")
+    worker = again(queue)
+    found = lease(worker, 10)
+    assert [m.value for m in found.messages] == [b"a", b"x", b"b"]
+    assert found.messages[1].published_at.year == 9999
+    found.group.seek(clock() + timedelta(days=1))
+    sweep(worker)
+    assert worker.stats()["published"] == 3
