@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_mq import delta
 from spark_mq.commit_table import SMALL_FILES, covered, paths
+from spark_mq.damage import telling
 from spark_mq.log import DeltaLog
 
 if TYPE_CHECKING:
@@ -45,9 +46,13 @@ def index_commits(queue: Queue) -> int:
 
     Safe to kill, to repeat, and to run twice at once: each commit is written down once. A queue in memory has nothing to write down.
     """
-    log = queue.log
-    if not isinstance(log, DeltaLog):
+    if not isinstance(queue.log, DeltaLog):
         return 0
+    with telling(queue.log.commits.path, queue.storage_options, "writing to"):
+        return _index_commits(queue.log)
+
+
+def _index_commits(log: DeltaLog) -> int:
     for attempt in range(_ATTEMPTS):
         state = log.state()
         table = log.commits.open(log.table_id) or log.commits.create(log.table_id)

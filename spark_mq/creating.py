@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_mq import delta
+from spark_mq.damage import telling
 from spark_mq.errors import NotAQueue, QueueExists
 from spark_mq.leases import DeltaLeases
 from spark_mq.log import DeltaLog
@@ -46,12 +47,13 @@ def leases_description(messages: DeltaTable) -> str:
 
 
 def _create(table: DeltaLog | DeltaLeases, description: str) -> None:
-    try:
-        table.create(description)
-    except DeltaError:
-        # Somebody else may have made it in the same moment: that is as good.
-        if delta.open_table(table.path, table.storage_options) is None:
-            raise
+    with telling(table.path, table.storage_options, "making"):
+        try:
+            table.create(description)
+        except DeltaError:
+            # Somebody else may have made it in the same moment: that is as good.
+            if delta.open_table(table.path, table.storage_options) is None:
+                raise
 
 
 def check_root(root: str, options: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ from spark_mq.commit_log import log_path, read_commit, restore_hint
 from spark_mq.errors import CorruptLog, SparkMQError, StoreFailed
 from spark_mq.files import Files
 
-__all__ = ["STORE_ERRORS", "explained", "gone", "plain", "telling"]
+__all__ = ["STORE_ERRORS", "explained", "gone", "is_refused", "plain", "telling"]
 
 STORE_ERRORS: Final = (OSError, DeltaError, pa.ArrowException)
 """What a table that cannot be read or written raises, from whichever layer."""
@@ -46,13 +46,18 @@ def explained(
     if _FULL.search(text):
         advice = "The disk, or its quota, is full: free some space and do it again"
     elif _REFUSED.search(text):
-        advice = "The store refuses it: make it writable for this user and do it again"
+        advice = "The store refuses it: make it readable and writable for this user and do it again"
     else:
         found = _damage(Files(path, storage_options), path)
         if found is not None:
             return found
         advice = "Do it again; if it goes on, look at the store"
     return StoreFailed(f"{doing} {path} failed, {outcome}: {text}. {advice}", path=path, landed=landed)
+
+
+def is_refused(error: Exception) -> bool:
+    """Whether the store did not let this user read or write."""
+    return bool(_REFUSED.search(plain(error)))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from spark_mq.commit_log import OPERATION_ID, landed_since, log_path, read_commit
-from spark_mq.damage import explained
+from spark_mq.damage import explained, is_refused
 from spark_mq.errors import UnsupportedTable
 from spark_mq.files import Files
 
@@ -46,7 +46,9 @@ def open_table(path: str, storage_options: Mapping[str, str] | None = None) -> D
     """The table at its latest version, or None. Raises UnsupportedTable, CorruptLog, StoreFailed."""
     try:
         table = DeltaTable(path, storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
+    except TableNotFoundError as error:
+        if is_refused(error):
+            raise explained(path, storage_options, error, "opening") from error
         return None
     except DeltaError as error:
         # delta-rs refuses reader features that it does not know while it loads.

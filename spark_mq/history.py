@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError
 
 from spark_mq import delta
 from spark_mq.checks import SECOND, to_datetime
+from spark_mq.damage import telling
 from spark_mq.draft import outcome_of
 from spark_mq.errors import ContentionTimeout
 from spark_mq.lease_store import LeaseCommit
@@ -132,6 +133,11 @@ def archive(queue: Queue) -> int:
     """Archives the ledger's commits that have not been. Returns how many. Safe to kill, to repeat, and to run twice at once."""
     if not isinstance(queue.leases, DeltaLeases):
         return 0
+    with telling(_path(queue), queue.storage_options, "archiving to"):
+        return _archive(queue)
+
+
+def _archive(queue: Queue) -> int:
     table, total, lost = _open(queue), 0, 0
     done, latest = -1 if table is None else _last(table, queue), queue.leases.version()
     while done < latest:

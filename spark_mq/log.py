@@ -174,10 +174,11 @@ class DeltaLog(MessageLog):
             old |= self._state.rewritten(horizon)
             gone = old.intersection(self.active())
         self.remove(sorted(gone))
-        # All that lie there, not just those just removed: a run before may have died here.
-        folders = {path.rpartition("/")[0] for path in old}
-        for path in old.intersection(path for folder in folders for path in self.files.list(folder)):
-            self.files.delete(path)
+        with telling(self.path, self.storage_options, "trimming"):
+            # All that lie there, not just those just removed: a run before may have died here.
+            folders = {path.rpartition("/")[0] for path in old}
+            for path in old.intersection(path for folder in folders for path in self.files.list(folder)):
+                self.files.delete(path)
         return len(gone)
 
     def active(self) -> list[str]:

@@ -111,9 +111,10 @@ def housekeep(queue: Queue, *, keep_versions: int = KEEP_VERSIONS, keep_seconds:
     if not isinstance(queue.leases, DeltaLeases) or not isinstance(queue.log, DeltaLog):
         return 0
     archive(queue)  # what has not been archived is not cleaned
-    checkpoint(queue.log)
-    cleaned = clean_messages(queue.log, keep_versions, keep_seconds) + clean_commits(queue.log)
-    return cleaned + clean(queue.leases, keep_versions, keep_seconds, archived=archived(queue))
+    with telling(queue.path, queue.storage_options, "housekeeping of"):
+        checkpoint(queue.log)
+        cleaned = clean_messages(queue.log, keep_versions, keep_seconds) + clean_commits(queue.log)
+        return cleaned + clean(queue.leases, keep_versions, keep_seconds, archived=archived(queue))
 
 
 def checkpoint(table: DeltaLog | DeltaLeases) -> int:

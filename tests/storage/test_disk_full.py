@@ -1,0 +1,204 @@
+"""A store that is full or read-only, at each step: the caller is told, nothing is lost, and with space again everything goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from disks import SizeLimit, TmpFs, disk_at
+from handles import again, lease, until
+
+from spark_mq import Lease, Queue, errors
+from spark_mq.commits import index_commits
+from spark_mq.dead_letters import route
+from spark_mq.history import archive
+from spark_mq.sweep import housekeep, sweep, trim
+from spark_mq.testing import ManualClock
+
+VALUES = [f"m{n}".encode() for n in range(8)]
+
+
+@pytest.fixture(params=["mounted", "limited"])
+def disk(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[TmpFs | SizeLimit]:
+    """A disk of its own, and this process's limit on file sizes, which stands for one where none may be mounted."""
+    made = disk_at(tmp_path / "disk") if request.param == "mounted" else SizeLimit()
+    yield made
+    made.close()
+
+
+class World:
+    """A queue on a small disk: eight messages, of which a lease holds four; one is dead, one is done."""
+
+    def __init__(self, disk: TmpFs | SizeLimit, clock: ManualClock) -> None:
+        self.disk, self.clock = disk, clock
+        self.queue = Queue.create(disk.path / "queue", clock=clock, retention=0, max_delivery_attempts=9, retry_delay=0)
+        self.queue.publish(VALUES[:4])
+        self.queue.publish(VALUES[4:])
+        first = lease(self.queue, 2)
+        first.reject([first.messages[0].sequence])
+        first.ack()
+        self.held = lease(self.queue, 4)
+        self.published = Counter(VALUES)
+        self.seen = Counter({VALUES[1]: 1})  # what ended as done
+
+    def facts(self) -> Any:
+        """What a new process finds."""
+        queue = again(self.queue)
+        return queue.log.index().files, {name: list(queue.group(name).ledger()) for name in queue.groups()}
+
+    def finish(self) -> None:
+        """All goes on, and each message ends: acked, or as a dead letter with its payload."""
+        self.clock.advance("1h")
+        queue = again(self.queue)
+        while (taken := queue.group().lease("last", max_messages=100)) is not None:
+            self.seen.update(m.value for m in taken.messages)
+            taken.ack()
+        sweep(queue)
+        found = queue.dead_letters.group("look").lease("w", max_messages=100)
+        for m in found.messages if found else []:
+            self.seen[m.value] += 1
+        assert self.seen == self.published
+        stats = queue.group().stats()
+        assert stats.acked + stats.dead_lettered == self.published.total()
+
+
+def publish(world: World) -> None:
+    world.queue.publish("new")
+    world.published[b"new"] += 1
+
+
+def publish_buffered(world: World) -> None:
+    with world.queue.publisher(max_age="1ms", retry_timeout="1ms") as publisher:
+        publisher.publish("new").result()
+    world.published[b"new"] += 1
+
+
+def take(world: World) -> None:
+    lease(world.queue, 1)
+
+
+def ack(world: World) -> None:
+    values = [m.value for m in world.held.messages]
+    world.held.ack()
+    world.seen.update(values)
+
+
+STEPS: dict[str, Callable[[World], object]] = {
+    "publish": publish,
+    "buffered publish": publish_buffered,
+    "lease": take,
+    "ack": ack,
+    "nack": lambda world: world.held.nack(delay=0),
+    "reject": lambda world: world.held.reject(),
+    "release": lambda world: world.held.release(),
+    "extend": lambda world: (world.clock.advance("1s"), world.held.extend()),
+    "make a group": lambda world: world.queue.group("fresh").ensure(),
+    "configure": lambda world: world.queue.group().configure(max_failures=7),
+    "route": lambda world: route(world.queue.group()),
+    "trim": lambda world: trim(world.queue),
+    "index": lambda world: index_commits(world.queue),
+    "archive": lambda world: archive(world.queue),
+    "housekeep": lambda world: housekeep(world.queue),
+    "sweep": lambda world: sweep(world.queue),
+    "create": lambda world: Queue.create(world.disk.path / "other", exist_ok=True),
+}
+ONE_COMMIT = set(list(STEPS)[:10])
+
+
+def told(error: errors.StoreFailed, world: World, *, of: str) -> None:
+    assert isinstance(error, OSError)
+    assert str(world.disk.path) in str(error)
+    assert of in str(error)
+    assert "nothing was changed" in str(error)
+    assert "\x1b" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("disk", "step"),
+    [("mounted", step) for step in STEPS] + [("limited", step) for step in ("publish", "ack", "sweep")],
+    indirect=["disk"],
+)
+def test_a_full_disk_at_any_page_is_told_and_loses_nothing(disk: TmpFs | SizeLimit, clock: ManualClock, step: str) -> None:
+    world = World(disk, clock)
+    if step == "trim":
+        world.held.ack()
+        world.seen.update(m.value for m in world.held.messages)
+        route(world.queue.group())
+        clock.advance("1m")
+    before, failures = world.facts(), 0
+    for pages in range(40):
+        try:
+            with disk.full(pages):
+                STEPS[step](world)
+            break
+        except errors.StoreFailed as error:
+            told(error, world, of="full")
+            failures += 1
+        if step in ONE_COMMIT:
+            assert world.facts() == before, "nothing was changed"
+    else:
+        pytest.fail("it never went on")
+    assert failures > 0
+    STEPS["publish"](world)
+    world.finish()
+
+
+def test_a_full_disk_is_not_filled_by_what_could_not_be_published(disk: TmpFs | SizeLimit, clock: ManualClock) -> None:
+    world = World(disk, clock)
+    before = {path for path in disk.path.rglob("*") if path.is_file()}
+    for pages in range(4):
+        with disk.full(pages), pytest.raises(errors.StoreFailed):
+            world.queue.publish(os.urandom(3 * 4096))
+    assert {path for path in disk.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_read_only_store_is_told_at_each_step_and_can_be_looked_at(disk: TmpFs | SizeLimit, clock: ManualClock) -> None:
+    world = World(disk, clock)
+    before = world.facts()
+    with disk.read_only():
+        for name, step in STEPS.items():
+            if name in ("trim", "route"):  # what they would do takes other states: see above
+                continue
+            with pytest.raises(errors.StoreFailed) as caught:
+                step(world)
+            told(caught.value, world, of="writable for this user")
+        assert world.facts() == before
+        assert again(world.queue).stats()["published"] == 8
+        assert [m.value for m in world.held.messages] == VALUES[2:6]
+    ack(world)
+    world.finish()
+
+
+def test_a_queue_that_may_not_be_read_is_not_taken_for_none(clock: ManualClock) -> None:
+    disk = SizeLimit()
+    try:
+        queue = Queue.create(disk.path / "queue", clock=clock)
+        with disk.unreadable(), pytest.raises(errors.StoreFailed) as caught:
+            Queue.open(queue.path)
+        assert "readable and writable for this user" in str(caught.value)
+        again(queue).publish("a")
+    finally:
+        disk.close()
+
+
+def test_a_worker_waits_out_a_full_disk(disk: TmpFs | SizeLimit, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """Its loop says so, and goes on by itself."""
+    world = World(disk, clock)
+    group = world.queue.group()
+
+    def handle(taken: Lease) -> None:
+        world.seen.update(m.value for m in taken.messages)
+        stop.set()
+
+    stop = threading.Event()
+    with disk.full(0):
+        worker = threading.Thread(target=lambda: group.work(handle, max_messages=10, stop=stop, max_poll_interval="1ms"))
+        worker.start()
+        until(lambda: "could not lease" in caplog.text)
+    worker.join(60)
+    assert "full" in caplog.text
+    world.finish()
