@@ -48,7 +48,10 @@ def micros(instant: datetime) -> int:
             option="datetime",
             value=instant,
         )
-    delta = instant.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    try:
+        delta = instant.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    except OverflowError:
+        raise InvalidOption(f"{instant!r} is out of range in UTC: use years 1 to 9999", option="datetime", value=instant) from None
     return (delta.days * 86_400 + delta.seconds) * SECOND + delta.microseconds
 
 
@@ -101,7 +104,7 @@ def check_lease_id(value: Any) -> str:
 def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:
     """A whole number between `least` and `most`; text of digits is read as such (Spark's options are text)."""
     number = value
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,30}\s*", value):
         number = int(value)
     if not isinstance(number, int) or isinstance(number, bool) or not (least <= number <= most):
         raise InvalidOption(f"{option}={value!r} is not valid: give a whole number from {least} to {most:,}", option=option, value=value)
@@ -110,7 +113,7 @@ def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 
 
 def check_rate(option: str, value: Any) -> float:
     """A number of messages a second, more than 0."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300:
         return float(value)
     raise InvalidOption(f"{option}={value!r} is not a rate: give messages a second, more than 0", option=option, value=value)
 
@@ -126,7 +129,7 @@ def check_size(option: str, value: Any) -> int:
     """A number of bytes, more than none, from an int or text like "64m" or "1g"."""
     text = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
     digits = text.rstrip("bkmg")
-    if digits.isdigit() and int(digits) > 0 and text[len(digits) :] in _BYTES:
+    if re.fullmatch("[0-9]{1,18}", digits) and int(digits) > 0 and text[len(digits) :] in _BYTES:
         return int(digits) * _BYTES[text[len(digits) :]]
     raise InvalidOption(f"{option}={value!r} is not a size: use bytes, or text like '64m' or '1g'", option=option, value=value)
 

@@ -116,6 +116,13 @@ def clean_log(files: delta.Files, latest: int, upto: int, keep_versions: int, ke
 def last_checkpoint(files: delta.Files) -> int:
     """The version of the last checkpoint, or -1."""
     try:
-        return int(json.loads(files.read("_delta_log/_last_checkpoint"))["version"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError):  # it is a hint, and a broken one is none: a checkpoint more does no harm
+        return max(-1, int(json.loads(files.read("_delta_log/_last_checkpoint"))["version"]))
+    except (
+        FileNotFoundError,
+        ValueError,
+        TypeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+    ):  # it is a hint, and a broken one is none: a checkpoint more does no harm
         return -1

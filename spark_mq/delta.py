@@ -109,7 +109,7 @@ def note_of(info: Mapping[str, Any]) -> dict[str, Any]:
     """What a commit says it did, from its ``commitInfo``; nothing for one that is not ours."""
     try:
         note = json.loads(info.get("userMetadata") or "{}")
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
 

@@ -275,7 +275,7 @@ class ConsumerGroup:
 
     def rules(self, stored: Stored) -> GroupSettings:
         """The settings of the group, as stored with it."""
-        return GroupSettings(**stored.ledger.head.settings) if stored.ledger is not None else self.queue.settings.group
+        return GroupSettings.stored(stored.ledger.head.settings) if stored.ledger is not None else self.queue.settings.group
 
     def found(self, stored: Stored) -> Ledger:
         """The ledger that was read. Raises GroupNotFound if there is none."""

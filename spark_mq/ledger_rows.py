@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -63,13 +64,27 @@ def from_rows(rows: pa.Table) -> Ledger:
             f"a consumer group has {len(floors)} floor rows in leases/, not one; something else has written there",
             path="leases",
         )
-    floor, detail = floors[0], json.loads(floors[0]["detail"])
-    head = Head(
-        floor["last"], floor["message_count"], floor["revision"], detail["turn"], detail["counters"], detail["settings"],
-        tuple((first, last) for first, last in detail["skipped"]),
-    )  # fmt: skip
+    try:
+        head = _head(floors[0])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NotAQueue(
+            f"the floor row of a consumer group in leases/ says what spark_mq never wrote ({type(error).__name__}: {error})", path="leases"
+        ) from error
     ranges = rows.filter(pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))).select(RANGE_SCHEMA.names)
     return Ledger(head, ranges.sort_by("first"))
+
+
+def _head(floor: Mapping[str, Any]) -> Head:
+    detail = json.loads(floor["detail"])
+    head = Head(
+        floor["last"], floor["message_count"], floor["revision"], detail["turn"], detail["counters"], detail["settings"],
+        tuple((int(first), int(last)) for first, last in detail["skipped"]),
+    )  # fmt: skip
+    if None in (head.floor, head.forgotten, head.revision) or not isinstance(head.turn, str):
+        raise ValueError("a number is missing")
+    if not isinstance(head.settings, dict) or not all(isinstance(count, int) for count in head.counters.values()):
+        raise TypeError("settings or counters are none")
+    return head
 
 
 def events_of(rows: pa.Table) -> pa.Table:

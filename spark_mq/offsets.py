@@ -14,7 +14,10 @@ __all__ = ["QUEUES", "check_offset", "lease_stream", "mark_of", "of_one_queue", 
 QUEUES: Final = "queues"
 """What tells the offset of a stream over several queues from that of one."""
 
-_LEASE_ID = re.compile(r"([0-9a-f-]{36})/(\d+)/([0-9a-f]+)")
+_STREAM = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_LEASE_ID = re.compile(rf"({_STREAM})/([0-9]{{1,18}})/([0-9a-f]+)")
+_MOST: Final = 10**18 - 1
+"""Batches: the marks of so many still fit into 64 bits."""
 
 
 def lease_stream(lease_id: str) -> tuple[str, int, str] | None:
@@ -32,7 +35,7 @@ def check_offset(offset: Any) -> tuple[str, int]:
     """(stream, batch) of an offset. Raises InvalidOption for one that is not spark_mq's."""
     stream, n = (offset.get("stream"), offset.get("batch")) if isinstance(offset, Mapping) else (None, None)
     if not (
-        isinstance(stream, str) and re.fullmatch(r"[0-9a-f-]{36}", stream) and isinstance(n, int) and not isinstance(n, bool) and n >= 0
+        isinstance(stream, str) and re.fullmatch(_STREAM, stream) and isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _MOST
     ):
         raise InvalidOption(
             f"the checkpoint holds the offset {str(offset)[:200]!r}, which is none of spark_mq: it belongs to another source. "

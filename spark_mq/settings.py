@@ -73,6 +73,19 @@ class GroupSettings:
         return replace(base or cls(), **{name: cls._check(name, value) for name, value in given.items()})
 
     @classmethod
+    def stored(cls, data: Any) -> GroupSettings:
+        """As :func:`dataclasses.asdict` told them. Raises UnsupportedTable for what this version of spark_mq does not know."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(data, dict) or not names.issuperset(data):
+            unknown = sorted(map(str, set(data) - names)) if isinstance(data, dict) else type(data).__name__
+            raise UnsupportedTable(
+                f"the settings of a group hold {unknown}, which this version of spark_mq does not know: update spark_mq",
+                path=None,
+                features=[],
+            )
+        return cls(**data)
+
+    @classmethod
     def _check(cls, name: str, value: Any) -> Any:
         known = {field.name: field.default for field in fields(cls)}
         if name not in known:
@@ -158,7 +171,7 @@ class QueueSettings:
         """None where the text is no description of a queue. Raises UnsupportedTable for one of another version of spark_mq."""
         try:
             data = json.loads(text or "")
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(data, dict) or data.get("format") != cls.MARK:
             return None
@@ -169,4 +182,4 @@ class QueueSettings:
                 features=[],
             )
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return cls(**{**known, "group": GroupSettings(**data["group"])})
+        return cls(**{**known, "group": GroupSettings.stored(data.get("group"))})

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, check_size, nearest
+from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, check_size, micros, nearest
 from spark_mq.delta import absolute
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
@@ -137,7 +137,7 @@ def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
         return (_path(own),), False
     try:
         paths = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         paths = None
     if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path.strip() for path in paths):
         raise InvalidOption(
@@ -160,9 +160,11 @@ def _position(value: str) -> str | int:
     if value.isdigit():
         return check_count("startingPosition", value, least=0, most=2**63 - 1)
     try:
-        if datetime.fromisoformat(value).tzinfo is not None:
+        instant = datetime.fromisoformat(value)
+        if instant.tzinfo is not None:
+            micros(instant)
             return value
-    except ValueError:
+    except ValueError:  # InvalidOption is one, too
         pass
     raise InvalidOption(
         f"startingPosition={value!r} is not valid: use earliest, latest, a sequence, or an instant with a zone like 2026-01-31T12:00:00Z",

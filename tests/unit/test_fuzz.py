@@ -1,0 +1,222 @@
+"""Whatever comes in from outside is either understood or refused by an error of spark_mq's own: never another one, never a hang."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from spark_mq import checks, errors
+from spark_mq import offsets as offsets_of
+from spark_mq.commit_log import parse, read_commit
+from spark_mq.commits import last_checkpoint
+from spark_mq.delta import note_of
+from spark_mq.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.logstate import COMMITS_SCHEMA, LogState
+from spark_mq.ranges import Head, Ledger, Range
+from spark_mq.settings import GroupSettings, QueueSettings
+from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
+from spark_mq.testing import MemoryFiles
+
+DEEP = "[" * 100_000
+LONG = "9" * 5_000
+
+texts = st.text(max_size=30) | st.sampled_from(["", DEEP, LONG, "²", "٣", "\x00", "NaN", "1e999", "-0", "0001-01-01T00:00:00+14:00"])
+numbers = st.integers() | st.floats() | st.sampled_from([0, 1, -1, 2**31, 2**63 - 1, 2**63, 10**400])
+scalars = st.none() | st.booleans() | numbers | texts
+anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12)
+names = st.sampled_from([*READ_OPTIONS, *(name.upper() for name in READ_OPTIONS), "storageOptions.x", "checkpointLocation"])
+
+
+def shaped(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """An object with some of its fields as they should be, some of anything, some left out."""
+    return st.fixed_dictionaries({}, optional={name: st.one_of(good, anything) for name, good in fields.items()})
+
+
+def refused(call: Callable[[], object], *kinds: type[errors.SparkMQError]) -> Any:
+    """The error of a call, of one of some kinds; None without one."""
+    try:
+        call()
+    except kinds as error:
+        return error
+    return None
+
+
+# -- options
+
+
+@given(st.dictionaries(names | texts, texts | st.from_regex(r"[0-9]{1,20}(ms|s|m|h|d|k|mb|g)?", fullmatch=True), max_size=6))
+@example({"path": DEEP})
+@example({"path": "q", "startingPosition": "0001-01-01T00:00:00+14:00"})
+@example({"path": "q", "startingPosition": LONG})
+@example({"path": "q", "maxBytesPerTrigger": "²"})
+@example({"path": "q", "maxBytesPerTrigger": LONG})
+@example({"path": "q", "maxMessagesPerTrigger": LONG})
+def test_options(options: dict[str, str]) -> None:
+    for kind in (ReadOptions, WriteOptions):
+        refusal = refused(lambda kind=kind: kind.parse(options), errors.InvalidOption)
+        if refusal is None:
+            assert kind.parse(options).storage_options is not None
+        else:
+            assert refusal.option.lower() in {"path", *(name.lower() for name in options)}
+
+
+@given(st.sampled_from(["check_duration", "check_count", "check_size", "check_rate", "check_share", "check_name"]), anything)
+def test_values_at_the_door(check: str, value: Any) -> None:
+    refusal = refused(lambda: getattr(checks, check)("thing", value), errors.InvalidOption)
+    assert refusal is None or (refusal.option == "thing" and "thing" in str(refusal))
+
+
+@given(texts | st.builds(json.dumps, shaped(format=st.just("spark_mq queue"), format_version=st.just(1), group=anything)))
+def test_descriptions_of_tables(text: str) -> None:
+    try:
+        found = QueueSettings.from_json(text)
+    except errors.UnsupportedTable:
+        return
+    assert found is None or isinstance(found.group, GroupSettings)
+
+
+# -- offsets and lease ids
+
+
+@given(anything | shaped(batch=st.integers(0, 9), stream=st.uuids().map(str), queues=anything))
+@example({"batch": 0, "stream": "-" * 36})
+@example({"batch": 2**63, "stream": "0" * 8 + "-0000" * 3 + "-" + "0" * 12})
+def test_offsets(offset: Any) -> None:
+    for check in (offsets_of.check_offset, offsets_of.of_one_queue, offsets_of.of_several_queues):
+        try:
+            stream, n = check(offset)
+        except errors.InvalidOption:
+            continue
+        assert 0 <= 2 * n + 2 < 2**63
+        assert offsets_of.stream_in(stream, "/a") != offsets_of.stream_in(stream, "/b")
+        assert offsets_of.lease_stream(f"{stream}/{n}/0a") == (stream, n, "0a")
+
+
+@given(texts | st.from_regex(r"[0-9a-f-]{36}/[0-9]{1,30}/[0-9a-f]+", fullmatch=True))
+@example("0" * 8 + "-0000" * 3 + "-" + "0" * 12 + "/" + LONG + "/a")
+def test_lease_ids(text: str) -> None:
+    found = offsets_of.lease_stream(text)
+    assert found is None or f"{found[0]}/" in text
+
+
+# -- the log of messages/
+
+paths = st.sampled_from(["a.parquet", "lane=7/b%20c.parquet", "../../etc/passwd", "%00", "é\u2028"]) | texts
+counts = st.integers(0, 3)
+stats = st.builds(json.dumps, shaped(numRecords=counts, nullCount=shaped(deliver_at=counts, expires_at=counts)))
+actions = st.fixed_dictionaries(
+    {},
+    optional={
+        "add": shaped(
+            path=paths, size=counts, modificationTime=counts, dataChange=st.booleans(), stats=stats, partitionValues=shaped(lane=st.none())
+        ),
+        "remove": shaped(path=paths, dataChange=st.booleans()),
+        "txn": shaped(appId=texts, version=counts),
+        "commitInfo": shaped(timestamp=counts, userMetadata=texts, operation=texts),
+        "protocol": shaped(minReaderVersion=counts, minWriterVersion=counts, readerFeatures=st.lists(texts, max_size=2)),
+        "metaData": anything,
+        "other": anything,
+    },
+)
+lines = st.builds(json.dumps, actions | anything, ensure_ascii=st.booleans())
+commits = st.lists(lines, max_size=4).map(lambda parts: "\n".join(parts).encode("utf-8", "surrogatepass")) | st.binary(max_size=60)
+GOOD_ADD = b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": {\\"deliver_at\\": 2, \\"expires_at\\": 2}}"}}'
+
+
+@settings(max_examples=400)
+@given(commits)
+@example(DEEP.encode())
+@example(b'{"add": null}')
+@example(b'{"add":{"path":"a","stats":"' + b'[' * 50_000 + b'"}}')  # fmt: skip
+@example(b'{"commitInfo":{"timestamp":' + LONG.encode() + b"}}")
+@example(b'{"commitInfo":{"timestamp":1e400}}')
+@example(b'{"add":{"path":"a","stats":"{\\"numRecords\\": 4294967297}"}}')
+@example(GOOD_ADD + b"\n" + GOOD_ADD)
+@example(b"\xef\xbb\xbf" + GOOD_ADD)
+def test_commits(text: bytes) -> None:
+    """A commit is taken in as a whole or not at all; what it said goes to commits/ and comes back."""
+    files = MemoryFiles()
+    files.write("_delta_log/00000000000000000007.json", text)
+    state = LogState(files, "q/messages", list)
+    refusal = refused(lambda: state.take(7, read_commit(files, 7, "q/messages")), errors.CorruptLog, errors.UnsupportedTable)
+    if refusal is not None:
+        assert "commit 7" in str(refusal)
+        assert (state.index.version, state.index.total, state.marks) == (-1, 0, {})
+        return
+    rows = state.since(-1)
+    assert rows.schema == COMMITS_SCHEMA
+    copy = LogState(files, "q/messages", list)
+    copy.load(rows, 7)
+    assert (copy.index.files, copy.marks) == (state.index.files, state.marks)
+    state.take(8, parse(b'{"commitInfo": {}}'))
+
+
+def test_a_good_commit_is_understood() -> None:
+    state = LogState(MemoryFiles(), "q/messages", list)
+    state.take(1, parse(GOOD_ADD))
+    assert (state.index.total, state.index.tail) == (2, (1 << 32) + 1)
+
+
+@given(shaped(userMetadata=texts | st.builds(json.dumps, anything)))
+@example({"userMetadata": DEEP})
+@example({"userMetadata": 5})
+def test_notes_of_commits(info: dict[str, Any]) -> None:
+    assert isinstance(note_of(info), dict)
+
+
+@given(st.binary(max_size=20) | st.builds(lambda value: json.dumps(value).encode(), anything | shaped(version=counts)))
+@example(DEEP.encode())
+def test_hints_of_checkpoints(text: bytes) -> None:
+    files = MemoryFiles()
+    files.write("_delta_log/_last_checkpoint", text)
+    assert last_checkpoint(files) >= -1
+
+
+# -- the ledgers
+
+details = texts | st.builds(
+    json.dumps,
+    shaped(turn=texts, counters=st.dictionaries(texts, counts, max_size=2), settings=shaped(retry=texts),
+           skipped=st.lists(st.tuples(counts, counts), max_size=2)),
+)  # fmt: skip
+floors = st.fixed_dictionaries(
+    {"state": st.sampled_from(["floor", "floor", "leased", "event", "?"])},
+    optional={
+        "detail": details,
+        "last": st.integers(-1, 9),
+        "message_count": counts,
+        "revision": counts,
+        "first": st.integers(-1, 9),
+        "lease_id": texts.filter(lambda text: text.isprintable()),
+    },
+)
+
+
+@given(st.lists(floors, max_size=3))
+@example([{"state": "floor", "detail": DEEP, "last": 0, "message_count": 0, "revision": 0}])
+@example([{"state": "floor", "detail": "{}", "last": 0, "message_count": 0, "revision": 0}])
+def test_rows_of_ledgers(rows: list[dict[str, Any]]) -> None:
+    table = pa.Table.from_pylist(rows, schema=LEASES_SCHEMA)
+    refusal = refused(lambda: from_rows(table), errors.NotAQueue)
+    if refusal is None:
+        ledger = from_rows(table)
+        assert from_rows(to_rows("g", ledger)).head == ledger.head
+    else:
+        assert "leases" in str(refusal)
+
+
+def test_a_good_ledger_is_understood() -> None:
+    ledger = Ledger.of(Head(floor=3, skipped=((1, 2),)), [Range(4, 5, "settled", 2)])
+    assert list(from_rows(to_rows("g", ledger))) == list(ledger)
+
+
+@pytest.mark.parametrize("data", [None, 5, [], {"retry": "none", "invented": 1}])
+def test_settings_of_a_later_version_are_told(data: Any) -> None:
+    with pytest.raises(errors.UnsupportedTable, match="update spark_mq"):
+        GroupSettings.stored(data)
