@@ -18,13 +18,16 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_duration",
+    "check_error",
     "check_lease_id",
     "check_name",
     "check_rate",
     "check_share",
     "check_size",
+    "error_text",
     "micros",
     "nearest",
+    "shown",
     "to_datetime",
 ]
 
@@ -32,6 +35,13 @@ SECOND: Final = 1_000_000
 """One second in microseconds, the unit of every instant and duration inside spark_mq."""
 
 RESERVED_PREFIX: Final = "__"
+
+LONGEST_ERROR: Final = 2_000
+"""Characters of an error's text that its messages keep."""
+
+EARLIEST: Final = -62_135_596_800 * SECOND
+LATEST: Final = 253_402_300_800 * SECOND - 1
+"""The first and the last microsecond that a datetime can tell: years 1 to 9999."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d|seconds?|minutes?|hours?|days?|milliseconds?)?\s*", re.IGNORECASE)
@@ -60,6 +70,27 @@ def to_datetime(instant: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=instant)
 
 
+def shown(value: Any) -> str:
+    """A value as an error tells it: not at any length."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"a number of {value.bit_length()} bits"  # Python does not write out the longest
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
+
+
+def check_error(value: Any) -> str | None:
+    """The text of a failure, or None."""
+    if value is None or isinstance(value, str):
+        return value
+    raise InvalidOption(f"error={shown(value)} is no text: give str, say str(exception)", option="error", value=value)
+
+
+def error_text(text: str) -> str:
+    """As the ledger keeps it: not at any length, and what has no UTF-8 form replaced. No settle fails for its error's text."""
+    return text[:LONGEST_ERROR].encode("utf-8", "replace").decode("utf-8")
+
+
 def check_duration(option: str, value: Any, *, zero: bool = False) -> int:
     """A duration in microseconds from seconds (int, float), a timedelta, or text like "30s", "5m", "7d", "250ms"."""
     result: float | None = None
@@ -74,7 +105,7 @@ def check_duration(option: str, value: Any, *, zero: bool = False) -> int:
     if result is None or not (0 <= result <= _LONGEST) or (round(result) == 0 and not zero):
         least = "zero or more" if zero else "more than zero"
         raise InvalidOption(
-            f"{option}={value!r} is not a duration: give {least} as seconds, a timedelta, or text like '30s', '5m', '7d'",
+            f"{option}={shown(value)} is not a duration: give {least} as seconds, a timedelta, or text like '30s', '5m', '7d'",
             option=option,
             value=value,
         )
@@ -85,7 +116,7 @@ def check_name(option: str, value: Any) -> str:
     """A name of a group, worker or producer: 1-128 of letters, digits, dot, underscore, hyphen."""
     if not isinstance(value, str) or not _NAME.fullmatch(value) or value.startswith(RESERVED_PREFIX):
         raise InvalidOption(
-            f"{option}={value!r} is not a valid name: use 1 to 128 letters, digits, '.', '_' or '-', not starting with '{RESERVED_PREFIX}'",
+            f"{option}={shown(value)} is not a valid name: use 1 to 128 letters, digits, '.', '_' or '-', not starting with '{RESERVED_PREFIX}'",
             option=option,
             value=value,
         )
@@ -96,7 +127,7 @@ def check_lease_id(value: Any) -> str:
     """What a lease gave as its ``lease_id``; whether there is such a lease only the ledger knows."""
     if not isinstance(value, str) or not value:
         raise InvalidOption(
-            f"lease_id={value!r} is not a lease id: give the lease_id of a Lease, or of its rows", option="lease_id", value=value
+            f"lease_id={shown(value)} is not a lease id: give the lease_id of a Lease, or of its rows", option="lease_id", value=value
         )
     return value
 
@@ -107,7 +138,9 @@ def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,30}\s*", value):
         number = int(value)
     if not isinstance(number, int) or isinstance(number, bool) or not (least <= number <= most):
-        raise InvalidOption(f"{option}={value!r} is not valid: give a whole number from {least} to {most:,}", option=option, value=value)
+        raise InvalidOption(
+            f"{option}={shown(value)} is not valid: give a whole number from {least} to {most:,}", option=option, value=value
+        )
     return number
 
 
@@ -115,14 +148,14 @@ def check_rate(option: str, value: Any) -> float:
     """A number of messages a second, more than 0."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300:
         return float(value)
-    raise InvalidOption(f"{option}={value!r} is not a rate: give messages a second, more than 0", option=option, value=value)
+    raise InvalidOption(f"{option}={shown(value)} is not a rate: give messages a second, more than 0", option=option, value=value)
 
 
 def check_share(option: str, value: Any) -> float:
     """A number from 0 to 1."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
-    raise InvalidOption(f"{option}={value!r} is not a share: give a number from 0 to 1", option=option, value=value)
+    raise InvalidOption(f"{option}={shown(value)} is not a share: give a number from 0 to 1", option=option, value=value)
 
 
 def check_size(option: str, value: Any) -> int:
@@ -131,7 +164,7 @@ def check_size(option: str, value: Any) -> int:
     digits = text.rstrip("bkmg")
     if re.fullmatch("[0-9]{1,18}", digits) and int(digits) > 0 and text[len(digits) :] in _BYTES:
         return int(digits) * _BYTES[text[len(digits) :]]
-    raise InvalidOption(f"{option}={value!r} is not a size: use bytes, or text like '64m' or '1g'", option=option, value=value)
+    raise InvalidOption(f"{option}={shown(value)} is not a size: use bytes, or text like '64m' or '1g'", option=option, value=value)
 
 
 def check_choice(option: str, value: Any, choices: Iterable[str]) -> str:
@@ -142,7 +175,7 @@ def check_choice(option: str, value: Any, choices: Iterable[str]) -> str:
             return choice
     hint = nearest(str(value), known)
     raise InvalidOption(
-        f"{option}={value!r} is not valid: use one of {', '.join(known)}" + (f" (did you mean {hint!r}?)" if hint else ""),
+        f"{option}={shown(value)} is not valid: use one of {', '.join(known)}" + (f" (did you mean {hint!r}?)" if hint else ""),
         option=option,
         value=value,
     )

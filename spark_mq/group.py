@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spark_mq import administer, moving, selection, waiting
 from spark_mq import ledger as rules_of
 from spark_mq.audit import lease_note
-from spark_mq.checks import SECOND, check_count, check_duration, check_lease_id, check_name, micros
+from spark_mq.checks import SECOND, check_count, check_duration, check_error, check_lease_id, check_name, micros, shown
 from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, LedgerFull
 from spark_mq.index import CommitIndex
 from spark_mq.lease import Lease, SettleResult
@@ -228,7 +228,7 @@ class ConsumerGroup:
         Naming messages blames them; without, the culprit is unknown.
         """
         pause = None if delay is None else check_duration("delay", delay, zero=True)
-        how = {"verb": NACK, "delay": pause, "error": error, "jitter": random.random()}
+        how = {"verb": NACK, "delay": pause, "error": check_error(error), "jitter": random.random()}
         return settle_named(self, leases, sequences, message_ids, how)
 
     def reject(
@@ -240,7 +240,7 @@ class ConsumerGroup:
         error: str | None = None,
     ) -> SettleResult:
         """Makes messages dead at once: they can never be processed. As :meth:`ack`."""
-        return settle_named(self, leases, sequences, message_ids, {"verb": REJECT, "error": error})
+        return settle_named(self, leases, sequences, message_ids, {"verb": REJECT, "error": check_error(error)})
 
     def release(self, leases: Leases) -> SettleResult:
         """Gives leases back as if they had never been: uncounted, due at once. As :meth:`ack`."""
@@ -315,7 +315,7 @@ def _check_position(option: str, value: Any) -> str | int | datetime:
             micros(value)
         return value
     raise InvalidOption(
-        f"{option}={value!r} is not a position: use 'earliest', 'latest', a sequence, or an aware datetime",
+        f"{option}={shown(value)} is not a position: use 'earliest', 'latest', a sequence, or an aware datetime",
         option=option,
         value=value,
     )

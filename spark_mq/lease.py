@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from spark_mq.checks import SECOND, check_duration, to_datetime
+from spark_mq.checks import SECOND, check_duration, shown, to_datetime
 from spark_mq.errors import CorruptLog, LeaseLost
 from spark_mq.index import Slice
 from spark_mq.intervals import Interval, subtract
@@ -179,12 +179,13 @@ def result_of(lease_ids: Sequence[str], outcomes: Sequence[Outcome], missing: Se
     result = SettleResult(sum(o.settled for o in outcomes), sum(o.already_settled for o in outcomes))
     lost = [part for o in outcomes for part in o.lost]
     if lost or missing:
-        each = [f"{first}..{last} {why}" for first, last, why in lost] + [f"no message with the id {one!r}" for one in missing]
+        each = [f"{first}..{last} {why}" for first, last, why in lost] + [f"no message with the id {shown(one)}" for one in missing]
         told = "; ".join(each[:5]) + (f" and {len(each) - 5} more" if len(each) > 5 else "")
         all_ids = dict.fromkeys(lease_id for lease_id, o in zip(lease_ids, outcomes, strict=True) if o.lost)
         named = ", ".join(all_ids or dict.fromkeys(lease_ids))
+        brief = named if len(named) <= 400 else f"{named[:400]}..."
         raise LeaseLost(
-            f"lease {named} does not hold these messages any more: {told} ({result.settled} settled)",
+            f"lease {brief} does not hold these messages any more: {told} ({result.settled} settled)",
             lease_id=named, lost=lost, message_ids=list(missing), result=result,
         )  # fmt: skip
     return result

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.checks import nearest, to_datetime
+from spark_mq.checks import EARLIEST, LATEST, micros, nearest, to_datetime
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.payload import MESSAGE_SCHEMA, TIMES
 
@@ -128,6 +128,11 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
         table = _with(table, name, given.fill_null(pa.scalar(at, pa.int64()).cast(_INSTANT)))
     for name in table.schema.names:
         table = _with(table, name, _cast(table[name], MESSAGE_SCHEMA.field(name)))
+    for name in table.schema.names:
+        if name.endswith("_at"):
+            ends = pc.min_max(table[name].cast(pa.int64())).as_py()
+            if ends["min"] is not None and not EARLIEST <= ends["min"] <= ends["max"] <= LATEST:
+                raise InvalidSchema(f"column {name!r} has an instant out of range: use years 1 to 9999", column=name)
     return table
 
 
@@ -205,7 +210,17 @@ def _problem(m: Message) -> str | None:
     for name, at in zip(TIMES, (m.deliver_at, m.expires_at), strict=True):
         if at is not None and not (isinstance(at, datetime) and at.tzinfo is not None):
             return f"a {name} that is no datetime with a time zone"
+        if at is not None and _is_out_of_range(at):
+            return f"a {name} that is out of range in UTC: use years 1 to 9999"
     return None
+
+
+def _is_out_of_range(at: datetime) -> bool:
+    try:
+        micros(at)
+    except InvalidOption:
+        return True
+    return False
 
 
 def _is_utf8(text: str) -> bool:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq import delta
-from spark_mq.checks import SECOND
+from spark_mq.checks import EARLIEST, LATEST, SECOND
 from spark_mq.damage import explained, plain, telling
 from spark_mq.errors import CorruptLog, SparkMQError
 from spark_mq.index import ORDINAL_BITS, Slice, Timed, Times
@@ -117,20 +117,23 @@ def read_times(files: delta.Files, path: str) -> Times | None:
     except (OSError, pa.ArrowException) as error:
         why_unreadable(files, path, error)  # raises if that is the store's doing, for now
         return None  # such a file makes its messages dead once they are leased
-    columns = [
-        table[name].cast(_INSTANT, safe=False).cast(pa.int64()).to_pylist() if name in present else [None] * table.num_rows
-        for name in TIMES
-    ]
+    columns = [_bounded(table[name]).cast(pa.int64()).to_pylist() if name in present else [None] * table.num_rows for name in TIMES]
     if all(value is None for column in columns for value in column):
         return None
     runs: list[Timed] = []
     for deliver_at, expires_at in zip(*columns, strict=True):
-        due = None if deliver_at is None else -(-deliver_at // SECOND) * SECOND
+        due = None if deliver_at is None else min(LATEST, -(-deliver_at // SECOND) * SECOND)
         if runs and runs[-1][1:] == (due, expires_at):
             runs[-1] = (runs[-1][0] + 1, due, expires_at)
         else:
             runs.append((1, due, expires_at))
     return Times.of(runs)
+
+
+def _bounded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Instants in microseconds, within the years that there are: a foreign writer may have any."""
+    at = column.cast(_INSTANT, safe=False).cast(pa.int64())
+    return pc.min_element_wise(pc.max_element_wise(at, EARLIEST, skip_nulls=False), LATEST, skip_nulls=False).cast(_INSTANT)
 
 
 def why_unreadable(files: delta.Files, path: str, error: Exception) -> str:
@@ -204,6 +207,8 @@ def _column(table: pa.Table, wanted: pa.Field, piece: Slice) -> pa.ChunkedArray:
     column = (
         table[wanted.name].cast(wanted.type, safe=False) if wanted.name in table.schema.names else pa.nulls(table.num_rows, wanted.type)
     )
+    if wanted.type == _INSTANT:
+        column = _bounded(column)
     if wanted.name == "published_at" and column.null_count:
         return column.fill_null(pa.scalar(piece.committed_at, pa.int64()).cast(wanted.type))
     if wanted.name == "message_id" and column.null_count:

@@ -156,5 +156,6 @@ def _result(parts: Sequence[_Part], outcomes: Sequence[Outcome], missing: Sequen
     ]
     if empty:
         told = ", ".join(empty)
-        raise LeaseLost(f"lease {told} holds nothing any more, or never was", lease_id=told, lost=[], message_ids=[], result=result)
+        brief = told if len(told) <= 400 else f"{told[:400]}..."
+        raise LeaseLost(f"lease {brief} holds nothing any more, or never was", lease_id=told, lost=[], message_ids=[], result=result)
     return result

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from spark_mq.checks import error_text
 from spark_mq.draft import Draft
 from spark_mq.index import CommitIndex
 from spark_mq.intervals import Interval, normalise, subtract
@@ -43,6 +44,10 @@ class Settle:
     error: str | None = None
     reason: str = REJECTED
     jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "error", error_text(self.error))
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import DeltaError
 
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Handler", "WorkSummary", "work"]
 
 _log = logging.getLogger(__name__)
-
-LONGEST_ERROR: Final = 2_000
-"""Characters of a handler's exception that its messages keep."""
 
 Handler = Callable[[Lease], Any]
 
@@ -238,9 +235,7 @@ class _Loop:
             "the handler failed; %s", "its lease is left to expire" if self.policy.ack == "manual" else "what it left is settled"
         )
         if self.policy.ack == "after":
-            self._settle(
-                lease, [], REJECT if self.policy.on_error == "reject" else NACK, f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
-            )
+            self._settle(lease, [], REJECT if self.policy.on_error == "reject" else NACK, f"{type(error).__name__}: {error}")
 
     def _settle(self, lease: Lease, settles: list[Settle], rest: str | None, error: str | None = None) -> None:
         """One commit: what was said of single messages, and of all that the handler left."""

@@ -29,7 +29,6 @@ __all__ = ["BatchLease", "ForEachBatch", "for_each_batch"]
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_ERROR = 2_000
 
 Process = Callable[["DataFrame", "BatchLease"], "DataFrame | None"]
 
@@ -186,7 +185,7 @@ class ForEachBatch:
                 raise
             _log.exception("a batch failed; its lease is %sed", self.policy.on_error)
             verb = self._failure if self.policy.ack != "first" else None
-            error = f"{type(failure).__name__}: {failure}"[:_LONGEST_ERROR]
+            error = f"{type(failure).__name__}: {failure}"
         if verb is not None:
             settles += [Settle(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
         self._settle(lease, settles, start)

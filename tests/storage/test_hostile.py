@@ -1,0 +1,236 @@
+"""Values as people, and those who mean harm, hand them in: they come back as they were, or are refused at the door."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+from handles import again, lease
+
+from spark_mq import Lease, Message, Queue, errors
+from spark_mq.payload import MESSAGE_SCHEMA
+from spark_mq.sweep import sweep
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+TEXTS = {
+    "quotes": "it's \"quoted\" `so` \\ and \\' so",
+    "SQL": "'; DROP TABLE leases; --",
+    "a predicate": "x' OR consumer_group = 'y",
+    "a path": "../../../../etc/passwd",
+    "an absolute path": "/etc/passwd%00.parquet",
+    "a partition": "lane=7/__HIVE_DEFAULT_PARTITION__",
+    "line ends": "a\nb\r\nc\rd\u2028e\u2029f\x85g",
+    "NULs": "\x00a\x00",
+    "controls": "\x07\x1b[31m\x7f",
+    "nothing": "",
+    "blanks": "  \t ",
+    "JSON": '{"add": {"path": "x"}}',
+    "not Latin": "日本語 العربية עברית हिन्दी ไทย",
+    "beyond the first plane": "\U0001f642\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001d518\U0001d52b\U0001d526 \U0010ffff",
+    "combining and from right to left": "Z̸̡̛̃a̶l̴g̵o\u202egnp.exe",
+    "a format": "{0} %s {lease_id} ${x}",
+    "long": "ä" * 300_000,
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> None:
+    """Published, leased, settled by id, dead-lettered, told of, redriven: as id, key, value, header's name and value, and error."""
+    queue = make()
+    headers = {text: text, "other": text}
+    queue.publish([Message(text, key=text, headers=headers, message_id=text), "another"])
+    taken = lease(queue)
+    assert taken.ack(message_ids=[taken.messages[1].message_id]).settled == 1
+    assert taken.reject(message_ids=[text], error=text).settled == 1
+    sweep(queue)
+    (m,) = lease(again(queue).dead_letters).messages
+    assert (m.message_id, m.key, m.value, m.headers[text], m.headers["other"]) == (text, text, text.encode(), text, text)
+    assert m.headers["spark_mq.error"] == text[:2_000]
+    condition = "error = '{0}' AND message_id = '{0}'".format(text.replace("'", "''"))
+    if queue.path != "memory" and len(text) <= 2_000:
+        assert queue.redrive(where=condition).messages == 1
+    else:
+        assert queue.redrive().messages == 1
+    (back,) = lease(again(queue)).messages
+    assert (back.message_id, back.key, back.value) == (text, text, text.encode())
+    assert {name: value for name, value in back.headers.items() if not name.startswith("spark_mq.")} == headers
+    assert str(queue.trace(m_sequence(queue)))
+    assert queue.finished(payload=True).num_rows == 2
+
+
+def m_sequence(queue: Queue) -> int:
+    return queue.log.index().files[0].first
+
+
+@pytest.mark.parametrize("text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t])
+def test_texts_are_no_names(delta_queue: Make, text: str) -> None:
+    queue = delta_queue()
+    before = sorted(Path(queue.path).rglob("*"))
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("group", lambda: queue.group(text)),
+        ("group", lambda: queue.drop_group(text)),
+        ("worker_id", lambda: queue.group().lease(text)),
+        ("producer_id", lambda: queue.publish("x", producer_id=text, producer_sequence=1)),
+        ("producer_id", lambda: queue.last_producer_sequence(text)),
+    ]
+    for option, call in calls:
+        with pytest.raises(errors.InvalidOption) as caught:
+            call()
+        assert caught.value.option == option
+        assert len(str(caught.value)) < 1_000, "a long one is not told at length"
+    assert sorted(Path(queue.path).rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [".", "..", "-", "NULL", "true", "1e5", "CON", "x" * 128])
+def test_odd_names_are_names(delta_queue: Make, name: str) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"], producer_id=name, producer_sequence=1)
+    taken = queue.group(name).lease(name)
+    assert taken is not None
+    taken.ack()
+    lease(queue, 9).ack()
+    fresh = again(queue)
+    assert fresh.groups() == sorted(["default", name])
+    assert fresh.group(name).stats().acked == 1
+    assert fresh.last_producer_sequence(name) == 1
+    assert fresh.finished(name).num_rows == 1
+    sweep(fresh)
+    fresh.drop_group(name)
+    assert again(queue).groups() == ["default"]
+    assert not Path(queue.path, "etc").exists()
+
+
+@pytest.mark.parametrize("text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t])
+def test_texts_are_no_leases(queue: Queue, text: str) -> None:
+    queue.publish("a")
+    held = lease(queue)
+    for call in (lambda: queue.group().ack(text), lambda: queue.group().extend(text), lambda: held.ack(message_ids=[text])):
+        with pytest.raises(errors.LeaseLost) as caught:
+            call()
+        assert len(str(caught.value)) < 1_000
+    assert held.ack().settled == 1
+
+
+@pytest.mark.parametrize("error", [5, b"bytes", ["x"], ValueError("x")], ids=repr)
+def test_errors_that_are_no_text_are_refused(queue: Queue, error: Any) -> None:
+    queue.publish("a")
+    held = lease(queue)
+    for verb in (held.nack, held.reject):
+        with pytest.raises(errors.InvalidOption, match="error") as caught:
+            verb(error=error)
+        assert caught.value.option == "error"
+    assert held.ack().settled == 1
+
+
+def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:
+    """A handler's exception may say anything."""
+    queue.publish(["a", "b"])
+    queue.group().configure(retry="none")
+
+    def handler(taken: Lease) -> None:
+        raise ValueError("\ud800" + "x" * 10_000_000)
+
+    assert queue.group().work(handler, until_empty=True).failed == 2
+    (r,) = again(queue).group().ledger()
+    assert r.error is not None
+    assert (r.state, r.error[:14], len(r.error)) == ("dead", "ValueError: ?x", 2_000)
+
+
+# -- sizes
+
+
+@pytest.mark.parametrize("size", [0, 64 * 2**20], ids=["nothing", "64 MiB"])
+def test_values_of_any_size(delta_queue: Make, size: int) -> None:
+    queue, value = delta_queue(), os.urandom(size)
+    queue.publish(["before", value, "after"])
+    with queue.publisher() as publisher:
+        publisher.publish(value)
+    taken = lease(again(queue))
+    assert [m.value for m in taken.messages] == [b"before", value, b"after", value]
+    taken.reject([taken.messages[1].sequence])
+    taken.ack()
+    assert sweep(queue).routed == 1
+    assert lease(queue.dead_letters).messages[0].value == value
+
+
+def test_a_million_headers(delta_queue: Make) -> None:
+    queue = delta_queue()
+    headers = {str(n): "x" for n in range(1_000_000)}
+    queue.publish([Message("many", headers=headers), "few"])
+    many, few = lease(again(queue)).messages
+    assert (many.headers, few.headers) == (headers, {})
+
+
+# -- dates
+
+ENDS = [datetime.min, datetime(1, 1, 1), datetime(1969, 12, 31), datetime.max]
+
+
+@pytest.mark.parametrize("at", ENDS, ids=str)
+def test_dates_as_far_as_they_go(make: Make, clock: ManualClock, at: datetime) -> None:
+    queue, at = make(), at.replace(tzinfo=UTC)
+    queue.publish([Message("due", deliver_at=at), Message("gone", expires_at=at), "plain"])
+    past = at < clock()
+    assert [m.value for m in lease(queue).messages] == ([b"due", b"plain"] if past else [b"gone", b"plain"])
+    queue.group("g", start=at).ensure()
+    queue.group().seek(at)
+    stats = again(queue).group().stats()
+    assert stats.ready + stats.delayed + stats.expired + stats.skipped >= 2
+    sweep(queue)
+
+
+@pytest.mark.parametrize("zone", [timedelta(hours=14), timedelta(hours=-12)], ids=str)
+def test_dates_that_have_no_form_in_utc_are_refused(queue: Queue, zone: timedelta) -> None:
+    at = (datetime.min if zone > timedelta(0) else datetime.max).replace(tzinfo=timezone(zone))
+    for call in (
+        lambda: queue.publish(Message("x", deliver_at=at)),
+        lambda: queue.publish("x", deliver_at=at),
+        lambda: queue.publish(Message("x", expires_at=at)),
+        lambda: queue.group("g", start=at),
+        lambda: queue.group().seek(at),
+    ):
+        with pytest.raises(errors.InvalidOption, match="out of range in UTC"):
+            call()
+    assert queue.stats()["published"] == 0
+
+
+@pytest.mark.parametrize("column", ["published_at", "deliver_at", "expires_at"])
+@pytest.mark.parametrize("at", [2**62, -(2**62), 253_402_300_800_000_000], ids=["far", "long ago", "the year 10000"])
+def test_instants_beyond_all_years_are_refused_in_tables(queue: Queue, column: str, at: int) -> None:
+    table = pa.table({"value": ["x"], column: pa.array([at], pa.int64()).cast(pa.timestamp("us", "UTC"))})
+    with pytest.raises(errors.InvalidSchema, match="years 1 to 9999") as caught:
+        queue.publish(table)
+    assert caught.value.column == column
+    assert queue.stats()["published"] == 0
+
+
+@pytest.mark.parametrize("at", [2**63 - 1, 2**62, -(2**63), -(2**62)])
+def test_instants_beyond_all_years_of_foreign_writers_are_bounded(delta_queue: Make, at: int) -> None:
+    """What is in the log must be delivered."""
+    queue = delta_queue()
+    instants = {name: pa.array([at if name == late else None for late in ("published_at", "deliver_at", "expires_at")], pa.int64())
+                for name in ("published_at", "deliver_at", "expires_at")}  # fmt: skip
+    columns = {name: values.cast(pa.timestamp("us", "UTC")) for name, values in instants.items()}
+    pq.write_table(pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}), Path(queue.log.path, "part-x.parquet"))
+    add = AddAction("part-x.parquet", 1, {"lane": None}, 0, True, '{"numRecords": 3}')
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    sweep(queue)
+    for name, handle in (("a", queue), ("b", again(queue))):
+        taken = lease(handle, 10, name)
+        assert [m.value for m in taken.messages] == ([b"published", b"expiring"] if at > 0 else [b"published", b"delayed"])
+        assert taken.messages[0].published_at.year in (1, 9999)
+        taken.reject()
+    sweep(queue)
+    assert len(lease(queue.dead_letters, 10)) == 4
+    assert queue.finished("a", payload=True).num_rows >= 2
+    assert str(queue.trace(queue.log.index().files[0].first))
