@@ -116,7 +116,8 @@ def check_name(option: str, value: Any) -> str:
     """A name of a group, worker or producer: 1-128 of letters, digits, dot, underscore, hyphen."""
     if not isinstance(value, str) or not _NAME.fullmatch(value) or value.startswith(RESERVED_PREFIX):
         raise InvalidOption(
-            f"{option}={shown(value)} is not a valid name: use 1 to 128 letters, digits, '.', '_' or '-', not starting with '{RESERVED_PREFIX}'",
+            f"{option}={shown(value)} is not a valid name: use 1 to 128 letters, digits, '.', '_' or '-', "
+            f"not starting with '{RESERVED_PREFIX}'",
             option=option,
             value=value,
         )

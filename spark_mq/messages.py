@@ -208,19 +208,21 @@ def _problem(m: Message) -> str | None:
     if not all(_is_utf8(text) for text in texts if isinstance(text, str)):
         return "text that has no UTF-8 form (a lone surrogate)"
     for name, at in zip(TIMES, (m.deliver_at, m.expires_at), strict=True):
-        if at is not None and not (isinstance(at, datetime) and at.tzinfo is not None):
-            return f"a {name} that is no datetime with a time zone"
-        if at is not None and _is_out_of_range(at):
-            return f"a {name} that is out of range in UTC: use years 1 to 9999"
+        if problem := _time_problem(at):
+            return f"a {name} that is {problem}"
     return None
 
 
-def _is_out_of_range(at: datetime) -> bool:
+def _time_problem(at: Any) -> str:
+    if at is None:
+        return ""
+    if not (isinstance(at, datetime) and at.tzinfo is not None):
+        return "no datetime with a time zone"
     try:
         micros(at)
     except InvalidOption:
-        return True
-    return False
+        return "out of range in UTC: use years 1 to 9999"
+    return ""
 
 
 def _is_utf8(text: str) -> bool:
