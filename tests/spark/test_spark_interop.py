@@ -1,0 +1,121 @@
+"""Plain Spark at a queue's tables: it publishes, optimizes, vacuums, restores and changes them, while leases are held and streams run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Stream, make_queue, values
+
+from spark_mq import Queue, errors
+from spark_mq.sweep import sweep
+
+
+def append(spark: Any, queue: Queue, *texts: str) -> None:
+    rows = [(bytearray(text.encode()), None) for text in texts]
+    spark.createDataFrame(rows, "value BINARY, lane INT").coalesce(1).write.format("delta").mode("append").save(queue.log.path)
+
+
+@contextmanager
+def configured(spark: Any, name: str, value: str) -> Iterator[None]:
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.unset(name)
+
+
+def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
+    found = queue.group(group).lease("w", max_messages=count)
+    assert found is not None
+    return found
+
+
+def texts(lease: Any) -> list[str]:
+    return [m.value.decode() for m in lease.messages]
+
+
+def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue) -> None:
+    """OPTIMIZE, ZORDER and VACUUM, of both tables: what is leased or unread stays as it was."""
+    queue.publish(["a", "b"])
+    append(spark, queue, "c", "d")
+    held = take(queue, 1)
+    messages, leases = f"delta.`{queue.log.path}`", f"delta.`{queue.leases.path}`"
+    spark.sql(f"OPTIMIZE {messages}")
+    append(spark, queue, "e")
+    spark.sql(f"OPTIMIZE {messages} ZORDER BY (published_at)")
+    spark.sql(f"OPTIMIZE {leases} ZORDER BY (first)")
+    # VACUUM lists the folders in 10,000 tasks else.
+    with configured(spark, "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"):
+        spark.sql(f"VACUUM {messages}")
+        with configured(spark, "spark.databricks.delta.retentionDurationCheck.enabled", "false"):
+            spark.sql(f"VACUUM {leases} RETAIN 0 HOURS")
+    assert texts(held) == ["a"]
+    assert held.ack().settled == 1
+    rest = take(Queue.open(queue.path))
+    assert texts(rest) == ["b", "c", "d", "e"]
+    rest.ack()
+    sweep(queue)
+    assert queue.stats()["published"] == 5
+
+
+def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody(spark: Any, queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    worker = Queue.open(queue.path)
+    held = take(worker, 1)
+    messages = f"delta.`{queue.log.path}`"
+    for statement in (f"DELETE FROM {messages} WHERE key IS NULL", f"UPDATE {messages} SET key = 'x'"):
+        with pytest.raises(Exception, match="append"):
+            spark.sql(statement)
+    spark.sql(f"ALTER TABLE {messages} ADD COLUMNS (note STRING)")
+    rows = [(bytearray(b"c"), None, "mine")]
+    spark.createDataFrame(rows, "value BINARY, lane INT, note STRING").write.format("delta").mode("append").save(queue.log.path)
+    worker.publish("d")
+    held.ack()
+    assert texts(take(worker)) == ["b", "c", "d"]
+
+    spark.sql(f"ALTER TABLE {messages} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    for call in (lambda: Queue.open(queue.path), worker.log.index, lambda: worker.publish("x")):
+        with pytest.raises(errors.UnsupportedTable, match="deletionVectors"):
+            call()
+
+
+def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(spark: Any, tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "queue", retention=0)
+    queue.publish(["a", "b"])
+    append(spark, queue, "c")
+    before = queue.log.index().version
+    take(queue).ack()
+    assert sweep(queue).trimmed_files == 2
+    with configured(spark, "spark.sql.files.ignoreMissingFiles", "true"):
+        spark.sql(f"RESTORE TABLE delta.`{queue.log.path}` TO VERSION AS OF {before}")
+    for handle in (queue, Queue.open(queue.path)):
+        assert handle.group("g").lease("w") is None
+        assert handle.group("new").lease("w") is None
+        assert handle.stats()["published"] == 3
+    append(spark, queue, "d")
+    assert texts(take(queue)) == ["d"]
+
+
+def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_restart(spark: Any, stream: Stream, queue: Queue) -> None:
+    """Its footer is sound, so that the driver finds nothing wrong before."""
+    queue.publish("good-1")
+    bad = queue.publish("poor")
+    queue.publish("good-2")
+    path = Path(queue.log.path, queue.log.index().file_at(bad.sequences[0]).path)
+    path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
+    got: list[str] = []
+    with pytest.raises(Exception, match="cannot be read") as caught:
+        stream.run(lambda batch, _: got.extend(values(batch)))
+    for part in (path.name, str(bad.sequences[0]), "backup"):
+        assert part in str(caught.value)
+    stream.run(lambda batch, _: got.extend(values(batch)))
+    assert got == ["good-1", "good-2"]
+    stats = stream.group.stats()
+    assert (stats.acked, stats.dead, stats.ready) == (2, 1, 0)
+    sweep(queue)
+    (letter,) = take(queue.dead_letters).messages
+    assert path.name in letter.headers["spark_mq.payload"]
