@@ -44,9 +44,8 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     append(spark, queue, "c", "d")
     held = take(queue, 1)
     messages, leases = f"delta.`{queue.log.path}`", f"delta.`{queue.leases.path}`"
-    spark.sql(f"OPTIMIZE {messages}")
-    append(spark, queue, "e")
     spark.sql(f"OPTIMIZE {messages} ZORDER BY (published_at)")
+    append(spark, queue, "e")
     spark.sql(f"OPTIMIZE {leases} ZORDER BY (first)")
     # VACUUM lists the folders in 10,000 tasks else.
     with configured(spark, "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"):
