@@ -27,6 +27,10 @@ _FULL: Final = re.compile(r"no space left|os error 28|errno 28|quota|os error 12
 _REFUSED: Final = re.compile(r"read-only|os error 30|permission denied|os error 13|not permitted|access ?denied|403", re.IGNORECASE)
 
 
+_OUT_OF_REACH: Final = re.compile(r"sending request|timed? ?out|connect|reset|dns|http|retries|50\d|generic (s3|gcs|azure)", re.IGNORECASE)
+"""The store did not answer: to ask it what is in the log would take as long again."""
+
+
 def plain(error: BaseException) -> str:
     """What an error says, in one line: no colours, no stack of another language."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).replace("↳", ":")
@@ -47,6 +51,8 @@ def explained(
         advice = "The disk, or its quota, is full: free some space and do it again"
     elif _REFUSED.search(text):
         advice = "The store refuses it: make it readable and writable for this user and do it again"
+    elif _OUT_OF_REACH.search(text):
+        advice = "The store is out of reach: do it again"
     else:
         found = _damage(Files(path, storage_options), path)
         if found is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Stream, make_queue, values
+from harness import Stream, make_queue, until, values
 
 from spark_mq import Queue, errors
 from spark_mq.sweep import sweep
@@ -36,6 +37,28 @@ def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
 
 def texts(lease: Any) -> list[str]:
     return [m.value.decode() for m in lease.messages]
+
+
+def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
+    settled: list[str] = []
+    stop = threading.Event()
+
+    def handler(lease: Any) -> None:
+        settled.extend(texts(lease))
+
+    worker = threading.Thread(
+        target=lambda: Queue.open(queue.path).group("g").work(handler, threads=2, stop=stop, max_poll_interval="20ms")
+    )
+    worker.start()
+    try:
+        for part in range(3):
+            append(spark, queue, f"{part}-a", f"{part}-b")
+        until(lambda: len(settled) >= 6, "all were settled")
+    finally:
+        stop.set()
+        worker.join()
+    assert sorted(settled) == [f"{part}-{name}" for part in range(3) for name in "ab"]
+    assert queue.group("g").stats().acked == 6
 
 
 def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue) -> None:

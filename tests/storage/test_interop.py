@@ -476,6 +476,37 @@ def _live(queue: Queue) -> set[str]:
     return {uri.rpartition("/")[2] for uri in DeltaTable(queue.leases.path).file_uris()}
 
 
+@pytest.mark.parametrize("how", ["deleted", "truncated"])
+def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_told(queue: Queue, how: str) -> None:
+    queue.publish(["a", "b", "c"])
+    lease(queue, 1).ack()
+    broken = DeltaTable(queue.leases.path).version() + 1
+    lease(queue, 1).ack()
+    damaged_by(how, entry(queue.leases.path, broken))
+    for call in (lambda: again(queue), lambda: again(queue)):
+        with pytest.raises(errors.CorruptLog) as caught:
+            call()
+        assert caught.value.version == broken
+        for part in (f"commit {broken} of {queue.leases.path}", "backup", "stop the workers", "all later ones"):
+            assert part in str(caught.value)
+    for version in (broken, broken + 1):
+        entry(queue.leases.path, version).unlink(missing_ok=True)
+    worker = again(queue)
+    assert worker.group().stats().acked == 1
+    assert drain(worker) == [b"b", b"c"], "what was settled since comes again"
+    sweep(worker)
+
+
+def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_told(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    lease(queue, 1).ack()
+    held = lease(queue, 1)
+    entry(queue.leases.path, DeltaTable(queue.leases.path).version()).unlink()
+    with pytest.raises(errors.LeaseLost, match="unread"):
+        held.ack()
+    assert drain(again(queue)) == [b"b"]
+
+
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
 def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage: str) -> None:
     queue.publish("a")
