@@ -51,7 +51,10 @@ def read_commit(files: Files, version: int, path: str) -> list[dict[str, Any]]:
 
 
 def parse(text: bytes) -> list[dict[str, Any]]:
-    """The actions of a commit, from its JSON, with all that spark_mq looks at in its type. Raises ValueError, RecursionError."""
+    """The actions of a commit, from its JSON, with all that spark_mq looks at in its type; an add's ``stats`` as an object.
+
+    Raises ValueError, RecursionError.
+    """
     actions = []
     # By line feeds alone: text inside may hold what else Python takes for the end of a line.
     for line in text.decode("utf-8").split("\n"):
@@ -60,7 +63,7 @@ def parse(text: bytes) -> list[dict[str, Any]]:
             if not isinstance(action, dict):
                 raise ValueError(f"an action is no object but {type(action).__name__}")
             actions.append({name: _checked(name, value) for name, value in action.items() if value is not None})
-    rows = sum(json.loads(a["add"]["stats"]).get("numRecords") or 0 for a in actions if a.get("add", {}).get("stats"))
+    rows = sum(a["add"]["stats"].get("numRecords") or 0 for a in actions if "add" in a)
     if rows > _MOST_ROWS:
         raise ValueError(f"it adds {rows} rows, more than a commit may have")
     return actions
@@ -81,8 +84,8 @@ def _checked(name: str, value: Any) -> Any:
     for field in ("timestamp", "modificationTime"):
         if name != "txn" and field in kept:
             kept[field] = min(kept[field], _LATEST)
-    if kept.get("stats"):
-        _check_stats(kept["stats"])
+    if name == "add":
+        kept["stats"] = _stats(kept.get("stats") or "{}")
     return kept
 
 
@@ -103,12 +106,13 @@ _FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
 """What spark_mq looks at: the type, and whether it must be there."""
 
 
-def _check_stats(text: str) -> None:
-    stats = json.loads(text)
+def _stats(text: str) -> dict[str, Any]:
+    stats: dict[str, Any] = json.loads(text)
     _expect(isinstance(stats, dict), "add.stats", "an object")
     rows = stats.get("numRecords")
     _expect(rows is None or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0), "add.stats.numRecords", "a count")
     _expect(isinstance(stats.get("nullCount") or {}, dict), "add.stats.nullCount", "an object")
+    return stats
 
 
 def _expect(holds: bool, what: str, kind: str) -> None:

@@ -5,7 +5,6 @@ It is read from the log's own JSON, commit by commit, or from ``commits/`` (:mod
 
 from __future__ import annotations
 
-import json
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -111,7 +110,7 @@ class LogState:
             if add.get("dataChange", True):
                 rows = self.rows(add, version)
                 at = int(info.get("timestamp") or add.get("modificationTime") or 0) * 1000
-                times = read_times(self._files, path) if is_timed(json.loads(add.get("stats") or "{}")) else None
+                times = read_times(self._files, path) if is_timed(add["stats"]) else None
                 files.append(LogFile(sequence(version, ordinal), rows, path, int(add.get("size") or 0), at, times))
                 ordinal += rows
         return files
@@ -135,7 +134,7 @@ class LogState:
 
     def rows(self, add: Mapping[str, Any], version: int) -> int:
         """Rows of a file from its statistics, or, where its writer left them out, from its footer."""
-        count = json.loads(add.get("stats") or "{}").get("numRecords")
+        count = add["stats"].get("numRecords")
         if count is not None:
             return int(count)
         path = unquote(add["path"])
