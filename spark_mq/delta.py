@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from spark_mq.commit_log import OPERATION_ID, landed_since, log_path, read_commit
-from spark_mq.damage import explained, is_refused
+from spark_mq.damage import explained, is_refused, telling
 from spark_mq.errors import UnsupportedTable
 from spark_mq.files import Files
 
@@ -38,8 +38,9 @@ _WITH_MORE = {3: "checkConstraints", 4: "changeDataFeed or generatedColumns", 5:
 
 
 def exists(path: str, storage_options: Mapping[str, str] | None = None) -> bool:
-    """Whether there is a Delta table."""
-    return bool(DeltaTable.is_deltatable(path, dict(storage_options or {})))
+    """Whether there is a Delta table. Raises StoreFailed."""
+    with telling(path, storage_options, "looking for"):
+        return bool(DeltaTable.is_deltatable(path, dict(storage_options or {})))
 
 
 def open_table(path: str, storage_options: Mapping[str, str] | None = None) -> DeltaTable | None:

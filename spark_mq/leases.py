@@ -320,3 +320,5 @@ class DeltaLeases:
             return DeltaTable(self.path, version=stored.token, storage_options=self.storage_options)
         except DeltaError as error:
             raise LostRace(f"version {stored.token} has been cleaned away") from error
+        except OSError as error:
+            raise explained(self.path, self.storage_options, error, "reading") from error

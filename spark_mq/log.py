@@ -23,6 +23,7 @@ from spark_mq.commit_table import CommitTable
 from spark_mq.damage import STORE_ERRORS, explained, gone, telling
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.index import ORDINAL_BITS, CommitIndex, sequence
+from spark_mq.log_watch import LogWatch
 from spark_mq.logstate import LogState
 from spark_mq.message_log import MessageLog, PublishReceipt, check_mark
 from spark_mq.payload import MESSAGE_SCHEMA, WrittenFile
@@ -31,12 +32,6 @@ from spark_mq.waking import bell_at
 __all__ = ["DeltaLog"]
 
 _COMMIT_TIMEOUT: Final = 60.0
-Stamp = tuple[int, tuple[int, int]]
-"""A commit's version, size and time of writing."""
-
-HOLE_LOOK: Final = 30.0
-"""Seconds after which a look that finds nothing new makes sure that nothing lies beyond a commit that is gone."""
-
 SLOW: Final = 60.0
 """Seconds after which a commit makes sure that the log was not cleaned around it. The sweep leaves ten times as long."""
 
@@ -52,10 +47,7 @@ class DeltaLog(MessageLog):
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
         self._id: str | None = None
-        self._stood: Stamp | None = None  # of the commit that the handle stands on
-        self._reached = -1  # the latest version that this handle has seen, or committed
-        self._known: Stamp | None = None  # of the last commit that the state knows
-        self._listed = time.monotonic()  # when it was last made sure that the log has no hole
+        self._watch = LogWatch(self.files, path)
         self._state = LogState(self.files, path, self.active)
         self.commits = CommitTable(delta.child(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options)
 
@@ -87,7 +79,7 @@ class DeltaLog(MessageLog):
         with self._lock:
             opened = delta.open_table(self.path, self.storage_options)
             if opened is not None and self._id is None:
-                self._table, self._id, self._stood = opened, str(opened.metadata().id), None
+                self._table, self._id, self._watch.stood = opened, str(opened.metadata().id), None
             return opened
 
     @property
@@ -105,13 +97,13 @@ class DeltaLog(MessageLog):
                         path=self.path,
                         version=None,
                     )
-                self._table, self._id, self._stood = opened, table_id, None
+                self._table, self._id, self._watch.stood = opened, table_id, None
             return self._table
 
     def refresh(self) -> DeltaTable:
         """The table at its latest version."""
         with self._lock, telling(self.path, self.storage_options, "reading"):
-            if self._stood is not None and not self._is_as_it_was(self._stood):
+            if self._watch.stood is not None and not self._watch.is_as_it_was(self._watch.stood):
                 self._table = None
             try:
                 self.table.update_incremental()
@@ -119,21 +111,8 @@ class DeltaLog(MessageLog):
                 self._table = None  # a handle older than what is left of the log: open anew, once
             table = self.table
             delta.check_features(table, self.path)
-            if table.version() < self._reached:  # a commit in the place of what is gone would be one that others never see
-                raise gone(self.path, self._reached)
-            self._reached = table.version()
-            if self._stood is None or self._stood[0] != table.version():
-                self._stood = self._stamp_of(table.version())
+            self._watch.stands_on(table.version())
             return table
-
-    def _stamp_of(self, version: int) -> Stamp | None:
-        """What tells a commit from another one of its version; None where it is gone."""
-        stamp = self.files.stamp(delta.log_path(version))
-        return None if stamp is None else (version, stamp)
-
-    def _is_as_it_was(self, stamp: Stamp | None) -> bool:
-        """Whether a commit that was seen is there as it was. If not, the log was cleaned beyond it, or the table made anew."""
-        return stamp is not None and self._stamp_of(stamp[0]) == stamp
 
     def commit(
         self,
@@ -215,7 +194,7 @@ class DeltaLog(MessageLog):
                     attempt(table)
                     if time.time() - started > SLOW and self._is_stray(base + 1, paths):
                         continue
-                    self._reached = base + 1
+                    self._watch.reached(base + 1)
                     return base + 1
                 except DuplicatePublish:
                     raise
@@ -305,49 +284,21 @@ class DeltaLog(MessageLog):
         """
         index = self._state.index
         before = index.version
-        if not self._is_as_it_was(self._known):
+        if not self._watch.is_as_it_was(self._watch.known):
             self._table = None if before >= 0 else self._table
             latest = self.refresh().version()
-            self._check_known(latest)
+            self._watch.check_known(self._state, latest)
             self._catch_up(latest)
         else:
             while True:
                 try:
                     actions = delta.read_commit(self.files, index.version + 1, self.path)
                 except FileNotFoundError:
-                    self._check_beyond()
+                    self._watch.check_beyond(index.version)
                     break
                 self._state.take(index.version + 1, actions)
-        if index.version > before or self._known is None:
-            self._known = self._stamp_of(index.version)
-
-    def _check_known(self, latest: int) -> None:
-        """Whether the last commit that is known is still the one that was read. Raises CorruptLog."""
-        version = self._state.index.version
-        if latest < version:
-            raise gone(self.path, version)
-        try:
-            same = version < 0 or self._state.knows(version, delta.read_commit(self.files, version, self.path))
-        except FileNotFoundError:
-            return  # cleaned
-        if not same:
-            raise CorruptLog(
-                f"commit {version} of {self.path} is another one than was read before: its messages have the sequences that others had. "
-                "Open the queue again; groups that had settled those do not get these",
-                path=self.path, version=version,
-            )  # fmt: skip
-        self._known = self._stamp_of(version)
-
-    def _check_beyond(self) -> None:
-        """Now and then: whether commits lie beyond the next one, which is not there. Raises CorruptLog."""
-        if time.monotonic() - self._listed < HOLE_LOOK:
-            return
-        following = self._state.index.version + 1
-        names = (path.rpartition("/")[2] for path in self.files.list("_delta_log"))
-        beyond = any(name[20:] == ".json" and name[:20].isdigit() and int(name[:20]) > following for name in names)
-        if beyond and not self.files.exists(delta.log_path(following)) and self._known and self._is_as_it_was(self._known):
-            raise gone(self.path, following)
-        self._listed = time.monotonic()
+        if index.version > before or self._watch.known is None:
+            self._watch.known = self._watch.stamp_of(index.version)
 
     def state(self) -> LogState:
         """What all commits say, brought up to the latest."""

@@ -21,7 +21,6 @@ from deltalake.transaction import AddAction
 from handles import again, lease
 
 from spark_mq import Queue, errors
-from spark_mq import log as log_module
 from spark_mq.commits import index_commits
 from spark_mq.payload import MESSAGE_SCHEMA
 from spark_mq.sweep import checkpoint, housekeep, sweep
@@ -297,7 +296,7 @@ def damaged_by(how: str, path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "truncated", "garbage", "other JSON"])
 def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(log_module, "HOLE_LOOK", 0)
+    monkeypatch.setattr("spark_mq.log_watch.HOLE_LOOK", 0)
     for value in "ab":
         queue.publish(value)
     worker, full = again(queue), again(queue)
