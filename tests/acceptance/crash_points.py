@@ -95,7 +95,7 @@ def watch(points: Points) -> None:
 
 
 def _kind(files: delta.Files, path: str) -> str:
-    return f"a {'commit' if '_delta_log' in path else 'data file'} of {_table(files._root)}"
+    return f"a {'commit' if '_delta_log' in path else 'data file'} of {_table(files.root)}"
 
 
 # -- operations
