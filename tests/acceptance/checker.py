@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, PyFileSystem
 
 Row = Mapping[str, Any]
 """A row of ``history/``."""
+
+Options = Mapping[str, str]
+"""Storage options of the queue's tables."""
+
+NONE: Final[Options] = {}
 
 PRECISION = timedelta(milliseconds=2)
 """Of the times of Delta's commits."""
@@ -108,36 +115,46 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
 # -- from the tables
 
 
-def published(path: str | Path) -> list[int]:
+def _read(path: str | Path, options: Options) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(version, actions) of each commit in the log of a table."""
+    root = DeltaStorageHandler(str(path), dict(options))
+    files = PyFileSystem(root)
+    for info in sorted(files.get_file_info(FileSelector("_delta_log")), key=lambda info: str(info.path)):
+        name = info.path.rpartition("/")[2]
+        if name.endswith(".json") and name[:-5].isdigit():
+            with files.open_input_file(info.path) as file:
+                yield int(name[:-5]), [json.loads(line) for line in file.read().splitlines() if line]
+
+
+def published(path: str | Path, options: Options = NONE) -> list[int]:
     """The sequences of all messages, from the log of ``messages/``: version and ordinal of each add in a commit without removes."""
     found: list[int] = []
     seen: set[str] = set()
-    for commit in sorted(Path(path, "messages", "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in commit.read_text().splitlines() if line]
+    for version, actions in _read(f"{path}/messages", options):
         adds = [a["add"] for a in actions if "add" in a and a["add"].get("dataChange", True) and a["add"]["path"] not in seen]
         if not any("remove" in a for a in actions):
             rows = sum(json.loads(add["stats"])["numRecords"] for add in adds)
-            found += [(int(commit.stem) << 32) + ordinal for ordinal in range(rows)]
+            found += [(version << 32) + ordinal for ordinal in range(rows)]
         seen |= {add["path"] for add in adds}
     return found
 
 
-def history(path: str | Path) -> list[Row]:
+def history(path: str | Path, options: Options = NONE) -> list[Row]:
     """All of ``history/``, in the order in which it happened."""
-    rows = DeltaTable(f"{path}/history").to_pyarrow_table().to_pylist()
+    rows = DeltaTable(f"{path}/history", storage_options=dict(options)).to_pyarrow_table().to_pylist()
     return sorted(rows, key=lambda row: (row["version"], row["ordinal"]))
 
 
-def dead_letters(path: str | Path) -> Counter[tuple[str, int]]:
+def dead_letters(path: str | Path, options: Options = NONE) -> Counter[tuple[str, int]]:
     """How often each message of each group lies in the DLQ."""
-    rows = DeltaTable(f"{path}/dead_letters/messages").to_pyarrow_table(columns=["headers"])["headers"].to_pylist()
-    told = [dict(headers) for headers in rows]
+    table = DeltaTable(f"{path}/dead_letters/messages", storage_options=dict(options))
+    told = [dict(headers) for headers in table.to_pyarrow_table(columns=["headers"])["headers"].to_pylist()]
     return Counter((one["spark_mq.group"], int(one["spark_mq.sequence"])) for one in told)
 
 
-def check_queue(path: str | Path, *, skew: timedelta, drained: Iterable[str]) -> Findings:
+def check_queue(path: str | Path, options: Options = NONE, *, skew: timedelta, drained: Iterable[str]) -> Findings:
     """Checks a whole queue whose ledger has been archived. Groups start at the earliest message."""
-    rows, sequences = history(path), published(path)
+    rows, sequences = history(path, options), published(path, options)
     found = check(sequences, rows, skew=skew, drained=drained, first={})
     routed = Counter(
         (row["consumer_group"], seq)
@@ -145,7 +162,7 @@ def check_queue(path: str | Path, *, skew: timedelta, drained: Iterable[str]) ->
         if row["outcome"] == "dead_lettered"
         for seq in _between(sorted(sequences), row["first"], row["last"])
     )
-    letters = dead_letters(path)
+    letters = dead_letters(path, options)
     found.expect(routed == letters, f"dead-lettered {routed - letters} and not in the DLQ; there and not dead-lettered {letters - routed}")
     versions = {row["version"] for row in rows}
     found.expect(versions == set(range(min(versions), max(versions) + 1)), "versions of the ledger are missing in the history")

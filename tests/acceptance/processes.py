@@ -1,0 +1,79 @@
+"""What the processes of the acceptance tests do: publishers, consumers good and bad, the sweep. Each opens the queue for itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from spark_mq import Lease, Queue
+from spark_mq.sweep import sweep
+
+SPAWN: Final = multiprocessing.get_context("spawn")
+SKEW: Final = "100ms"
+
+
+def publish(path: str, options: dict[str, str], size: int, enough: Any) -> None:
+    queue = Queue.open(path, storage_options=options)
+    while not enough.wait(0.2):
+        queue.publish(["x"] * size)
+
+
+def consume(path: str, options: dict[str, str], stop: Any) -> None:
+    """A good one, whose work takes a while: one that does nothing but commit would win nearly every race."""
+    group = Queue.open(path, storage_options=options).group()
+    while not stop.wait(0.1):
+        lease = group.lease("good", max_messages=20, wait="200ms", max_poll_interval="50ms")
+        if lease is not None:
+            lease.ack()
+
+
+def never_ack(path: str, options: dict[str, str], leases: int) -> None:
+    group = Queue.open(path, storage_options=options).group()
+    for _ in range(leases):
+        group.lease("never", max_messages=7, wait="10s", max_poll_interval="50ms")
+
+
+def crash(path: str, options: dict[str, str]) -> None:
+    """Settles half of what it has leased, and dies."""
+    lease = Queue.open(path, storage_options=options).group().lease("crash", max_messages=11, wait="10s", max_poll_interval="50ms")
+    if lease is not None:
+        lease.ack([m.sequence for m in lease.messages[::2]])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def chores(path: str, options: dict[str, str], stop: Any) -> None:
+    queue = Queue.open(path, storage_options=options)
+    while not stop.is_set():
+        sweep(queue)
+        stop.wait(0.2)
+
+
+def handle(lease: Lease) -> None:
+    if any(m.value == b"poison" for m in lease.messages):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work(path: str, options: dict[str, str]) -> None:
+    Queue.open(path, storage_options=options).group().work(handle, max_messages=30, max_poll_interval="50ms")
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.05)
+
+
+def start(target: Callable[..., None], *args: Any) -> Any:
+    process = SPAWN.Process(target=target, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def idle(queue: Queue) -> bool:
+    stats = queue.group().stats()
+    return not (stats.ready or stats.delayed or stats.in_flight or stats.dead or stats.routing)
