@@ -60,7 +60,7 @@ def check(published: Iterable[int], rows: Iterable[Row], *, skew: timedelta, dra
     lives: dict[tuple[str, int], Life] = defaultdict(Life)
     for row in rows:
         if row["event"] is not None:
-            for seq in _between(sequences, row["first"], row["last"]):
+            for seq in between(sequences, row["first"], row["last"]):
                 found.counts[row["event"]] += 1
                 _step(found, lives[row["consumer_group"], seq], row, seq, skew)
     for group in drained:
@@ -72,7 +72,7 @@ def check(published: Iterable[int], rows: Iterable[Row], *, skew: timedelta, dra
     return found
 
 
-def _between(sequences: list[int], first: int, last: int) -> list[int]:
+def between(sequences: list[int], first: int, last: int) -> list[int]:
     from bisect import bisect_left, bisect_right
 
     return sequences[bisect_left(sequences, first) : bisect_right(sequences, last)]
@@ -160,7 +160,7 @@ def check_queue(path: str | Path, options: Options = NONE, *, skew: timedelta, d
         (row["consumer_group"], seq)
         for row in rows
         if row["outcome"] == "dead_lettered"
-        for seq in _between(sorted(sequences), row["first"], row["last"])
+        for seq in between(sorted(sequences), row["first"], row["last"])
     )
     letters = dead_letters(path, options)
     found.expect(routed == letters, f"dead-lettered {routed - letters} and not in the DLQ; there and not dead-lettered {letters - routed}")

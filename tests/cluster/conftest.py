@@ -1,0 +1,63 @@
+"""A standalone cluster and a session on it, for all tests here. They run with --cluster only: they take minutes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+for neighbour in ("acceptance", "spark"):
+    sys.path.append(str(HERE.parent / neighbour))  # their processes, checker and streams
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine = [item for item in items if HERE in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.spark)
+    if not config.getoption("--cluster"):
+        items[:] = [item for item in items if item not in mine]
+        config.hook.pytest_deselected(items=mine)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from cluster import Cluster
+
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(cluster: Any) -> Iterator[Any]:
+    """A driver of the cluster that speculates as soon as it may."""
+    from gates import GatedSource
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.pythonUDF.arrow.enabled": "false",
+        "spark.task.maxFailures": "8",  # tests kill many a one
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "200ms",
+    }
+    builder = SparkSession.builder.master(cluster.url).appName("spark_mq on a cluster")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")  # the deaths that the tests arrange would fill pages
+    session.dataSource.register(GatedSource)
+    yield session
+    session.stop()

@@ -1,0 +1,119 @@
+"""Where tasks wait until a test has done to them what it wants: gates, and the sink and functions that have them.
+
+All of this goes to the executors by value: they cannot import test modules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext, cloudpickle
+
+from spark_mq.spark import SparkMQDataSource
+from spark_mq.spark.options import WriteOptions
+from spark_mq.spark.writer import FilesWritten, QueueStreamWriter, QueueWriter
+
+__all__ = ["PATIENCE", "Gate", "GatedSource", "rows_at"]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+PATIENCE = 100.0
+"""Seconds until something counts as never coming."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Holds the first `attempts` attempts of a job's first task that come here: they go on once it is opened, or never.
+
+    ``home``: an empty directory, for the tasks run in processes of their own.
+    """
+
+    home: Path
+    attempts: int = 1
+
+    def arrive(self) -> None:
+        """Called by a task, also for each row. Attempts are counted by their coming: a late first one may find the second there."""
+        context = TaskContext.get()
+        assert context is not None
+        mine = self.home / f"attempt {context.taskAttemptId()}"
+        if context.partitionId() != 0 or mine.exists():
+            return
+        mine.write_text(str(os.getpid()))
+        place = next(place for place in itertools.count() if self._take(mine, place))
+        deadline = time.monotonic() + PATIENCE
+        while place < self.attempts and not (self.home / "open").exists():
+            assert time.monotonic() < deadline, "nobody opened the gate"
+            time.sleep(0.05)
+
+    def _take(self, mine: Path, place: int) -> bool:
+        try:
+            os.link(mine, self.home / f"place {place}")
+        except FileExistsError:
+            return False
+        return True
+
+    def open(self) -> None:
+        (self.home / "open").touch()
+
+    def seen(self) -> list[int]:
+        """The processes of the attempts that have come here, in this order."""
+        places = sorted(self.home.glob("place *"), key=lambda path: int(path.name.split()[1]))
+        return [int(path.read_text()) for path in places]
+
+
+def rows_at(gate: Gate) -> Callable[[Iterator[Any]], Iterator[tuple[int, str, str]]]:
+    """A function for ``rdd.mapPartitions``: sequence, lease and value of each row, past the gate."""
+
+    def rows(found: Iterator[Any]) -> Iterator[tuple[int, str, str]]:
+        gate.arrive()
+        for row in found:
+            yield row.sequence, row.lease_id, bytes(row.value).decode()
+
+    return rows
+
+
+class _Gated:
+    """A writer whose tasks write their files, and arrive at a gate before they say so."""
+
+    def __init__(self, options: WriteOptions, gate: Gate) -> None:
+        super().__init__(options)  # type: ignore[call-arg]
+        self.gate = gate
+
+    def write(self, iterator: Iterator[Any]) -> FilesWritten:
+        told: FilesWritten = super().write(iterator)  # type: ignore[misc]
+        self.gate.arrive()
+        return told
+
+
+class GatedWriter(_Gated, QueueWriter):
+    pass
+
+
+class GatedStreamWriter(_Gated, QueueStreamWriter):
+    pass
+
+
+class GatedSource(SparkMQDataSource):
+    """The sink, with options of its own: the gate's directory, and how many it holds."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "gated"
+
+    def writer(self, schema: Any, overwrite: bool) -> QueueWriter:
+        return GatedWriter(*self._parsed())
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> QueueStreamWriter:
+        return GatedStreamWriter(*self._parsed())
+
+    def _parsed(self) -> tuple[WriteOptions, Gate]:
+        options = dict(self.options)
+        gate = Gate(Path(options.pop("gate")), int(options.pop("attempts")))
+        return WriteOptions.parse(options), gate

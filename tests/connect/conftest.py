@@ -1,0 +1,69 @@
+"""A Spark Connect server, a process of its own, and a session of it. With --connect only: `make test-connect` has the packages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+for neighbour in ("cluster", "spark"):
+    sys.path.append(str(HERE.parent / neighbour))  # how Spark's processes are started, and streams
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine = [item for item in items if HERE in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.spark)
+    if not config.getoption("--connect"):
+        items[:] = [item for item in items if item not in mine]
+        config.hook.pytest_deselected(items=mine)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Connect server."""
+    from cluster import free_port, java_class, wait_for_port
+
+    home = tmp_path_factory.mktemp("server")
+    port = free_port()
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": home / "warehouse",
+    }
+    arguments = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    process = java_class(
+        "org.apache.spark.deploy.SparkSubmit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+        "--master", "local[2]", *arguments, "spark-internal", log=home / "log",
+    )  # fmt: skip
+    try:
+        wait_for_port(port, process, home / "log")
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def spark(server: str) -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.remote(server).getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for query in request.getfixturevalue("spark").streams.active:
+        query.stop()
