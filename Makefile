@@ -18,7 +18,7 @@ with_spark = JAVA_HOME=$$(sh scripts/ensure-java) && export JAVA_HOME && PATH="$
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ': .*## ' '/^[a-z0-9-]+: .*## /{printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ': .*## ' '/^[a-z0-9-]+: .*## /{printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
 setup: .venv/.installed ## create .venv with everything that the tests and jobs need
@@ -57,8 +57,35 @@ fault: setup ## kill everything at random, then check that nothing is lost or ow
 	@touch $@
 
 .PHONY: test-s3
-test-s3: setup .venv/.s3 ## run the storage tests over an S3 endpoint on this machine, also one that fails
-	@$(python) -m pytest --s3 -k s3 tests/storage --durations=10
+test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an S3 endpoint on this machine, also one that fails
+	@$(with_spark) $(python) -m pytest --s3 --durations=10 tests/storage tests/acceptance/test_processes.py tests/s3
+
+.PHONY: test-s3-short
+test-s3-short: setup .venv/.s3 ## a part of test-s3, of two minutes
+	@$(with_spark) $(python) -m pytest --s3 --durations=10 -m "not slow" tests/acceptance/test_processes.py tests/s3
+
+.PHONY: test-cluster
+test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed
+	@$(with_spark) $(python) -m pytest --cluster tests/cluster --durations=10
+
+.PHONY: test-cluster-short
+test-cluster-short: setup ## a part of test-cluster, of two minutes
+	@$(with_spark) $(python) -m pytest --cluster tests/cluster -m "not slow" --durations=10
+
+# Beside .venv's own packages, for these programs alone.
+.venv/connect/.installed: .venv/.installed
+	@$(python) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["connect"], sep="\n")' \
+	  > .venv/connect.txt
+	@$(python) -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/connect --requirement .venv/connect.txt
+	@touch $@
+
+.PHONY: test-connect
+test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect
+	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect --durations=10
+
+.PHONY: test-connect-short
+test-connect-short: setup .venv/connect/.installed ## a part of test-connect, of a minute
+	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect -m "not slow" --durations=10
 
 .PHONY: lint
 lint: setup ## check style, formatting and types

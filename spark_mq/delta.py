@@ -14,6 +14,7 @@ from spark_mq.commit_log import OPERATION_ID, landed_since, log_path, read_commi
 from spark_mq.damage import explained, is_refused, telling
 from spark_mq.errors import UnsupportedTable
 from spark_mq.files import Files
+from spark_mq.listings import load, newest, update
 
 __all__ = [
     "OPERATION_ID",
@@ -25,11 +26,14 @@ __all__ = [
     "commit_properties",
     "exists",
     "landed_since",
+    "load",
     "log_path",
+    "newest",
     "no_housekeeping",
     "note_of",
     "open_table",
     "read_commit",
+    "update",
 ]
 
 _PLAIN_FEATURES = {"appendOnly", "invariants"}
@@ -39,14 +43,15 @@ _WITH_MORE = {3: "checkConstraints", 4: "changeDataFeed or generatedColumns", 5:
 
 def exists(path: str, storage_options: Mapping[str, str] | None = None) -> bool:
     """Whether there is a Delta table. Raises StoreFailed."""
+    files = Files(path, storage_options)
     with telling(path, storage_options, "looking for"):
-        return bool(DeltaTable.is_deltatable(path, dict(storage_options or {})))
+        return bool(DeltaTable.is_deltatable(path, dict(storage_options or {}))) or (files.lists_late and files.exists(log_path(0)))
 
 
 def open_table(path: str, storage_options: Mapping[str, str] | None = None) -> DeltaTable | None:
     """The table at its latest version, or None. Raises UnsupportedTable, CorruptLog, StoreFailed."""
     try:
-        table = DeltaTable(path, storage_options=dict(storage_options or {}))
+        table = load(path, storage_options)
     except TableNotFoundError as error:
         if is_refused(error):
             raise explained(path, storage_options, error, "opening") from error

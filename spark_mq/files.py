@@ -57,6 +57,11 @@ class Files:
             if not isinstance(error, FileNotFoundError) and self.exists(path):
                 raise
 
+    @property
+    def lists_late(self) -> bool:
+        """Whether a listing may be some seconds old, as that of an object store. Asked for by its name, a file is there at once."""
+        return "://" in self.root
+
     def exists(self, path: str) -> bool:
         return self._files.get_file_info(path).type == FileType.File
 

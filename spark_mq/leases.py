@@ -91,7 +91,7 @@ class DeltaLeases:
             if self._table is not None:
                 try:
                     with telling(self.path, self.storage_options, "reading", only=OSError):
-                        self._table.update_incremental()
+                        delta.update(self._table, self.files)
                     delta.check_features(self._table, self.path)
                     return self._table
                 except DeltaError:

@@ -106,7 +106,7 @@ class DeltaLog(MessageLog):
             if self._watch.stood is not None and not self._watch.is_as_it_was(self._watch.stood):
                 self._table = None
             try:
-                self.table.update_incremental()
+                delta.update(self.table, self.files)
             except DeltaError:
                 self._table = None  # a handle older than what is left of the log: open anew, once
             table = self.table

@@ -23,7 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--s3", action="store_true", help="run tests that can on an S3 endpoint on this machine (moto), instead of local files"
     )
-    parser.addoption("--cluster", action="store_true", help="run the tests on a Spark cluster of processes, and over Spark Connect")
+    parser.addoption("--cluster", action="store_true", help="run the tests on a Spark cluster of processes")
+    parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,7 @@ def kill_in_mid_task(cluster: Cluster, workers: list[Worker], times: int) -> Non
         until(killed, "a task to kill")
 
 
-@pytest.mark.parametrize("kills", [pytest.param(4, id="short"), pytest.param(14, id="long")])
+@pytest.mark.parametrize("kills", [pytest.param(4, id="short"), pytest.param(14, id="long", marks=pytest.mark.slow)])
 def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(cluster: Cluster, spark: Any, tmp_path: Path, kills: int) -> None:
     queue = Queue.create(
         tmp_path / "queue", visibility_timeout="1s", clock_skew=SKEW, max_delivery_attempts=20, retry_delay="0s", max_ledger_ranges=10_000

@@ -19,7 +19,12 @@ from pyspark.sql import functions as F
 from spark_mq import Queue
 
 ROWS = 40
-FATES = ("slow", "frozen", "worker killed", "executor killed")
+FATES = (
+    "slow",
+    pytest.param("frozen", marks=pytest.mark.slow),
+    pytest.param("worker killed", marks=pytest.mark.slow),
+    "executor killed",
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_fi
     assert len(files(here.queue)) > len(here.queue.log.index().files), "the first attempt had written its file: it lies there, unpublished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 def test_a_publish_whose_task_dies_each_time_publishes_nothing(here: Here, streaming: bool) -> None:
     before = here.queue.log.index().version

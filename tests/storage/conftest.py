@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock, memory_queue
+
+sys.path.append(str(Path(__file__).parents[1] / "acceptance"))  # its checker
 
 
 @pytest.fixture

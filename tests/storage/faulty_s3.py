@@ -1,4 +1,5 @@
 """A proxy in front of an S3 endpoint that answers slowly, with errors, or not at all, before or after the store has done what was asked.
+Its listings may be old.
 
 A program of its own: some calls of delta-rs hold the interpreter's lock while they wait for an answer.
 """
@@ -19,6 +20,8 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from listings import StaleListings
 
 __all__ = ["AFTER", "BEFORE", "RESET", "SLOW", "FaultyS3"]
 
@@ -53,9 +56,17 @@ class FaultyS3:
         """Each request meets one of the faults with this chance."""
         self._tell({"chance": chance, "seed": seed})
 
+    def stale(self, seconds: float, path: str) -> None:
+        """From now on a LIST of what lies under `path` (an s3:// URI) tells what was there up to `seconds` ago; 0: no longer."""
+        self._tell({"stale": seconds, "folder": "/".join(path.split("/")[2:4])})
+
     def met(self) -> int:
         """How many faults have been met."""
         return int(self._tell(None)["met"])
+
+    def listed(self) -> int:
+        """How many listings were answered from memory."""
+        return int(self._tell(None)["listed"])
 
     def _tell(self, plan: dict[str, Any] | None) -> Any:
         data = None if plan is None else json.dumps(plan).encode()
@@ -92,6 +103,8 @@ class _Faults:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     faults = _Faults()
+    listings = StaleListings()
+    listed = 0
     target = urlsplit("")
 
     def log_message(self, *_: Any) -> None:
@@ -100,15 +113,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path == CONTROL:
-            if body:
-                self.faults.plan(json.loads(body))
-            self._answer(200, json.dumps({"met": self.faults.met}).encode(), {})
+            self._plan(json.loads(body) if body else {})
+            self._answer(200, json.dumps({"met": self.faults.met, "listed": _Handler.listed}).encode(), {})
             return
         fault = self.faults.next(self.command, self.path)
         if fault == SLOW:
             time.sleep(0.5)  # the slowness itself
         if fault == BEFORE:
             self._answer(500, b"", {})
+            return
+        if self.command == "GET" and fault is None and (listing := self.listings.answer(self.path)) is not None:
+            _Handler.listed += 1
+            self._answer(200, listing, {"Content-Type": "application/xml"})
             return
         upstream = http.client.HTTPConnection(self.target.hostname or "", self.target.port, timeout=60)
         upstream.request(self.command, self.path, body, dict(self.headers))
@@ -121,6 +137,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
         else:
             self._answer(500 if fault == AFTER else reply.status, b"" if fault == AFTER else data, {} if fault == AFTER else headers)
+
+    def _plan(self, plan: dict[str, Any]) -> None:
+        if "stale" in plan:
+            self.listings.set(plan["stale"])
+            if plan["stale"]:
+                self.listings.remember(plan["folder"])
+        elif plan:
+            self.faults.plan(plan)
 
     def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -138,6 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     _Handler.target = urlsplit(sys.argv[1])
+    _Handler.listings.endpoint = sys.argv[1]
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.handle_error = lambda *_: None  # type: ignore[method-assign]

@@ -1,0 +1,76 @@
+"""Listings that are late: an object store may show a folder as it was some seconds ago, and delta-rs knows a log from listings only.
+
+Asked for by its name, a file is there at once. An operation on an old version cannot commit, but it could say wrong things: that a lease
+is lost which it does not see yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from spark_mq.commit_log import log_path
+from spark_mq.files import Files
+
+__all__ = ["load", "newest", "update"]
+
+PATIENCE: Final = 20.0
+"""Seconds that a store's listings may be late, at most: longer, and what was committed meanwhile is not seen."""
+_PAUSE: Final = 0.05
+
+T = TypeVar("T")
+
+
+def load(path: str, storage_options: Mapping[str, str] | None = None, version: int | None = None) -> DeltaTable:
+    """A table, at its latest version or a given one. Raises TableNotFoundError and other DeltaErrors."""
+    files = Files(path, storage_options)
+
+    def attempt() -> DeltaTable:
+        return DeltaTable(path, version=version, storage_options=dict(storage_options or {}))
+
+    table = _when_listed(files, attempt, version or 0)
+    if version is None:
+        _await(table, files)
+    return table
+
+
+def update(table: DeltaTable, files: Files) -> None:
+    """Brings a handle to the latest version. Raises DeltaError where it is older than what is left of the log."""
+    _when_listed(files, table.update_incremental, table.version() + 1)
+    _await(table, files)
+
+
+def newest(files: Files, version: int) -> int:
+    """The latest version of a log that has `version`, by the names of its files."""
+    while files.exists(log_path(version + 1)):
+        version += 1
+    return version
+
+
+def _when_listed(files: Files, attempt: Callable[[], T], version: int) -> T:
+    """Tries something again while it fails because a listing is late: of a checkpoint, or of a `version` that is there by its name."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return attempt()
+        except DeltaError as error:
+            late = files.lists_late and ("_last_checkpoint hint" in str(error) or files.exists(log_path(version)))
+            if not late or time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE)
+
+
+def _await(table: DeltaTable, files: Files) -> None:
+    """Until the handle stands on all that was committed when this was called."""
+    if not files.lists_late:
+        return
+    latest = newest(files, table.version())
+    deadline = time.monotonic() + PATIENCE
+    while table.version() < latest and time.monotonic() < deadline:
+        _when_listed(files, table.update_incremental, latest)
+        if table.version() < latest:
+            time.sleep(_PAUSE)

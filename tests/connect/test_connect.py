@@ -1,0 +1,235 @@
+"""Over Spark Connect: publishing, looking, the stream, and settling from foreachBatch, whose function runs beside the server.
+
+What a function does shows in files and in the queue: it is a copy in another process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Stream, copy_checkpoint, finish, forget_last_commit, make_queue, numbered, start, until
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+
+from spark_mq import Queue
+from spark_mq import spark as of_spark
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROWS = 12
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return make_queue(tmp_path / "queue")
+
+
+@pytest.fixture
+def stream(spark: Any, queue: Queue, tmp_path: Path) -> Stream:
+    return Stream(spark, queue, tmp_path / "checkpoint")
+
+
+def rows_of(batch: Any) -> list[tuple[str, int]]:
+    return sorted((bytes(row.value).decode(), row.delivery_count) for row in batch.select("value", "delivery_count").collect())
+
+
+def note(home: Path, what: Any) -> None:
+    with (home / "noted").open("a") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def noted(home: Path) -> list[Any]:
+    file = home / "noted"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def published(queue: Queue) -> list[str]:
+    lease = queue.group("check").lease("test", max_messages=1000)
+    return sorted(bytes(m.value).decode() for m in lease.messages) if lease else []
+
+
+def publish(spark: Any, queue: Queue) -> None:
+    frame = spark.range(ROWS, numPartitions=3).selectExpr("format_string('%03d', id) AS value")
+    frame.write.format("spark_mq").mode("append").save(queue.path)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 100
+    while not path.exists():
+        assert time.monotonic() < deadline, "it was never let go"
+        time.sleep(0.05)
+
+
+def test_a_dataframe_is_published_and_looked_at(spark: Any, queue: Queue) -> None:
+    publish(spark, queue)
+    peek = spark.read.format("spark_mq").option("consumerGroup", "g").load(queue.path)
+    assert [row.state for row in peek.collect()] == ["unread"] * ROWS
+    assert published(queue) == numbered(ROWS)
+    assert len(queue.log.index().files) == 3
+
+
+def test_a_batch_is_settled_by_what_its_function_does_and_returns(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    receipt = queue.publish(numbered(ROWS))
+    stream.options["maxMessagesPerTrigger"] = "6"
+
+    def process(batch: Any, lease: Any) -> Any:
+        note(tmp_path, [rows_of(batch), lease.lease_id, lease.delta_options])
+        lease.reject(batch.where("CAST(value AS STRING) = '001'"), error="never")
+        lease.nack(batch.where("CAST(value AS STRING) = '002'"), delay="1h", error="not now")
+        return batch.where("CAST(value AS STRING) IN ('003', '009')").selectExpr("sequence", "'reject' AS outcome", "'bad' AS error")
+
+    stream.settle_with(process)
+    first, second = noted(tmp_path)
+    assert [value for rows, _, _ in (first, second) for value, _ in rows] == numbered(ROWS)
+    assert [int(options["txnVersion"]) for _, _, options in (first, second)] == [1, 2]
+    assert len({options["txnAppId"] for _, _, options in (first, second)}) == 1
+    ranges = {r.first: (r.state, r.error) for r in stream.group.ledger() if r.state in ("dead", "waiting")}
+    at = receipt.sequences
+    assert ranges == {at[1]: ("dead", "never"), at[2]: ("waiting", "not now"), at[3]: ("dead", "bad"), at[9]: ("dead", "bad")}
+    assert stream.group.stats().acked == ROWS - 4
+
+
+@pytest.mark.parametrize(
+    ("on_error", "left"), [("nack", (ROWS, 0, 0)), ("reject", (0, ROWS, 0)), ("raise", (0, 0, ROWS))], ids=["nack", "reject", "raise"]
+)
+def test_an_exception_settles_the_batch_as_asked(stream: Stream, queue: Queue, on_error: str, left: tuple[int, int, int]) -> None:
+    queue.publish(numbered(ROWS))
+
+    def process(batch: Any, lease: Any) -> None:
+        raise ValueError("boom")
+
+    if on_error == "raise":
+        with pytest.raises(StreamingQueryException, match="boom"):
+            stream.settle_with(process, on_error=on_error)
+    else:
+        stream.settle_with(process, on_error=on_error)
+    stats = stream.group.stats()
+    assert (stats.ready, stats.dead, stats.in_flight) == left
+
+
+@pytest.mark.slow
+def test_a_batch_of_which_no_row_comes_is_left_to_the_commit(stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    queue.publish(numbered(ROWS))
+    stream.settle_with(lambda batch, lease: note(tmp_path, "called"), frame=stream.frame().where("false"))
+    assert noted(tmp_path) == [], "nothing is known of its lease"
+    assert stream.group.stats().acked == ROWS
+
+
+@pytest.mark.slow
+def test_a_union_of_queues_settles_each_lease_in_its_own(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    other = make_queue(tmp_path / "other")
+    queue.publish(numbered(3))
+    other.publish(numbered(5))
+    both = stream.frame().union(Stream(spark, other, tmp_path / "none", group="h").frame())
+
+    def process(batch: Any, lease: Any) -> None:
+        note(tmp_path, len(lease.lease_ids))
+
+    stream.run(stream.group.for_each_batch(process, also=[other.group("h")]), frame=both)
+    assert noted(tmp_path) == [2]
+    assert (stream.group.stats().acked, other.group("h").stats().acked) == (3, 5)
+
+
+def test_rows_of_any_dataframe_are_settled(spark: Any, queue: Queue) -> None:
+    queue.publish(numbered(ROWS))
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=ROWS)
+    assert lease is not None
+    rows = spark.createDataFrame([(lease.lease_id, m.sequence) for m in lease.messages], "lease_id STRING, sequence LONG")
+    assert of_spark.ack(rows.limit(4), group).settled == 4
+    assert of_spark.reject(rows, group, error="late").already_settled == 4
+    assert (group.stats().acked, group.stats().dead) == (4, ROWS - 4)
+
+
+def test_a_death_between_a_sink_and_the_ack_is_mended_by_the_replay(stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    queue.publish(numbered(ROWS))
+
+    def process(batch: Any, lease: Any) -> None:
+        options = lease.delta_options
+        sink = tmp_path / f"sink {options['txnAppId']} {options['txnVersion']}"
+        if sink.exists():
+            note(tmp_path, "skipped")
+        else:
+            sink.write_text(json.dumps(rows_of(batch)))
+            raise RuntimeError("died after the sink")
+
+    with pytest.raises(StreamingQueryException, match="died after the sink"):
+        stream.settle_with(process, on_error="raise")
+    assert stream.group.stats().in_flight == ROWS
+    stream.settle_with(process, on_error="raise")
+    assert noted(tmp_path) == ["skipped"]
+    assert len(list(tmp_path.glob("sink *"))) == 1
+    assert stream.group.stats().acked == ROWS
+
+
+def held(stream: Stream, home: Path) -> Any:
+    """A query whose first batch waits in its function for the file "go"; and now it is there."""
+
+    def process(batch: Any, lease: Any) -> None:
+        note(home, rows_of(batch))
+        wait_for(home / "go")
+
+    query = stream.start(stream.group.for_each_batch(process, on_error="nack"), available_now=False)
+    until(lambda: noted(home) or not query.isActive, "the batch came to its function")
+    assert query.isActive, query.exception()
+    return query
+
+
+def again(stream: Stream, home: Path) -> None:
+    """Another run, whose function notes what it gets."""
+    stream.settle_with(lambda batch, lease: note(home, rows_of(batch)))
+
+
+@pytest.mark.slow
+def test_a_query_that_is_stopped_in_mid_batch_runs_the_batch_again(stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    queue.publish(numbered(ROWS))
+    held(stream, tmp_path).stop()
+    again(stream, tmp_path)
+    (tmp_path / "go").touch()
+    assert noted(tmp_path) == [[[value, count] for value in numbered(ROWS)] for count in (1, 2)]
+    assert stream.group.stats().acked == ROWS
+
+
+def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_told(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
+    queue.publish(numbered(ROWS))
+    query = held(stream, tmp_path)
+    again(Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy")), tmp_path)
+    assert stream.group.stats().acked == ROWS
+    before = stream.group.ledger().ranges
+    (tmp_path / "go").touch()
+    until(lambda: not query.isActive, "the woken query ended")
+    assert "StreamFenced" in str(query.exception())
+    assert stream.group.ledger().ranges.equals(before)
+
+
+@pytest.mark.slow
+def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+    target = make_queue(tmp_path / "target")
+    queue.publish(numbered(ROWS))
+
+    def move() -> None:
+        finish(start(stream.frame().select("value").writeStream.format("spark_mq").option("path", target.path), stream.checkpoint))
+
+    move()
+    forget_last_commit(stream.checkpoint)
+    queue.publish(["more"])
+    move()
+    assert published(target) == [*numbered(ROWS), "more"]
+
+
+def test_wrong_options_are_told_to_the_client(spark: Any, tmp_path: Path) -> None:
+    attempts: list[tuple[str, Callable[[], Any]]] = [
+        ("QueueNotFound", lambda: spark.read.format("spark_mq").load(str(tmp_path / "none")).count()),
+        ("consumerGroup", lambda: spark.read.format("spark_mq").option("consumergrop", "g").load(str(tmp_path / "none")).count()),
+    ]
+    for told, attempt in attempts:
+        with pytest.raises(Exception, match=told):
+            attempt()

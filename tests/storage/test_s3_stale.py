@@ -1,0 +1,173 @@
+"""Over an object store whose listings are old: what others have committed shows in LIST only later. Only with --s3.
+
+One process's handle goes through a proxy with such listings, another's goes to the store itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from checker import check_queue
+from faulty_s3 import AFTER, RESET, FaultyS3
+
+from spark_mq import Queue
+from spark_mq.sweep import sweep
+
+LAG = 1.0
+"""Seconds that a listing may be old."""
+
+
+@pytest.fixture
+def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
+    with FaultyS3(s3["AWS_ENDPOINT_URL"]) as running:
+        yield running
+
+
+@pytest.fixture
+def queue(s3: dict[str, str]) -> Queue:
+    """The queue as it is."""
+    return Queue.create(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=s3, clock_skew="0s", retry_delay="0s")
+
+
+@pytest.fixture
+def late(queue: Queue, proxy: FaultyS3) -> Queue:
+    """The same queue, through the proxy."""
+    return through(queue, proxy)
+
+
+def through(queue: Queue, proxy: FaultyS3) -> Queue:
+    return Queue.open(queue.path, storage_options={**queue.storage_options, "AWS_ENDPOINT_URL": proxy.url})
+
+
+def test_a_lease_does_not_take_what_another_has_just_taken(queue: Queue, late: Queue, proxy: FaultyS3) -> None:
+    queue.publish([str(n) for n in range(6)])
+    queue.group().ensure()
+    assert late.group().stats().ready == 6
+    proxy.stale(LAG, queue.path)
+    theirs = queue.group().lease("a", max_messages=2)
+    mine = late.group().lease("b", max_messages=10)
+    assert theirs is not None
+    assert mine is not None
+    assert [m.value for m in mine.messages] == [b"2", b"3", b"4", b"5"]
+    assert {m.delivery_count for m in mine.messages} == {1}
+    assert (theirs.ack().settled, mine.ack().settled) == (2, 4)
+    assert proxy.listed() > 0
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
+def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(queue: Queue, late: Queue, proxy: FaultyS3, verb: str) -> None:
+    """As for a stream: its runner leases, the driver settles."""
+    queue.publish(["a", "b"])
+    queue.group().ensure()
+    assert late.group().stats().ready == 2
+    proxy.stale(LAG, queue.path)
+    lease = queue.group().lease("w", max_messages=2)
+    assert lease is not None
+    assert getattr(late.group(), verb)(lease.lease_id).settled == 2
+
+
+def test_messages_that_were_just_published_are_leased(queue: Queue, late: Queue, proxy: FaultyS3) -> None:
+    proxy.stale(LAG, queue.path)
+    queue.publish(["a"])
+    assert late.group().lease("w") is not None
+
+
+@pytest.mark.parametrize("fault", [None, AFTER, RESET])
+def test_a_publish_lands_once_and_behind_what_others_have_published(queue: Queue, late: Queue, proxy: FaultyS3, fault: str | None) -> None:
+    proxy.stale(LAG, queue.path)
+    first = queue.publish(["a", "b"])
+    if fault is not None:
+        proxy.once(fault, "PUT", "messages/_delta_log")
+    second = late.publish(["c"], producer_id="p", producer_sequence=1)
+    assert second.version == first.version + 1
+    lease = queue.group().lease("w", max_messages=10)
+    assert lease is not None
+    assert [m.value for m in lease.messages] == [b"a", b"b", b"c"]
+    assert late.last_producer_sequence("p") == 1
+
+
+@pytest.mark.parametrize("fault", [AFTER, RESET])
+def test_a_commit_whose_reply_is_lost_is_found(queue: Queue, late: Queue, proxy: FaultyS3, fault: str) -> None:
+    queue.publish(["a", "b"])
+    late.group().ensure()
+    proxy.stale(LAG, queue.path)
+    proxy.once(fault, "PUT", "leases/_delta_log")
+    lease = late.group().lease("w", max_messages=1)
+    assert lease is not None
+    assert lease.messages[0].delivery_count == 1
+    assert queue.group().stats().in_flight == 1
+    proxy.once(fault, "PUT", "leases/_delta_log")
+    assert lease.ack().settled == 1
+    proxy.once(fault, "PUT", "messages/_delta_log")
+    receipt = late.publish(["c"])
+    assert queue.log.index().total == 3
+    assert receipt.version == 2
+
+
+def test_a_queue_that_was_just_made_is_there(s3: dict[str, str], proxy: FaultyS3) -> None:
+    path = f"s3://queues/{uuid.uuid4().hex}/queue"
+    proxy.stale(LAG, path)
+    made = Queue.create(path, storage_options=s3, visibility_timeout="7s")
+    options = {**s3, "AWS_ENDPOINT_URL": proxy.url}
+    assert Queue.open(path, storage_options=options).settings == made.settings
+    proxy.stale(LAG, path)
+    assert Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings == made.settings
+
+
+def test_workers_that_all_see_old_listings_own_nothing_twice_and_lose_nothing(queue: Queue, proxy: FaultyS3) -> None:
+    handles = [through(queue, proxy) for _ in range(3)]
+    proxy.stale(0.3, queue.path)
+    published: list[int] = []
+    acked: Counter[int] = Counter()
+    enough = threading.Event()
+
+    def publish(mine: Queue) -> None:
+        for n in range(8):
+            published.extend(mine.publish([f"{n}"] * 5).sequences)
+
+    def work(mine: Queue, name: str) -> None:
+        while not enough.is_set() or mine.group().stats().ready:
+            lease = mine.group().lease(name, max_messages=7, visibility_timeout="5m")
+            if lease is not None:
+                assert lease.ack().settled == len(lease)
+                acked.update(m.sequence for m in lease.messages)
+
+    def chores(mine: Queue) -> None:
+        while not enough.wait(0.2):
+            sweep(mine)
+
+    workers = [threading.Thread(target=work, args=(handles[n], f"w{n}")) for n in range(2)]
+    publishers = [threading.Thread(target=publish, args=(handle,)) for handle in handles[:2]]
+    others = [threading.Thread(target=chores, args=(handles[2],))]
+    for thread in [*workers, *publishers, *others]:
+        thread.start()
+    for thread in publishers:
+        thread.join()
+    enough.set()
+    for thread in [*workers, *others]:
+        thread.join()
+    while (lease := queue.group().lease("rest", max_messages=100)) is not None:
+        lease.ack()
+        acked.update(m.sequence for m in lease.messages)
+    assert proxy.listed() > 0
+    assert acked == Counter(published)
+    assert len(published) == queue.log.index().total == 80
+    sweep(queue)
+    found = check_queue(queue.path, queue.storage_options, skew=timedelta(0), drained=["default"])
+    assert found.wrong == []
+
+
+def test_old_listings_delay_and_do_not_block(queue: Queue, late: Queue, proxy: FaultyS3) -> None:
+    """An empty look costs no waiting where nothing has been committed meanwhile."""
+    late.group().ensure()
+    proxy.stale(30.0, queue.path)
+    start = time.monotonic()
+    for _ in range(5):
+        assert late.group().lease("w") is None
+    assert time.monotonic() - start < 10
