@@ -58,7 +58,7 @@ fault: setup ## kill everything at random, then check that nothing is lost or ow
 
 .PHONY: test-s3
 test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an S3 endpoint on this machine, also one that fails
-	@$(with_spark) $(python) -m pytest --s3 --durations=10 tests/storage tests/acceptance/test_processes.py tests/s3
+	@$(with_spark) $(python) -m pytest --s3 -k "s3 or processes" --durations=10 tests/storage tests/acceptance tests/s3
 
 .PHONY: test-s3-short
 test-s3-short: setup .venv/.s3 ## a part of test-s3, of two minutes

@@ -87,8 +87,13 @@ def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
     """Lets the batch in hand finish and be committed, stops the query, and gives back what was leased after it, uncounted.
 
     False if the batch takes longer than `timeout` seconds. It is then left alone: Spark cannot interrupt Python, so end the process;
-    the next run on the checkpoint repeats the batch.
+    the next run on the checkpoint repeats the batch. Over Spark Connect `each` is a copy, and the batch in hand is cut: it is stopped,
+    the next run repeats the batch, and a warning says so.
     """
+    if type(query).__module__.startswith("pyspark.sql.connect."):
+        _log.warning("over Spark Connect the batch in hand cannot be waited for: if there is one, it will run again")
+        query.stop()
+        return True
     deadline = time.monotonic() + timeout
     if not each.close(timeout):
         return False

@@ -19,6 +19,7 @@ from pyspark.errors import StreamingQueryException
 
 from spark_mq import Queue
 from spark_mq import spark as of_spark
+from spark_mq.spark.termination import stop_query
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -168,17 +169,18 @@ def test_a_death_between_a_sink_and_the_ack_is_mended_by_the_replay(stream: Stre
     assert stream.group.stats().acked == ROWS
 
 
-def held(stream: Stream, home: Path) -> Any:
-    """A query whose first batch waits in its function for the file "go"; and now it is there."""
+def held(stream: Stream, home: Path) -> tuple[Any, Any]:
+    """A query whose first batch waits in its function for the file "go", and now it is there; and what for_each_batch gave."""
 
     def process(batch: Any, lease: Any) -> None:
         note(home, rows_of(batch))
         wait_for(home / "go")
 
-    query = stream.start(stream.group.for_each_batch(process, on_error="nack"), available_now=False)
+    each = stream.group.for_each_batch(process, on_error="nack")
+    query = stream.start(each, available_now=False)
     until(lambda: noted(home) or not query.isActive, "the batch came to its function")
     assert query.isActive, query.exception()
-    return query
+    return query, each
 
 
 def again(stream: Stream, home: Path) -> None:
@@ -187,9 +189,12 @@ def again(stream: Stream, home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_query_that_is_stopped_in_mid_batch_runs_the_batch_again(stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_a_query_that_is_stopped_in_mid_batch_runs_the_batch_again(
+    stream: Stream, queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     queue.publish(numbered(ROWS))
-    held(stream, tmp_path).stop()
+    assert stop_query(*held(stream, tmp_path))
+    assert "it will run again" in caplog.text
     again(stream, tmp_path)
     (tmp_path / "go").touch()
     assert noted(tmp_path) == [[[value, count] for value in numbered(ROWS)] for count in (1, 2)]
@@ -200,7 +205,7 @@ def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_told(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
     queue.publish(numbered(ROWS))
-    query = held(stream, tmp_path)
+    query, _ = held(stream, tmp_path)
     again(Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy")), tmp_path)
     assert stream.group.stats().acked == ROWS
     before = stream.group.ledger().ranges

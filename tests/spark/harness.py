@@ -18,7 +18,7 @@ PATIENCE = 150.0
 """Seconds until a condition counts as never coming true. Far more than it takes: a busy machine must not fail a test."""
 
 
-def make_queue(path: Path, **settings: Any) -> Queue:
+def make_queue(path: Path | str, **settings: Any) -> Queue:
     """No margin and no backoff, so that nothing in a test waits for a clock."""
     return Queue.create(path, **{"visibility_timeout": "5m", "clock_skew": "0s", "retry_delay": "0s", **settings})
 

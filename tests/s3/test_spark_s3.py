@@ -1,0 +1,180 @@
+"""Spark over queues in an object store: executors write and read there, the driver commits there; also where the store fails or lags."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checker import check_queue
+from faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
+from harness import Stream, finish, make_queue, numbered, start, values
+
+from spark_mq import Queue
+from spark_mq.sweep import sweep
+
+ROWS = 40
+ROOT = Path(__file__).resolve().parents[2]
+
+HANDLER = """
+def process(batch, lease):
+    lease.reject(batch.where("CAST(value AS STRING) = '007'"), error="never")
+"""
+
+
+@pytest.fixture
+def queue(s3: dict[str, str]) -> Queue:
+    return make_queue(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=s3)
+
+
+@pytest.fixture
+def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
+    with FaultyS3(s3["AWS_ENDPOINT_URL"]) as running:
+        yield running
+
+
+def spark_options(queue: Queue, proxy: FaultyS3 | None = None) -> dict[str, str]:
+    """The queue's storage options, as Spark takes them; through a proxy."""
+    options = {**queue.storage_options, **({} if proxy is None else {"AWS_ENDPOINT_URL": proxy.url})}
+    return {f"storageOptions.{name}": value for name, value in options.items()}
+
+
+def through(queue: Queue, proxy: FaultyS3) -> Queue:
+    return Queue.open(queue.path, storage_options={**queue.storage_options, "AWS_ENDPOINT_URL": proxy.url})
+
+
+def publish(spark: Any, queue: Queue, options: dict[str, str]) -> None:
+    rows = spark.range(ROWS, numPartitions=2).selectExpr("format_string('%03d', id) AS value")
+    rows.write.format("spark_mq").mode("append").options(**options).save(queue.path)
+
+
+def check(queue: Queue) -> None:
+    sweep(queue)
+    found = check_queue(queue.path, queue.storage_options, skew=timedelta(0), drained=["g"])
+    assert found.wrong == []
+    assert found.counts["leased"] == found.counts["messages"], "each message was delivered once"
+
+
+def test_executors_write_and_read_there_and_batches_are_settled(spark: Any, queue: Queue, tmp_path: Path) -> None:
+    options = spark_options(queue)
+    publish(spark, queue, options)
+    peek = spark.read.format("spark_mq").options(**options, consumerGroup="g").load(queue.path)
+    assert values(peek) == numbered(ROWS)
+    stream = Stream(spark, queue, tmp_path / "checkpoint", minPartitions="2", maxMessagesPerTrigger="25", **options)
+    seen: list[str] = []
+
+    def process(batch: Any, lease: Any) -> Any:
+        seen.extend(values(batch))
+        lease.reject(batch.where("CAST(value AS STRING) = '007'"), error="never")
+        return batch.where("CAST(value AS STRING) = '030'").selectExpr("sequence", "'reject' AS outcome")
+
+    stream.settle_with(process)
+    assert seen == numbered(ROWS)
+    stats = stream.group.stats()
+    assert (stats.acked, stats.dead) == (ROWS - 2, 2)
+    check(queue)
+    secret = queue.storage_options["AWS_SECRET_ACCESS_KEY"].encode()
+    written = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert written
+    assert not [path for path in written if secret in path.read_bytes()], "no secret is in a checkpoint"
+
+
+def test_a_stream_moves_messages_from_one_queue_there_to_another(spark: Any, queue: Queue, s3: dict[str, str], tmp_path: Path) -> None:
+    target = make_queue(f"s3://queues/{uuid.uuid4().hex}/target", storage_options=s3)
+    queue.publish(numbered(ROWS))
+    stream = Stream(spark, queue, tmp_path / "checkpoint", **spark_options(queue))
+    writer = stream.frame().select("value").writeStream.format("spark_mq").options(**spark_options(target)).option("path", target.path)
+    finish(start(writer, stream.checkpoint))
+    lease = target.group().lease("w", max_messages=2 * ROWS)
+    assert lease is not None
+    assert sorted(bytes(m.value).decode() for m in lease.messages) == numbered(ROWS)
+    check(queue)
+
+
+@pytest.mark.parametrize("fault", [AFTER, pytest.param(BEFORE, marks=pytest.mark.slow), RESET, pytest.param(SLOW, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", ["messages/_delta_log", pytest.param("messages/lane", marks=pytest.mark.slow)])
+def test_a_publish_lands_once_if_the_store_fails(spark: Any, queue: Queue, proxy: FaultyS3, part: str, fault: str) -> None:
+    proxy.once(fault, "PUT", part)
+    publish(spark, queue, spark_options(queue, proxy))
+    assert proxy.met() == 1
+    assert queue.log.index().total == ROWS
+    lease = queue.group().lease("w", max_messages=2 * ROWS)
+    assert lease is not None
+    assert sorted(bytes(m.value).decode() for m in lease.messages) == numbered(ROWS)
+
+
+def drain(spark: Any, queue: Queue, proxy: FaultyS3, home: Path) -> None:
+    """A stream of several batches through the proxy, which settles here and there; each message must reach it once."""
+    queue.publish(numbered(ROWS))
+    seen: list[str] = []
+    stream = Stream(spark, through(queue, proxy), home, maxMessagesPerTrigger="16", minPartitions="2", **spark_options(queue, proxy))
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.extend(values(batch))
+        lease.ack(batch.where("sequence % 2 = 0"))
+
+    stream.settle_with(process)
+    assert sorted(seen) == numbered(ROWS)
+    assert queue.group("g").stats().acked == ROWS
+    check(queue)
+
+
+def test_a_stream_over_a_store_that_fails_often_delivers_each_message_once(
+    spark: Any, queue: Queue, proxy: FaultyS3, tmp_path: Path
+) -> None:
+    proxy.often(0.03, 1)
+    drain(spark, queue, proxy, tmp_path / "checkpoint")
+    assert proxy.met() > 0
+
+
+def test_a_stream_over_a_store_with_old_listings_delivers_each_message_once(
+    spark: Any, queue: Queue, proxy: FaultyS3, tmp_path: Path
+) -> None:
+    """The runner leases, the driver settles: two processes, and each learns late from a listing what the other has done."""
+    proxy.stale(1.0, queue.path)
+    drain(spark, queue, proxy, tmp_path / "checkpoint")
+    assert proxy.listed() > 0
+
+
+def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_path: Path) -> None:
+    """A job as people start it: neither the queue's path nor an option holds a secret, and its executors have them all the same."""
+    queue.publish(numbered(ROWS))
+    (tmp_path / "mine.py").write_text(HANDLER)
+    command = [
+        sys.executable, ROOT / "jobs" / "worker.py", "--queue", queue.path, "--group", "g", "--handler", "mine:process",
+        "--checkpoint", tmp_path / "checkpoint", "--trigger", "available-now",
+    ]  # fmt: skip
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    conf = tmp_path / "conf"  # none: not the Delta packages of the repository's, which this needs none of
+    conf.mkdir()
+    environment = {
+        **os.environ,
+        **queue.storage_options,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": paths,
+        "SPARK_CONF_DIR": str(conf),
+    }
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=140, check=False)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.dead) == (ROWS - 1, 1)
+    assert queue.storage_options["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+
+
+def test_a_store_that_refuses_is_told_without_the_secret(spark: Any, queue: Queue) -> None:
+    options = {
+        **spark_options(queue),
+        "storageOptions.AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "storageOptions.AWS_SECRET_ACCESS_KEY": "hunter2",
+    }
+    options["storageOptions.max_retries"] = "0"
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (whatever Spark makes of it)
+        spark.read.format("spark_mq").options(**options).load(queue.path).count()
+    assert "127.0.0.1:1" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
