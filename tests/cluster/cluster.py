@@ -21,7 +21,7 @@ import pyspark
 __all__ = ["Cluster", "free_port", "java_class", "wait_for_port"]
 
 HOSTS = ("localhost", "127.0.0.1")
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ __all__ = ["PATIENCE", "Gate", "GatedSource", "rows_at"]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-PATIENCE = 100.0
+PATIENCE = 240.0
 """Seconds until something counts as never coming."""
 
 

@@ -61,7 +61,7 @@ def publish(spark: Any, queue: Queue) -> None:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 240
     while not path.exists():
         assert time.monotonic() < deadline, "it was never let go"
         time.sleep(0.05)

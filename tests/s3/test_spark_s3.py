@@ -160,7 +160,7 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
         "PYTHONPATH": paths,
         "SPARK_CONF_DIR": str(conf),
     }
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=140, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3_000:]
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead) == (ROWS - 1, 1)
