@@ -60,7 +60,7 @@ def test_a_lease_does_not_take_what_another_has_just_taken(queue: Queue, late: Q
     assert proxy.listed() > 0
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
+@pytest.mark.parametrize("verb", ["ack", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("nack", "reject", "release", "extend"))])
 def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(queue: Queue, late: Queue, proxy: FaultyS3, verb: str) -> None:
     """As for a stream: its runner leases, the driver settles."""
     queue.publish(["a", "b"])
@@ -120,6 +120,7 @@ def test_a_queue_that_was_just_made_is_there(s3: dict[str, str], proxy: FaultyS3
     assert Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings == made.settings
 
 
+@pytest.mark.slow
 def test_workers_that_all_see_old_listings_own_nothing_twice_and_lose_nothing(queue: Queue, proxy: FaultyS3) -> None:
     handles = [through(queue, proxy) for _ in range(3)]
     proxy.stale(0.3, queue.path)
