@@ -211,7 +211,7 @@ def _app(queue: Queue) -> str:
 
 
 def _last(table: DeltaTable, queue: Queue) -> int:
-    table.update_incremental()
+    delta.update(table, delta.Files(_path(queue), queue.storage_options))
     found = table.transaction_version(_app(queue))
     return -1 if found is None else found
 

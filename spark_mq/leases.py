@@ -317,7 +317,7 @@ class DeltaLeases:
         if self._table is not None and self._table.version() == stored.token:
             return self._table
         try:
-            return DeltaTable(self.path, version=stored.token, storage_options=self.storage_options)
+            return delta.load(self.path, self.storage_options, stored.token)
         except DeltaError as error:
             raise LostRace(f"version {stored.token} has been cleaned away") from error
         except OSError as error:

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from spark_mq import delta
 from spark_mq.commits import (
@@ -119,7 +118,7 @@ def housekeep(queue: Queue, *, keep_versions: int = KEEP_VERSIONS, keep_seconds:
 
 def checkpoint(table: DeltaLog | DeltaLeases) -> int:
     """Writes a checkpoint of the latest version, unless it has one. Returns the version."""
-    handle = DeltaTable(table.path, storage_options=table.storage_options)
+    handle = delta.load(table.path, table.storage_options)
     if handle.version() > last_checkpoint(table.files):
         handle.create_checkpoint()
     return handle.version()
@@ -183,5 +182,5 @@ def _clean_orphans(leases: DeltaLeases, kept: list[tuple[int, float]], live: set
 
 def _paths(leases: DeltaLeases, version: int) -> list[str]:
     """The data files of the ledgers at a version."""
-    table = DeltaTable(leases.path, version=version, storage_options=leases.storage_options)
+    table = delta.load(leases.path, leases.storage_options, version)
     return [unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()]

@@ -120,6 +120,20 @@ def test_a_queue_that_was_just_made_is_there(s3: dict[str, str], proxy: FaultyS3
     assert Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings == made.settings
 
 
+def test_a_checkpoint_that_is_not_listed_yet_is_awaited(queue: Queue, late: Queue, proxy: FaultyS3) -> None:
+    """Its hint names it already, by which delta-rs expects to find it."""
+    queue.publish(["a"])
+    queue.group().ensure()
+    assert late.group().stats().ready == 1
+    proxy.stale(LAG, queue.path)
+    sweep(queue)
+    assert through(queue, proxy).group().stats().ready == 1
+    sweep(late)
+    lease = late.group().lease("w")
+    assert lease is not None
+    assert lease.ack().settled == 1
+
+
 @pytest.mark.slow
 def test_workers_that_all_see_old_listings_own_nothing_twice_and_lose_nothing(queue: Queue, proxy: FaultyS3) -> None:
     handles = [through(queue, proxy) for _ in range(3)]
