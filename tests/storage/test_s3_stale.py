@@ -5,6 +5,7 @@ One process's handle goes through a proxy with such listings, another's goes to 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -20,7 +21,7 @@ from spark_mq import Queue
 from spark_mq.sweep import sweep
 
 LAG = 1.0
-"""Seconds that a listing may be old."""
+"""Seconds for which a listing is old."""
 
 
 @pytest.fixture
@@ -45,12 +46,28 @@ def through(queue: Queue, proxy: FaultyS3) -> Queue:
     return Queue.open(queue.path, storage_options={**queue.storage_options, "AWS_ENDPOINT_URL": proxy.url})
 
 
+def freeze(proxy: FaultyS3, path: str) -> None:
+    """From now on listings are as they are now."""
+    proxy.stale(600, path)
+
+
+def thaw_soon(proxy: FaultyS3, path: str) -> None:
+    """Listings go on being old for LAG seconds, and are right then."""
+
+    def thaw() -> None:
+        with contextlib.suppress(OSError):  # the test may have ended, and the proxy with it
+            proxy.stale(0, path)
+
+    threading.Timer(LAG, thaw).start()
+
+
 def test_a_lease_does_not_take_what_another_has_just_taken(queue: Queue, late: Queue, proxy: FaultyS3) -> None:
     queue.publish([str(n) for n in range(6)])
     queue.group().ensure()
     assert late.group().stats().ready == 6
-    proxy.stale(LAG, queue.path)
+    freeze(proxy, queue.path)
     theirs = queue.group().lease("a", max_messages=2)
+    thaw_soon(proxy, queue.path)
     mine = late.group().lease("b", max_messages=10)
     assert theirs is not None
     assert mine is not None
@@ -66,22 +83,25 @@ def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(queue: Qu
     queue.publish(["a", "b"])
     queue.group().ensure()
     assert late.group().stats().ready == 2
-    proxy.stale(LAG, queue.path)
+    freeze(proxy, queue.path)
     lease = queue.group().lease("w", max_messages=2)
     assert lease is not None
+    thaw_soon(proxy, queue.path)
     assert getattr(late.group(), verb)(lease.lease_id).settled == 2
 
 
 def test_messages_that_were_just_published_are_leased(queue: Queue, late: Queue, proxy: FaultyS3) -> None:
-    proxy.stale(LAG, queue.path)
+    freeze(proxy, queue.path)
     queue.publish(["a"])
+    thaw_soon(proxy, queue.path)
     assert late.group().lease("w") is not None
 
 
 @pytest.mark.parametrize("fault", [None, AFTER, RESET])
 def test_a_publish_lands_once_and_behind_what_others_have_published(queue: Queue, late: Queue, proxy: FaultyS3, fault: str | None) -> None:
-    proxy.stale(LAG, queue.path)
+    freeze(proxy, queue.path)
     first = queue.publish(["a", "b"])
+    thaw_soon(proxy, queue.path)
     if fault is not None:
         proxy.once(fault, "PUT", "messages/_delta_log")
     second = late.publish(["c"], producer_id="p", producer_sequence=1)
@@ -112,11 +132,10 @@ def test_a_commit_whose_reply_is_lost_is_found(queue: Queue, late: Queue, proxy:
 
 def test_a_queue_that_was_just_made_is_there(s3: dict[str, str], proxy: FaultyS3) -> None:
     path = f"s3://queues/{uuid.uuid4().hex}/queue"
-    proxy.stale(LAG, path)
+    freeze(proxy, path)
     made = Queue.create(path, storage_options=s3, visibility_timeout="7s")
     options = {**s3, "AWS_ENDPOINT_URL": proxy.url}
-    assert Queue.open(path, storage_options=options).settings == made.settings
-    proxy.stale(LAG, path)
+    thaw_soon(proxy, path)
     assert Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings == made.settings
 
 
@@ -125,8 +144,9 @@ def test_a_checkpoint_that_is_not_listed_yet_is_awaited(queue: Queue, late: Queu
     queue.publish(["a"])
     queue.group().ensure()
     assert late.group().stats().ready == 1
-    proxy.stale(LAG, queue.path)
+    freeze(proxy, queue.path)
     sweep(queue)
+    thaw_soon(proxy, queue.path)
     assert through(queue, proxy).group().stats().ready == 1
     sweep(late)
     lease = late.group().lease("w")
