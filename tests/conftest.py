@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--cluster", action="store_true", help="run the tests on a Spark cluster of processes")
     parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
+    parser.addoption("--large-worlds", action="store_true", help="look at larger worlds in tests/worlds: some take an hour")
 
 
 @pytest.fixture(scope="session")

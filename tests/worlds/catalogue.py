@@ -1,0 +1,81 @@
+"""The small worlds, by name; with ``large``, larger bounds, for which there is no time in every run of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .delivery import Bounds, Delivery
+from .kernel import World
+from .processes import Driver, Poison, Worker, flaky
+
+
+def _pair(handler: object = "good", **options: int) -> list[Driver]:
+    """Two drivers on one checkpoint: one at work, and one that is started when the first is taken for dead."""
+    given = {} if handler == "good" else {"handler": handler}
+    return [Driver("A", 1, 0, late=late, **given, **options) if not late else Driver("B", 2, 0, late=True, **given, **options)
+            for late in (False, True)]  # type: ignore[arg-type] # fmt: skip
+
+
+def crashes(large: bool) -> World:
+    """One driver, which dies between any two steps, more than once; and time passes."""
+    return Delivery([Driver("A", 1, 0, max_messages=2)], Bounds(crashes=3 if large else 2, ticks=2 if large else 1))
+
+
+def zombie(large: bool) -> World:
+    """A driver stands still, another takes over, and both go on."""
+    return Delivery(_pair(max_messages=2), Bounds(crashes=1, takeovers=2 if large else 1, ticks=1 if large else 0))
+
+
+def company(large: bool) -> World:
+    """Two drivers with checkpoints and a worker in one group; a lease may expire at any moment."""
+    programs = [Driver("A", 1, 0, max_messages=2), Driver("B", 2, 1, max_messages=2), Worker("w", 3)]
+    return Delivery(programs, Bounds(crashes=1, ticks=1) if large else Bounds(crashes=0, ticks=0))
+
+
+def driver_and_worker(large: bool) -> World:
+    """A driver and a worker that take each other's messages when these have expired."""
+    programs = [Driver("A", 1, 0, max_messages=2), Worker("w", 3)]
+    return Delivery(programs, Bounds(crashes=1, ticks=2 if large else 1), messages=(3,) if large else (2,))
+
+
+def killer(large: bool) -> World:
+    """A message that kills its driver, until it is dead. Nobody else may die of it."""
+    return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], Bounds(crashes=0, ticks=2 if large else 1), attempts=4, must_live=(0, 2))
+
+
+def killer_and_crashes(large: bool) -> World:
+    """The same, and drivers die of other things, too: then whoever was alone in such a lease may be dead."""
+    return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], Bounds(crashes=2 if large else 1, ticks=1), attempts=4)
+
+
+def raiser(large: bool) -> World:
+    """A message for which the handler raises: its lease is nacked as a whole, after a backoff."""
+    return Delivery([Driver("A", 1, 0, Poison(1, "raise"))], Bounds(crashes=1, ticks=2 if large else 1))
+
+
+def rejecter(large: bool) -> World:
+    """A message that the handler rejects."""
+    return Delivery([Driver("A", 1, 0, Poison(1, "reject"))], Bounds(crashes=2 if large else 1, ticks=1))
+
+
+def returner(large: bool) -> World:
+    """A message that the handler returns as failed, each time."""
+    return Delivery([Driver("A", 1, 0, Poison(1, "return"))], Bounds(crashes=2 if large else 1, ticks=1))
+
+
+def flaky_verdicts(large: bool) -> World:
+    """A handler that nacks any message by name, now and then, before it writes the others."""
+    return Delivery([Driver("A", 1, 0, flaky)], Bounds(crashes=2 if large else 1, ticks=1 if large else 0))
+
+
+def plain_sink(large: bool) -> World:
+    """No foreachBatch: what Spark has committed is acked when it asks for more."""
+    return Delivery([Driver("A", 1, 0, None, max_messages=2)], Bounds(crashes=2 if large else 1, ticks=1))
+
+
+WORLDS: dict[str, Callable[[bool], World]] = {
+    build.__name__: build
+    for build in (
+        crashes, zombie, company, driver_and_worker, killer, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, plain_sink,
+    )
+}  # fmt: skip

@@ -1,0 +1,221 @@
+"""Looks at every state that a small world can reach: breadth first, each state once, the shortest way to a violation first.
+
+A world is a store (what is durable), some processes, and what an onlooker has noted. A process runs operations of the product, one after
+the other. What an operation asks of the world (a read, a write of the store, a write to a sink) is put on a *tape*. One step runs it up to
+and with its first effect; the next step runs it again from its start, with the tape for what the world has answered so far. So a
+process may die or stand still between any two effects without threads, and a state is plain data that can be hashed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Suspend(BaseException):
+    """Ends a run of an operation where its next step begins. No product code may catch it."""
+
+
+class Killed(BaseException):
+    """The process has died in the middle of an operation, by what it was handed."""
+
+
+class Violation(AssertionError):
+    """A promise is broken; the way there, step by step."""
+
+    def __init__(self, what: str, way: Iterable[str] = ()) -> None:
+        self.what, self.way = what, list(way)
+        super().__init__("\n  ".join([what, *self.way]))
+
+
+READ, EFFECT, FREE, CHOICE = "read", "effect", "free", "choice"
+
+Entry = tuple[str, Any, BaseException | None]
+"""One answer on a tape: its kind, the value, or what was raised."""
+
+
+class Tape:
+    """What the world has answered one operation so far. ``fine``: a step is one read or effect, not all up to the first effect."""
+
+    def __init__(self, answers: tuple[Entry, ...], fine: bool, picks: tuple[int, ...], tail: bool = False) -> None:
+        self.answers = list(answers)
+        self.fine = fine
+        self.tail = tail
+        """Whether what an operation only reads after its last effect belongs to the step of that effect."""
+        self.picks = list(picks)
+        """What is chosen at the choices of this step, one after the other; the first where there are no more."""
+        self.open: list[int] = []
+        """How many there were to choose from, where `picks` did not say."""
+        self._recorded = len(answers)
+        self._at = 0
+        self._full = False
+        self._cut: int | None = None
+
+    @property
+    def kept(self) -> tuple[Entry, ...]:
+        """What the next step is told, where this one was suspended."""
+        return tuple(self.answers[: self._cut])
+
+    def call(self, kind: str, do: Callable[[], Any]) -> Any:
+        """The answer of the world: from the tape, or now. Raises Suspend where the step ends."""
+        if self._at < self._recorded:
+            known, value, error = self.answers[self._at]
+            assert known == kind, f"an operation is not the same when it is run again: {kind} after {known}"
+            self._at += 1
+            if error is not None:
+                raise error
+            return value
+        if self._full and kind != FREE:
+            if self._cut is None:
+                self._cut = len(self.answers)
+            if kind != READ or not self.tail or self.fine:
+                raise Suspend
+        self._full = self._full or kind == EFFECT or (self.fine and kind == READ)
+        try:
+            value, error = do(), None
+        except Exception as raised:
+            value, error = None, raised
+        self.answers.append((kind, value, error))
+        if error is not None:
+            raise error
+        return value
+
+    def choose(self, options: int) -> int:
+        """Any number below `options`: each is tried."""
+
+        def pick() -> int:
+            if self.picks:
+                return self.picks.pop(0)
+            self.open.append(options)
+            return 0
+
+        return int(self.call(CHOICE, pick))
+
+
+class State(NamedTuple):
+    store: Any
+    procs: tuple[Any, ...]
+    notes: Any
+    """What the onlooker has noted."""
+    budget: tuple[int, ...]
+
+
+class World:
+    """What :func:`explore` needs to know of a world."""
+
+    def begin(self) -> State:
+        raise NotImplementedError
+
+    def key(self, state: State) -> Hashable:
+        """Equal for states that nobody can tell apart from here on."""
+        raise NotImplementedError
+
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """What processes may do. Raises Violation."""
+        raise NotImplementedError
+
+    def faults(self, state: State) -> Iterator[tuple[str, State]]:
+        """What may happen to them, as far as the budget goes."""
+        raise NotImplementedError
+
+    def pass_time(self, state: State) -> tuple[str, State] | None:
+        """The next moment at which something changes by itself, for when no process can do anything."""
+        raise NotImplementedError
+
+    def finished(self, state: State) -> bool:
+        raise NotImplementedError
+
+    def over(self, state: State) -> bool:
+        """Whether nothing that matters can happen any more to a finished world."""
+        return False
+
+    def tell(self, state: State) -> str:
+        return ""
+
+
+@dataclass
+class Explored:
+    states: int = 0
+    transitions: int = 0
+    finished: int = 0
+    depth: int = 0
+    complete: bool = True
+    labels: dict[str, int] = field(default_factory=dict)
+    """How often each kind of step was taken: what is never taken is not looked at."""
+
+
+def explore(world: World, most: int = 2_000_000) -> Explored:
+    """Visits every state. Raises Violation where a promise is broken, or some message can never finish from there."""
+    begin = world.begin()
+    ids: dict[Hashable, int] = {world.key(begin): 0}
+    parents: list[tuple[int, str]] = [(-1, "begin")]
+    depths = [0]
+    back: list[list[int]] = [[]]
+    done: list[int] = []
+    queue: deque[tuple[int, State]] = deque([(0, begin)])
+    found = Explored()
+
+    def way(at: int) -> list[str]:
+        steps = []
+        while at >= 0:
+            at, label = parents[at]
+            steps.append(label)
+        return steps[::-1]
+
+    def arrive(at: int, label: str, state: State) -> bool:
+        """Whether it is another state than the one it came from."""
+        key = world.key(state)
+        there = ids.get(key)
+        if there is None:
+            there = ids[key] = len(parents)
+            parents.append((at, label))
+            depths.append(depths[at] + 1)
+            back.append([])
+            queue.append((there, state))
+        back[there].append(at)
+        found.transitions += 1
+        kind = label.split(":")[0]
+        found.labels[kind] = found.labels.get(kind, 0) + 1
+        return there != at
+
+    while queue:
+        at, state = queue.popleft()
+        if len(parents) > most:
+            found.complete = False
+            break
+        if world.finished(state):
+            done.append(at)
+            if world.over(state):
+                continue
+        label = ""
+        try:
+            moved = False
+            for label, after in world.steps(state):
+                moved = arrive(at, label, after) or moved
+            for label, after in world.faults(state):
+                arrive(at, label, after)
+            if not moved and (passed := world.pass_time(state)) is not None:
+                arrive(at, *passed)
+        except Violation as violation:
+            raise Violation(violation.what, [*way(at), *violation.way, world.tell(state)]) from violation
+    found.states, found.finished, found.depth = len(parents), len(done), max(depths)
+    if found.complete:
+        _all_can_finish(back, done, way)
+    return found
+
+
+def _all_can_finish(back: list[list[int]], done: list[int], way: Callable[[int], list[str]]) -> None:
+    good = bytearray(len(back))
+    stack = list(done)
+    for at in done:
+        good[at] = 1
+    while stack:
+        for before in back[stack.pop()]:
+            if not good[before]:
+                good[before] = 1
+                stack.append(before)
+    stuck = next((at for at in range(len(back)) if not good[at]), None)
+    if stuck is not None:
+        raise Violation(f"{len(back) - sum(good)} states from which not every message can finish, the first of them:", way(stuck))

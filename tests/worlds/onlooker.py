@@ -1,0 +1,330 @@
+"""What an onlooker notes of a world, and what it never may see. Reads the rows of the twin and what the processes did; shares no code
+with the ledger.
+
+Checked at each step: no ack without a durable effect; no two live owners; a settle by anyone but the owner is refused, and the owner's is
+not, however late; handed out at most n times, each counted before; written once across one crash of a batch; only what failed by itself
+is dead; what is settled stays so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
+
+from spark_mq.offsets import lease_stream, mark_of
+from spark_mq.ranges import Range
+
+from .kernel import Violation
+from .processes import Event
+from .storage import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING, Book, Store
+
+Batch = tuple[str, Any]
+"""A write to a sink: the transaction's app and version, or a worker's lease."""
+
+
+class Notes(NamedTuple):
+    """By message, in the order of sequence, unless told otherwise."""
+
+    handed: tuple[int, ...]
+    top: tuple[int, ...]
+    """The delivery count that it was handed out with last."""
+    holder: tuple[str | None, ...]
+    """The lease that it was granted to last."""
+    blamed: tuple[bool, ...]
+    """Failed by itself: named, or alone in its lease."""
+    copies: tuple[frozenset[Batch], ...]
+    seen: tuple[tuple[str, int], ...] = ()
+    """Of each app the last version that its sink has seen: it skips all up to that."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Messages that each lease was granted."""
+    given: frozenset[tuple[str, int]] = frozenset()
+    """(lease, message) that the lease has nacked or released."""
+    until: tuple[tuple[str, int], ...] = ()
+    """As the holder of each lease knows its deadline."""
+    trouble: frozenset[tuple[Batch, int]] = frozenset()
+    """Batches that have had a crash; with 2: more than one, or their lease expired; with -1 - m: message m was nacked."""
+    due_from: tuple[int, ...] = ()
+    """Not before."""
+    passed: tuple[int, int] = (0, 0)
+    """How many leases in a row have passed over suspects, and the rest, that were due."""
+    excused: frozenset[int] = frozenset()
+    """Messages that a seek has skipped, or that were to end unheard: their TTL."""
+
+
+class Onlooker:
+    """``attempts``: deliveries of a message, at most. ``unblamed``: messages that must never be dead whatever happens to them."""
+
+    def __init__(
+        self, messages: tuple[int, ...], *, attempts: int | None, skew: int = 0, backoff: int = 0, group: str = "g", cap: int | None = None
+    ) -> None:
+        self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = messages, attempts, skew, backoff, group, cap
+        self._at = {m: at for at, m in enumerate(messages)}
+        n = len(messages)
+        self.begin = Notes((0,) * n, (0,) * n, (None,) * n, (False,) * n, (frozenset(),) * n, due_from=(0,) * n)
+
+    # -- one step
+
+    def note(self, notes: Notes, before: Store, after: Store, events: Iterable[Event]) -> Notes:
+        """What is noted after a step. Raises Violation."""
+        new = _Noting(self, notes, before, after)
+        settles = []
+        for event in events:
+            if event[0] == "settle":
+                if event[7] == self.group:
+                    settles.append(event)
+                    new.settle(*event[1:7])
+            elif event[0] != "hand":
+                getattr(new, event[0])(*event[1:])
+        if (old_book := before.book(self.group)) is not (book := after.book(self.group)) and book is not None:
+            new.moved(old_book.view(self.messages) if old_book else (None,) * len(self.messages), book, settles)
+        for event in events:
+            if event[0] == "hand":
+                new.hand(*event[1:])
+        return new.finish()
+
+    def crash(self, notes: Notes, batch: Batch | None) -> Notes:
+        """Notes that the process has died, or is taken for dead, that had the batch in hand."""
+        if batch is None:
+            return notes
+        level = 2 if (batch, 1) in notes.trouble else 1
+        return notes._replace(trouble=notes.trouble | {(batch, level)})
+
+    # -- a state
+
+    def key(self, notes: Notes, store: Store) -> Hashable:
+        now = store.now
+        book = store.book(self.group)
+        view = book.view(self.messages) if book else (None,) * len(self.messages)
+        each = tuple(
+            (True, c) if row is not None and row.state == SETTLED else (h, t, o, b, c, max(0, d - now))
+            for row, h, t, o, b, c, d in zip(
+                view, notes.handed, notes.top, notes.holder, notes.blamed, notes.copies, notes.due_from, strict=True
+            )
+        )
+        until = tuple((lease, at - now) for lease, at in notes.until)
+        return each, notes.seen, notes.sizes, notes.given, until, notes.trouble, notes.passed, notes.excused
+
+
+def batch_of(lease_id: str) -> Batch:
+    """Who writes the messages of a lease: the stream's batch, or the worker."""
+    parts = lease_stream(lease_id)
+    return (parts[0], parts[1]) if parts else ("worker", lease_id)
+
+
+class _Noting:
+    def __init__(self, onlooker: Onlooker, notes: Notes, before: Store, after: Store) -> None:
+        self.onlooker, self.notes, self.before, self.after = onlooker, notes, before, after
+        self.at, self.now = onlooker._at, after.now
+        self.handed, self.top, self.holder = list(notes.handed), list(notes.top), list(notes.holder)
+        self.blamed, self.copies, self.due_from = list(notes.blamed), list(notes.copies), list(notes.due_from)
+        self.seen, self.sizes, self.until = dict(notes.seen), dict(notes.sizes), dict(notes.until)
+        self.given, self.trouble = set(notes.given), set(notes.trouble)
+        self.passed, self.excused = notes.passed, set(notes.excused)
+        self.released: set[int] = set()
+        book = after.book(onlooker.group)
+        self.view = book.view(onlooker.messages) if book else (None,) * len(onlooker.messages)
+
+    def finish(self) -> Notes:
+        held = {r.lease_id for r in self.view if r is not None and r.lease_id}
+        keep = held | {lease for lease, at in self.until.items() if at > self.now}
+        return Notes(
+            tuple(self.handed), tuple(self.top), tuple(self.holder), tuple(self.blamed), tuple(self.copies),
+            tuple(sorted(self.seen.items())), tuple(sorted((k, v) for k, v in self.sizes.items() if k in keep)),
+            frozenset((lease, m) for lease, m in self.given if lease in keep or self.holder[m] == lease),
+            tuple(sorted((lease, at) for lease, at in self.until.items() if at > self.now and lease in held)),
+            frozenset(self.trouble), tuple(self.due_from), self.passed, frozenset(self.excused),
+        )  # fmt: skip
+
+    # -- what processes did
+
+    def sink(self, batch: Batch, rows: tuple[int, ...]) -> None:
+        """A write to the sink: skipped if it has seen the version."""
+        app, version = batch
+        if app != "worker":
+            if version <= self.seen.get(app, -1):
+                return
+            self.seen[app] = version
+        for m in rows:
+            at = self.at[m]
+            for other in self.copies[at] - {batch}:
+                if not ({(other, 2), (batch, 2), (other, -1 - at), (batch, -1 - at)} & self.trouble):
+                    raise Violation(f"message {at} was written by {other} and by {batch}, neither of which crashed twice or expired")
+            self.copies[at] |= {batch}
+
+    def hand(self, lease_id: str, rows: tuple[tuple[int, int], ...], until: int) -> None:
+        """Messages reach user code, each with a delivery count."""
+        self.until[lease_id] = until
+        for m, count in rows:
+            at = self.at[m]
+            self.handed[at] += 1
+            if self.onlooker.attempts is not None and self.handed[at] > self.onlooker.attempts:
+                raise Violation(f"message {at} is handed out {self.handed[at]} times")
+            row = self.view[at]
+            if self.holder[at] != lease_id:
+                continue  # a zombie; what it was granted was counted then
+            if row is None or row.state != LEASED or row.lease_id != lease_id or row.delivery_count != count:
+                raise Violation(f"message {at} is handed out as {lease_id}'s, delivery {count}, but the ledger says {row}")
+            if count <= self.top[at]:
+                raise Violation(f"message {at} is handed out with delivery_count {count}, as before")
+            self.top[at] = count
+            if count < self.handed[at]:
+                raise Violation(f"message {at} is handed out for the {self.handed[at]}. time, and counted {count}")
+
+    def settle(self, verb: str, lease: str, named: bool, delay: int | None, ranges: Any, lost: Any) -> None:
+        """A settle, and what came of it."""
+        for at in self._in(ranges):
+            if self.holder[at] != lease:
+                raise Violation(f"{verb} of message {at} by {lease} counts, but it was granted to {self.holder[at]} since")
+            if (lease, at) in self.given:
+                raise Violation(f"{verb} of message {at} by {lease} counts, which had given it back")
+            if verb in ("nack", "release"):
+                self.given.add((lease, at))
+                self.trouble.add((batch_of(lease), -1 - at))
+            if verb == "reject" or (verb == "nack" and named):
+                self.blamed[at] = True
+            if verb == "release":
+                self.released.add(at)
+            row = self._before(at)
+            if verb == "nack" and row is not None and row.state == LEASED and (row.expires_at or 0) >= self.now:
+                self.due_from[at] = self.now + (self.onlooker.backoff if delay is None else delay)
+        for at in self._in((first, last) for first, last, _ in lost):
+            row = self._before(at)
+            if self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
+                raise Violation(f"{verb} of message {at} by {lease} is refused, though nobody has leased it since")
+
+    def extended(self, lease: str, until: int) -> None:
+        self.until[lease] = max(until, self.until.get(lease, 0))
+
+    def excuse(self, rows: tuple[int, ...]) -> None:
+        self.excused |= {self.at[m] for m in rows}
+
+    def _in(self, ranges: Iterable[tuple[int, int]]) -> list[int]:
+        spans = list(ranges)
+        return [at for m, at in self.at.items() if any(first <= m <= last for first, last in spans)]
+
+    def _before(self, at: int) -> Range | None:
+        book = self.before.book(self.onlooker.group)
+        return book.view(self.onlooker.messages)[at] if book else None
+
+    # -- what became of the ledger
+
+    def moved(self, old: tuple[Range | None, ...], book: Book, settles: list[Event]) -> None:
+        _check_form(book)
+        new = self.view
+        granted: list[int] = []
+        for at, (a, b) in enumerate(zip(old, new, strict=True)):
+            if a == b:
+                continue
+            if a is not None and a.state == SETTLED and (b is None or b.state != SETTLED):
+                raise Violation(f"message {at} was settled, and is {b}")
+            if a is not None and a.lease_id and (b is None or b.lease_id != a.lease_id) and self._replayed(a.lease_id):
+                self.given.add((a.lease_id, at))  # taken over, or given back by a replay: its right is gone
+            if b is not None and b.state == LEASED and (a is None or a.lease_id != b.lease_id):
+                self._granted(at, a, b)
+                granted.append(at)
+            elif a is not None and a.state == LEASED and (b is None or b.state != LEASED):
+                self._ended(at, a, b)
+            if b is not None and b.state in (DEAD, BLOCKED) and (a is None or a.state != b.state) and not self.blamed[at]:
+                raise Violation(f"message {at} is {b.state} ({b.reason}), and never failed by itself")
+            if b is not None and b.state == SETTLED and (a is None or a.state != SETTLED):
+                self._settled(at, a)
+        for at in granted:
+            lease = new[at].lease_id  # type: ignore[union-attr]
+            self.sizes[str(lease)] = sum(r is not None and r.state == LEASED and r.lease_id == lease for r in new)
+        if granted:
+            self._fair(old, granted)
+        for one in settles:
+            if one[1] == "nack" and one[3]:
+                for at in self._in(one[5]):
+                    if new[at] is not None and new[at].state == WAITING and new[at].suspect:  # type: ignore[union-attr]
+                        raise Violation(f"message {at} was nacked by name, and is suspect")
+        live = sum(r is not None and r.state == LEASED for r in new)
+        if self.onlooker.cap is not None and granted and live > self.onlooker.cap:
+            raise Violation(f"{live} messages are in flight, {self.onlooker.cap} are allowed")
+
+    def _replayed(self, lease: str) -> bool:
+        stream, n = batch_of(lease)
+        return stream != "worker" and dict(self.after.marks).get(mark_of(stream), (0, 0))[0] >= 2 * n + 2
+
+    def _granted(self, at: int, a: Range | None, b: Range) -> None:
+        lease = str(b.lease_id)
+        same_batch = a is not None and a.lease_id is not None and batch_of(a.lease_id) == batch_of(lease)
+        if a is not None and a.state not in (LEASED, WAITING):
+            raise Violation(f"message {at} is leased, and was {a.state}")
+        if a is not None and a.state == LEASED and not same_batch and (a.expires_at or 0) + self.onlooker.skew >= self.now:
+            raise Violation(f"message {at} is leased by {lease}, and {a.lease_id} holds it still")
+        before = self.holder[at]
+        if before and not same_batch and self.until.get(before, 0) > self.now and (before, at) not in self.given:
+            raise Violation(f"message {at} is leased by {lease}, and {before} may use it for {self.until[before] - self.now} us yet")
+        if a is not None and a.state == WAITING and self.due_from[at] > self.now and not same_batch:
+            raise Violation(f"message {at} is leased {self.due_from[at] - self.now} us before it is due")
+        if b.delivery_count != (a.delivery_count if a else 0) + 1:
+            raise Violation(f"message {at} is leased with delivery_count {b.delivery_count} after {a.delivery_count if a else 0}")
+        if self.onlooker.attempts is not None and b.delivery_count > self.onlooker.attempts:
+            raise Violation(f"message {at} is leased for the {b.delivery_count}. time")
+        if same_batch and (a.lease_id, at) in self.notes.given:  # type: ignore[union-attr]
+            raise Violation(f"message {at} is replayed by {lease}, and had been given back")
+        if a is not None and a.state == LEASED and not same_batch:
+            self._ended(at, a, None)
+        self.holder[at] = lease
+
+    def _ended(self, at: int, a: Range, b: Range | None) -> None:
+        """It is leased no more: failed, unless it was acked or released."""
+        lease = str(a.lease_id)
+        if b is not None and b.state == SETTLED:
+            return
+        if at in self.released:
+            self.handed[at] -= 1
+            self.top[at] = min(self.top[at], a.delivery_count - 1)
+            return
+        if self.sizes.get(lease) == 1:
+            self.blamed[at] = True
+        if (a.expires_at or 0) < self.now:
+            self.trouble.add((batch_of(lease), 2))
+
+    def _settled(self, at: int, a: Range | None) -> None:
+        if at in self.excused:
+            return
+        if a is not None and a.state == ROUTING:
+            if self.onlooker.messages[at] not in self.after.dead_sequences():
+                raise Violation(f"message {at} is settled as routed, and not in the dead-letter queue")
+            return
+        if not self.copies[at]:
+            raise Violation(f"message {at} is settled, and no sink has it")
+
+    def _fair(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
+        """Suspects and the rest take turns: neither is passed over by three leases in a row while it is due."""
+
+        def due(r: Range | None) -> bool:
+            return r is None or (r.state == WAITING and (r.available_at or 0) <= self.now)
+
+        took_suspect = any(old[at] is not None and old[at].suspect for at in granted)  # type: ignore[union-attr]
+        replayed = any(old[at] is not None and old[at].state == LEASED for at in granted)  # type: ignore[union-attr]
+        if replayed:
+            return
+        if took_suspect and len({(old[at].first, old[at].suspect) for at in granted if old[at] is not None}) > 1:  # type: ignore[union-attr]
+            raise Violation(f"a lease mixes suspects with others: {[old[at] for at in granted]}")
+        passed = list(self.passed)
+        for kind in (0, 1):
+            waits = any(due(r) and (r is not None and r.suspect) == (kind == 0) for r in old)
+            taken = took_suspect == (kind == 0)
+            passed[kind] = passed[kind] + 1 if waits and not taken else 0
+        if max(passed) > 2:
+            raise Violation(f"{'suspects' if passed[0] > 2 else 'others than suspects'} were due, and three leases have passed them over")
+        self.passed = (passed[0], passed[1])
+
+
+def _check_form(book: Book) -> None:
+    """Neighbours differ, and what is settled at the start lies below the floor."""
+    if book.rows and book.rows[0].state == SETTLED and book.head.floor < book.rows[0].first:
+        raise Violation(f"the lowest range is settled, and not below the floor: {book.rows[0]}")
+    for a, b in zip(book.rows, book.rows[1:], strict=False):
+        if a.last >= b.first:
+            raise Violation(f"ranges overlap: {a} and {b}")
+        if _alike(a, b):
+            raise Violation(f"neighbours are alike: {a} and {b}")
+
+
+def _alike(a: Range, b: Range) -> bool:
+    names = [name for name in Range.__slots__ if name not in ("first", "last", "message_count")]
+    return all(getattr(a, name) == getattr(b, name) for name in names)

@@ -1,0 +1,433 @@
+"""Who works on a queue, as programs: each operation is a method, which calls the product and says what comes next.
+
+A Spark driver does what Spark does around the source's hooks (DESIGN section 6): latestOffset, the offset log, partitions, the foreachBatch
+function, the commit log, and so on; and the same again after a crash, from what its checkpoint says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from spark_mq import Queue
+from spark_mq.checks import micros
+from spark_mq.errors import LeaseLost, SparkMQError, StreamFenced
+from spark_mq.group import ConsumerGroup
+from spark_mq.lease import Lease
+from spark_mq.outcomes import Verdict
+from spark_mq.policies import Policy
+from spark_mq.settling import Outcome, Settle
+from spark_mq.spark.batch_lease import Found
+from spark_mq.spark.foreach import BatchLease, ForEachBatch
+from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
+
+from .kernel import CHOICE, EFFECT, FREE, Killed, Suspend, Tape
+from .storage import IDS, SECOND, Rig, Store, stored_key
+
+OFF = "off"
+IDLE = "idle"
+Event = tuple[Any, ...]
+Local = tuple[tuple[str, Any], ...]
+
+
+class Proc(NamedTuple):
+    """A process between two steps."""
+
+    pc: str = OFF
+    local: Local = ()
+    source: tuple[tuple[str, Any], ...] | None = None
+    """What a runner of a stream remembers."""
+    ids: int = 0
+    tape: tuple[Any, ...] = ()
+
+    def at(self, name: str) -> Any:
+        return dict(self.local).get(name)
+
+
+class Context:
+    """What an operation can do besides calling the product."""
+
+    def __init__(self, rig: Rig, tape: Tape, proc: Proc, store: Store) -> None:
+        self.rig, self.tape, self.store = rig, tape, store
+        self.local: dict[str, Any] = dict(proc.local)
+        self.source: Any = proc.source
+        self.events: list[Event] = []
+        self.queue: Queue = rig.queue()
+
+    def group(self, name: str = "g", **given: Any) -> Watched:
+        return Watched(self, name, **given)
+
+    def emit(self, *event: Any) -> None:
+        self.tape.call(FREE, lambda: self.events.append(event))
+
+    def effect(self, *event: Any) -> None:
+        """Something that others can see, or a place where a process may die."""
+        self.tape.call(EFFECT, lambda: self.events.append(event) if event else None)
+
+    def choose(self, options: int) -> int:
+        return self.tape.choose(options)
+
+    def now(self) -> int:
+        return micros(self.rig.clock())
+
+
+class Watched(ConsumerGroup):
+    """A group that tells of each settle what came of it."""
+
+    def __init__(self, ctx: Context, name: str, **given: Any) -> None:
+        super().__init__(ctx.queue, name, **given)
+        self._ctx = ctx
+
+    def settle(self, wanted: Sequence[Settle]) -> list[Outcome]:
+        outcomes = super().settle(wanted)
+        for one, outcome in zip(wanted, outcomes, strict=True):
+            named = one.intervals is not None and not one.whole
+            self._ctx.emit("settle", one.verb, one.lease_id, named, one.delay, tuple(outcome.ranges), tuple(outcome.lost), self.name)
+        return outcomes
+
+
+class Program:
+    """A process's operations, by the name of its place (``pc``)."""
+
+    tails: tuple[str, ...] = ("ask", "plan", "lease")
+    """Operations that only read after their effect, so that nothing is seen of them in between."""
+
+    unseen: tuple[str, ...] = (OFF,)
+    """Places from which the next step touches nothing that others see: memory, or a checkpoint of the process's own."""
+
+    def __init__(self, name: str, who: int) -> None:
+        self.name, self.who = name, who
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        """The process as it begins (again), or None where it does not."""
+        raise NotImplementedError
+
+    def run(self, ctx: Context, pc: str) -> str:
+        try:
+            return str(getattr(self, pc)(ctx))
+        except Killed:
+            return OFF
+
+    def key(self, proc: Proc, store: Store) -> Hashable:
+        now = store.now
+
+        def told(value: Any) -> Hashable:
+            if isinstance(value, BatchPlan):
+                return value.lease_id, max(0, value.expires_at - now), tuple((s.first, s.rows, r.delivery_count) for s, r in value.slices)
+            if isinstance(value, tuple):
+                return tuple(told(one) for one in value)
+            return stored_key(value, store)
+
+        tape = tuple((kind, told(value), type(error)) for kind, value, error in proc.tape)
+        return proc.pc, told(proc.local), told(proc.source) if proc.source else None, proc.ids, tape
+
+
+@dataclass
+class Alive:
+    """Stands for what extends a lease in the background."""
+
+    lease_id: str
+    timeout: int
+    limit: int
+
+    def stop(self) -> None:
+        pass
+
+
+KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "could_take")
+"""What a runner remembers from hook to hook."""
+
+
+def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
+    known = {*KEPT, "group", "options", "runner", "_keep_alive", "_looked"}
+    assert set(vars(source)) == known, f"StreamSource has {set(vars(source)) ^ known}: worlds must know what a runner remembers"
+    plain: dict[str, Any] = {name: getattr(source, name) for name in KEPT}
+    plain["_offered"] = tuple(sorted(plain["_offered"]))
+    plain["_planned"] = tuple(plain["_planned"].items())
+    alive = plain["_alive"]
+    plain["_alive"] = None if alive is None else (alive.lease_id, alive.timeout, alive.limit)
+    del plain["could_take"]
+    return (("runner", source.runner), *plain.items())
+
+
+def restored(group: ConsumerGroup, options: StreamOptions, kept: tuple[tuple[str, Any], ...]) -> StreamSource:
+    plain = dict(kept)
+    source = StreamSource(group, options, keep_alive=Alive, runner=plain["runner"])
+    source._offered, source._planned = set(plain["_offered"]), dict(plain["_planned"])
+    source._alive = None if plain["_alive"] is None else Alive(*plain["_alive"])
+    source._bound, source._checked, source._first = plain["_bound"], plain["_checked"], plain["_first"]
+    return source
+
+
+# -- what stands for a DataFrame
+
+
+@dataclass
+class Frame:
+    """Rows of a batch: sequences under one lease, with what is to become of them."""
+
+    lease_id: str
+    sequences: list[int]
+    outcome: str | None = None
+    columns: tuple[str, ...] = ("lease_id", "sequence")
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+def frame_verdicts(df: Frame, lease_id: str | None = None) -> list[Verdict]:
+    """In the place of ``spark_mq.spark.settle.verdicts_of``, which asks Spark the same of a DataFrame."""
+    return [Verdict(df.lease_id, s, s, df.outcome) for s in df.sequences]
+
+
+class RowFinder:
+    """In the place of ``LeaseFinder``: a batch's lease is the one that its rows tell."""
+
+    def __init__(self, fresh: bool) -> None:
+        self.fresh = fresh
+
+    def find(self, batch: Frame) -> Found:
+        return Found([batch.lease_id] if batch.sequences else [], self.fresh)
+
+    def runner(self, stream: str) -> str | None:
+        return None
+
+
+# -- handlers: what a process does with a batch. Sequences in, DataFrame of failures or nothing out
+
+
+Handler = Callable[["Context", Frame, Any], "Frame | None"]
+
+
+def write(ctx: Context, batch: Frame, lease: BatchLease, rows: Sequence[int]) -> None:
+    """Appends to a Delta sink, with the options that make it happen once for a batch."""
+    options = lease.delta_options
+    ctx.effect("sink", (options["txnAppId"], int(options["txnVersion"])), tuple(rows))
+
+
+def good(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+    write(ctx, batch, lease, batch.sequences)
+
+
+def own_acks(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+    """Settles itself, all but perhaps the last message, which it does not write either (ackMode manual: it comes again)."""
+    rows = batch.sequences[: len(batch.sequences) - ctx.choose(2)]
+    write(ctx, batch, lease, rows)
+    if rows:
+        lease.ack(Frame(batch.lease_id, rows))
+
+
+def flaky(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+    """Asks an API that sometimes has no answer for a message: nacked by name, before the sink is written."""
+    bad = ctx.choose(len(batch.sequences) + 1)
+    rows = [s for at, s in enumerate(batch.sequences) if at + 1 != bad]
+    if bad:
+        lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
+    write(ctx, batch, lease, rows)
+
+
+def flaky_returned(ctx: Context, batch: Frame, lease: BatchLease) -> Frame | None:
+    """The same verdicts, returned: DESIGN section 7 says why that is wrong."""
+    bad = ctx.choose(len(batch.sequences) + 1)
+    write(ctx, batch, lease, [s for at, s in enumerate(batch.sequences) if at + 1 != bad])
+    return Frame(batch.lease_id, [batch.sequences[bad - 1]]) if bad else None
+
+
+def failing(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+    """Fails as a whole, now and then: before it has written anything."""
+    if ctx.choose(2):
+        raise ValueError("the sink is down")
+    write(ctx, batch, lease, batch.sequences)
+
+
+class Poison:
+    """A handler that one message makes fail: ``kill`` its driver, ``hang``, ``raise``, or ``reject`` it or return it as failed."""
+
+    def __init__(self, number: int, how: str) -> None:
+        self.number, self.how = number, how
+        self.sequence = -1
+        """Set by the world, which knows what was published."""
+
+    def __call__(self, ctx: Context, batch: Frame, lease: BatchLease) -> Frame | None:
+        hit = self.sequence in batch.sequences
+        rest = [s for s in batch.sequences if s != self.sequence]
+        if hit and self.how == "kill":
+            raise Killed
+        if hit and self.how == "raise":
+            raise ValueError("poison")
+        if hit and self.how == "reject":
+            lease.reject(Frame(batch.lease_id, [self.sequence]))
+        write(ctx, batch, lease, rest if self.how in ("reject", "return") else batch.sequences)
+        return Frame(batch.lease_id, [self.sequence]) if hit and self.how == "return" else None
+
+
+# -- a driver
+
+
+class Checkpoint(NamedTuple):
+    """What Spark has written down of a query: the end of each batch, and how many of them were committed."""
+
+    ends: tuple[tuple[str, int], ...] = ()
+    committed: int = 0
+
+
+class Driver(Program):
+    """One run after the other of a streaming query on a checkpoint. ``handler`` None: a sink of Spark's own, without foreachBatch."""
+
+    unseen = (OFF, "log", "commit")
+
+    def __init__(
+        self,
+        name: str,
+        who: int,
+        checkpoint: int,
+        handler: Handler | None = good,
+        *,
+        on_error: str = "nack",
+        late: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(name, who)
+        self.checkpoint, self.handler, self.on_error = checkpoint, handler, on_error
+        self.options = StreamOptions(**options)
+        self.late = late
+        """Whether it only starts beside another driver on its checkpoint."""
+
+    def start(self, proc: Proc, store: Store) -> Proc:
+        log: Checkpoint = store.checkpoints[self.checkpoint]
+        runner = f"{self.who:x}{proc.ids + 1:x}"
+        source = (("runner", runner), ("_offered", ()), ("_planned", ()), ("_alive", None), ("_bound", None), ("_checked", False),
+                  ("_first", True))  # fmt: skip
+        replay = len(log.ends) > log.committed
+        number = len(log.ends) - replay
+        local = {"i": number, "start": log.ends[number - 1] if number else None, "end": log.ends[-1] if replay else None, "fresh": True}
+        return Proc("plan" if replay else "ask", _local(local), source, proc.ids + 1)
+
+    def _source(self, ctx: Context) -> StreamSource:
+        return restored(ctx.group(), self.options, ctx.source)
+
+    def ask(self, ctx: Context) -> str:
+        source = self._source(ctx)
+        start = ctx.local["start"]
+        if start is None:
+            source.initial()
+        offset = source.initial() if start is None else {"stream": start[0], "batch": start[1]}
+        end = source.latest(offset)
+        ctx.source = saved(source)
+        if end == offset and start is not None:
+            return "ask"
+        ctx.local["end"] = end["stream"], end["batch"]
+        return "log"
+
+    def log(self, ctx: Context) -> str:
+        ends = self._log(ctx)
+        if len(ends.ends) != ctx.local["i"]:
+            return OFF  # "concurrent update to the log": another driver has written this batch
+        self._write(ctx, ends._replace(ends=(*ends.ends, ctx.local["end"])))
+        return "plan"
+
+    def plan(self, ctx: Context) -> str:
+        source = self._source(ctx)
+        (stream, n), start = ctx.local["end"], ctx.local["start"]
+        begin = {"stream": stream, "batch": 0} if start is None else {"stream": start[0], "batch": start[1]}
+        try:
+            plan = source.plan(begin, {"stream": stream, "batch": n})
+        except StreamFenced:
+            return OFF
+        again = source.plan(begin, {"stream": stream, "batch": n})
+        assert again == plan, "partitions gave two answers for one batch"
+        ctx.source = saved(source)
+        handed = tuple((s, r.delivery_count) for piece, r in plan.slices for s in range(piece.first, piece.first + piece.rows))
+        ctx.local["rows"], ctx.local["lease"] = tuple(s for s, _ in handed), plan.lease_id
+        if handed:
+            ctx.emit("hand", plan.lease_id, handed, plan.expires_at)
+        return "handle" if handed or self.handler is None else "commit"
+
+    def handle(self, ctx: Context) -> str:
+        rows, lease_id = list(ctx.local["rows"]), ctx.local["lease"]
+        if self.handler is None:
+            ctx.effect("sink", (ctx.local["end"][0], ctx.local["i"] + 1), tuple(rows))
+            return "commit"
+        handler = self.handler
+
+        def process(batch: Any, lease: Any) -> Any:
+            ctx.effect()  # a driver may stand still before its handler has done anything
+            return handler(ctx, batch, lease)
+
+        function = ForEachBatch((ctx.group(),), process, Policy.checked(self.on_error, "after" if self.options.ack_on_commit else "manual"))
+        function._finder = RowFinder(ctx.local["fresh"])  # type: ignore[assignment]
+        try:
+            function(Frame(lease_id, rows), ctx.local["i"])  # type: ignore[arg-type]
+        except (Suspend, Killed):
+            raise
+        except SparkMQError:
+            return OFF  # the query ends
+        ctx.local["fresh"] = False
+        return "commit"
+
+    def commit(self, ctx: Context) -> str:
+        log = self._log(ctx)
+        if log.committed > ctx.local["i"]:
+            return OFF
+        self._write(ctx, log._replace(committed=ctx.local["i"] + 1))
+        ctx.local |= {"start": ctx.local["end"], "i": ctx.local["i"] + 1, "end": None}
+        for name in ("rows", "lease"):
+            ctx.local.pop(name, None)
+        return "ask"
+
+    def extend(self, ctx: Context) -> None:
+        """What the background extension does, while the batch runs."""
+
+    def _log(self, ctx: Context) -> Checkpoint:
+        log: Checkpoint = ctx.store.checkpoints[self.checkpoint]
+        return log
+
+    def _write(self, ctx: Context, log: Checkpoint) -> None:
+        every = list(ctx.store.checkpoints)
+        every[self.checkpoint] = log
+        ctx.store = ctx.store._replace(checkpoints=tuple(every))
+
+
+def _local(given: dict[str, Any]) -> Local:
+    return tuple(sorted(given.items(), key=lambda item: item[0]))
+
+
+# -- a worker without Spark
+
+
+class Worker(Program):
+    """Leases, writes to a sink that knows nothing of versions, settles. ``verbs``: what it may do with a lease, each at any time."""
+
+    def __init__(
+        self, name: str, who: int, *, most: int = 2, leases: int = 99, verbs: Sequence[str] = ("done",), keeps: bool = False
+    ) -> None:
+        super().__init__(name, who)
+        self.most, self.leases, self.verbs, self.keeps = most, leases, tuple(verbs), keeps
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        return proc._replace(pc="lease", local=()) if (proc.at("taken") or 0) < self.leases else None
+
+    def lease(self, ctx: Context) -> str:
+        lease = ctx.group().lease(self.name, max_messages=self.most)
+        if lease is None:
+            return "lease"
+        handed = tuple((s, r.delivery_count) for r in lease.ranges for s in range(r.first, r.last + 1) if s in ctx.store.log.messages)
+        ctx.emit("hand", lease.lease_id, handed, micros(lease.expires_at))
+        ctx.local["lease"], ctx.local["rows"] = lease.lease_id, tuple(s for s, _ in handed)
+        return "work"
+
+    def work(self, ctx: Context) -> str:
+        verb = self.verbs[ctx.choose(len(self.verbs))]
+        lease_id, rows = ctx.local["lease"], ctx.local["rows"]
+        try:
+            again = getattr(self, "_" + verb)(ctx, lease_id, rows)
+        except LeaseLost:
+            again = None
+        return "work" if again else "lease"
+
+    def _done(self, ctx: Context, lease_id: str, rows: Sequence[int]) -> None:
+        ctx.effect("sink", ("worker", lease_id), tuple(rows))
+        ctx.group().ack(lease_id)
+
+
+__all__ = ["CHOICE", "IDLE", "IDS", "OFF", "SECOND", "Alive", "Checkpoint", "Context", "Driver", "Event", "Lease", "Poison", "Proc",
+           "Program", "Worker", "failing", "flaky", "flaky_returned", "frame_verdicts", "good", "own_acks"]  # fmt: skip

@@ -1,0 +1,332 @@
+"""The in-memory twin as data: its content is taken out after each step, and put back before the next.
+
+Ledgers are kept once each (:class:`Book`), so that states are small, and equal ones are equal by identity. Whatever product code asks of
+the twin goes over the tape of the operation that runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import uuid
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import spark_mq.dead_letters
+import spark_mq.leases
+import spark_mq.payload
+import spark_mq.redrive
+import spark_mq.stream
+import spark_mq.waiting
+from spark_mq import GroupSettings, Queue
+from spark_mq.index import CommitIndex, LogFile
+from spark_mq.leases import HORIZON
+from spark_mq.ranges import Ledger, Range
+from spark_mq.settings import QueueSettings
+from spark_mq.testing import ManualClock, MemoryLeases, MemoryLog
+
+from .kernel import EFFECT, FREE, READ, Tape
+
+SECOND = 1_000_000
+BEGIN = 1_000_000 * SECOND
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+UNREAD, SETTLED, WAITING, LEASED, DEAD, BLOCKED, ROUTING = "unread", "settled", "waiting", "leased", "dead", "blocked", "routing"
+
+_INSTANTS = ("expires_at", "available_at", "leased_at", "first_leased_at", "first_failed_at")
+
+
+LETTERS: dict[str, tuple[int, ...]] = {}
+"""By file of the dead-letter queue: the messages that it holds."""
+
+
+class Book:
+    """A ledger, kept once: two with the same content are the same object. What it holds is read here by the world's own code."""
+
+    def __init__(self, ledger: Ledger, rows: tuple[Range, ...]) -> None:
+        self.ledger, self.rows, self.head = ledger, rows, ledger.head
+        self._keys: dict[int, Hashable] = {}
+        self._views: dict[tuple[int, ...], tuple[Range | None, ...]] = {}
+
+    def view(self, messages: tuple[int, ...]) -> tuple[Range | None, ...]:
+        """The row that each message lies in; None where it is unread, and a row of its own where it is below the floor."""
+        if messages not in self._views:
+            self._views[messages] = tuple(self._row(m) for m in messages)
+        return self._views[messages]
+
+    def _row(self, m: int) -> Range | None:
+        rows = [r for r in self.rows if r.first <= m <= r.last]
+        below = m <= self.head.floor
+        assert len(rows) + below <= 1, f"message {m:x} lies in {len(rows)} ranges, and {'below' if below else 'above'} the floor"
+        if below:
+            return Range(m, m, SETTLED, 1)
+        reach = self.rows[-1].last if self.rows else self.head.floor
+        assert rows or m > reach, f"message {m:x} is in no range, and not past the last one"
+        return rows[0] if rows else None
+
+    def key(self, now: int) -> Hashable:
+        """What it holds, with instants told from `now`; what is past counts only as alike or not."""
+        if now not in self._keys:
+            past: dict[int, int] = {}
+            texts: dict[str, int] = {}
+
+            def instant(at: int | None) -> Hashable:
+                return at if at is None else at - now if at > now else (past.setdefault(at, len(past)),)
+
+            rows = tuple(
+                (
+                    r.first, r.last, r.state, r.lease_id, r.worker_id, r.lease_size, r.delivery_count, r.failure_count, r.suspect, r.reason,
+                    None if r.error is None else texts.setdefault(r.error, len(texts)), *(instant(getattr(r, name)) for name in _INSTANTS),
+                )
+                for r in self.rows
+            )  # fmt: skip
+            head = self.head
+            settings = tuple(sorted(head.settings.items(), key=lambda item: item[0]))
+            self._keys[now] = (head.floor, head.turn, tuple(sorted(head.counters.items())), head.skipped, settings, rows)
+        return self._keys[now]
+
+
+class Log(NamedTuple):
+    """What a message log holds."""
+
+    files: tuple[LogFile, ...] = ()
+    version: int = 0
+    numbers: tuple[tuple[str, Any], ...] = ()
+    active: frozenset[str] = frozenset()
+
+    @property
+    def messages(self) -> tuple[int, ...]:
+        return tuple(f.first + n for f in self.files for n in range(f.rows))
+
+
+class Store(NamedTuple):
+    """All that is durable."""
+
+    now: int
+    books: tuple[tuple[str, Book], ...] = ()
+    marks: tuple[tuple[str, tuple[int, int]], ...] = ()
+    log: Log = Log()
+    dead: Log = Log()
+    checkpoints: tuple[Any, ...] = ()
+    version: int = 0
+    changed: tuple[tuple[str, int], ...] = ()
+    dead_books: tuple[tuple[str, Book], ...] = ()
+
+    def book(self, group: str) -> Book | None:
+        return dict(self.books).get(group)
+
+    def dead_sequences(self) -> tuple[int, ...]:
+        """The messages that the dead-letter queue holds, as often as it does."""
+        return tuple(m for f in self.dead.files for m in LETTERS[f.path])
+
+
+class Clock:
+    """The time of the state; an operation that is run again is told what it was told before."""
+
+    def __init__(self) -> None:
+        self.now, self.tape = BEGIN, Tape((), False, ())
+
+    def __call__(self) -> datetime:
+        return EPOCH + timedelta(microseconds=self.tape.call(FREE, lambda: self.now))
+
+
+class _Taped:
+    """A part of the storage seam, each call of which goes over the tape."""
+
+    def __init__(self, rig: Rig, real: Any, reads: Iterable[str], effects: Iterable[str]) -> None:
+        self._rig, self._real = rig, real
+        self._kinds = dict.fromkeys(reads, READ) | dict.fromkeys(effects, EFFECT)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._real, name)
+        kind = self._kinds.get(name)
+        if kind is None:
+            return value
+        return lambda *args, **given: self._rig.tape.call(kind, lambda: _hashable(value(*args, **given)))
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Rig:
+    """One queue over the twin, used for each step of each state. ``fine``: what is read may be out of date when it is written."""
+
+    def __init__(self, settings: Mapping[str, Any], *, fine: bool = False, **of_queue: Any) -> None:
+        self.fine = fine
+        self.clock = Clock()
+        stopped = ManualClock(EPOCH)
+        self.log, self.dead_log = MemoryLog(stopped), MemoryLog(stopped)
+        self.leases, self.dead_leases = MemoryLeases(stopped), MemoryLeases(stopped)
+        self.settings = QueueSettings.checked(GroupSettings.checked(retry_jitter=0, **settings), **of_queue)
+        self._books: dict[Hashable, Book] = {}
+        self._indexes: dict[Log, CommitIndex] = {}
+
+    @property
+    def tape(self) -> Tape:
+        return self.clock.tape
+
+    def queue(self) -> Queue:
+        """A handle as a process has one: new for each run of an operation."""
+        leases, logs = (("read", "mark", "groups"), ("write",)), (("index", "last_number"), ("commit", "drop"))
+        if not self.fine:
+            logs = (("last_number",), ("commit", "drop"))
+        dead = Queue(
+            "memory/dead_letters", QueueSettings.of_dead_letters("memory/dead_letters"),
+            _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases), clock=self.clock,
+        )  # fmt: skip
+        queue = Queue(
+            "memory", self.settings, _Taped(self, self.log, *logs), _Taped(self, self.leases, *leases), clock=self.clock, dead_letters=dead
+        )
+        queue._readable = _ALL
+        return queue
+
+    def publish(self, *commits: Any) -> Log:
+        """What the log holds once these have been published, one commit each."""
+        self.clock.tape = Tape((), False, ())
+        log = self.log
+        for messages in commits:
+            Queue("memory", self.settings, log, self.leases, clock=self.clock).publish(messages)
+        return self._taken(log, Log())
+
+    def load(self, store: Store, tape: Tape) -> None:
+        self.clock.now, self.clock.tape = store.now, tape
+        self._load(self.leases, store.books, store)
+        self._load(self.dead_leases, store.dead_books, store)
+        for log, held in ((self.log, store.log), (self.dead_log, store.dead)):
+            if held not in self._indexes:
+                self._indexes[held] = CommitIndex(held.files, held.version)
+            log._index, log._active, log._numbers = self._indexes[held], set(held.active), dict(held.numbers)
+
+    @staticmethod
+    def _load(leases: MemoryLeases, books: Iterable[tuple[str, Book]], store: Store) -> None:
+        leases._ledgers = {group: book.ledger for group, book in books}
+        leases._marks, leases._changed = dict(store.marks), dict(store.changed)
+        leases.notes, leases.events = [{}] * store.version, []
+
+    def save(self, store: Store) -> Store:
+        """What is durable now; ``checkpoints`` as they were."""
+        books, dead_books = self._saved(self.leases, store.books), self._saved(self.dead_leases, store.dead_books)
+        log, dead = self._taken(self.log, store.log), self._taken(self.dead_log, store.dead)
+        version, changed, marks = len(self.leases.notes), self.leases._changed, self.leases._marks
+        if not self.fine:  # nobody holds anything that may be out of date
+            version, changed, marks = 0, {}, {app: (number, 0) for app, (number, _) in marks.items()}
+        return store._replace(
+            books=books, dead_books=dead_books, log=log, dead=dead,
+            version=version, changed=tuple(sorted(changed.items())), marks=tuple(sorted(marks.items())),
+        )  # fmt: skip
+
+    def _saved(self, leases: MemoryLeases, before: tuple[tuple[str, Book], ...]) -> tuple[tuple[str, Book], ...]:
+        known = dict(before)
+        books = []
+        for group, ledger in sorted(leases._ledgers.items()):
+            book = known.get(group)
+            books.append((group, book if book is not None and book.ledger is ledger else self.book(ledger)))
+        return tuple(books)
+
+    def book(self, ledger: Ledger) -> Book:
+        rows, head = tuple(ledger), ledger.head
+        key = (
+            head.floor, head.forgotten, head.turn, tuple(sorted(head.counters.items())),
+            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped, rows,
+        )  # fmt: skip
+        if key not in self._books:
+            self._books[key] = Book(ledger, rows)
+        return self._books[key]
+
+    def _taken(self, log: MemoryLog, before: Log) -> Log:
+        held = Log(
+            tuple(log._index.files), log._index.version,
+            tuple(sorted((app, (number, None)) for app, (number, _) in log._numbers.items())), frozenset(log._active),
+        )  # fmt: skip
+        if held == before:
+            return before
+        self._indexes.pop(before, None)  # it has grown
+        return held
+
+
+class _All(set):  # type: ignore[type-arg]
+    """All files are readable here: that they are is looked at elsewhere, and costs a Parquet footer a step."""
+
+    def __contains__(self, path: object) -> bool:
+        return True
+
+
+_ALL = _All()
+
+
+# -- what would differ from run to run
+
+
+class Ids:
+    """Ids that tell who drew them, the same in each run of an operation."""
+
+    def __init__(self) -> None:
+        self.start(0, 0)
+
+    def start(self, who: int, drawn: int) -> None:
+        self.who, self.drawn = who, drawn
+
+    def uuid4(self) -> uuid.UUID:
+        self.drawn += 1
+        return uuid.UUID(int=(self.who << 64) + self.drawn)
+
+
+IDS = Ids()
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """While the block runs, ids are those of :data:`IDS`, nobody waits after a lost race, and nothing is logged."""
+    made = SimpleNamespace(uuid4=IDS.uuid4, UUID=uuid.UUID, uuid5=uuid.uuid5)
+    some = SimpleNamespace(uuid4=lambda: uuid.UUID(int=0))
+    still = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None)
+    patches: list[tuple[Any, str, Any]] = [
+        *((module, "uuid", made) for module in (spark_mq.stream, spark_mq.waiting, spark_mq.dead_letters, spark_mq.redrive,
+                                                spark_mq.payload)),
+        (spark_mq.leases, "uuid", some),
+        (spark_mq.leases, "time", still),
+    ]  # fmt: skip
+    logger = logging.getLogger("spark_mq")
+    with contextlib.ExitStack() as stack:
+        for module, name, value in patches:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        level, state = logger.level, random.getstate()
+        stack.callback(logger.setLevel, level)
+        stack.callback(random.setstate, state)
+        logger.setLevel(logging.CRITICAL + 1)
+        random.seed(0)
+        yield
+
+
+def stored_key(value: Any, store: Store) -> Hashable:
+    """An answer on a tape as part of a state's key."""
+    if isinstance(value, spark_mq.leases.Stored):
+        changed, now = dict(store.changed), store.now
+        stale = changed.get(value.group, 0) > value.token
+        marked = tuple(app for app, (_, version) in store.marks if version > value.token)
+        return value.group, value.ledger and ledger_key(value.ledger, now), stale, store.version > value.token, marked
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value - BEGIN) < BEGIN // 2:
+        return ("at", value - store.now)
+    if isinstance(value, CommitIndex):
+        return value.version
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def ledger_key(ledger: Ledger, now: int) -> Hashable:
+    book = getattr(ledger, "_book", None)
+    if book is None:
+        book = ledger._book = Book(ledger, tuple(ledger))  # type: ignore[attr-defined]
+    return book.key(now)
+
+
+def log_key(log: Log) -> Hashable:
+    return tuple((f.first, f.rows) for f in log.files), tuple(app for app, _ in log.numbers), len(log.active)
+
+
+__all__ = ["BEGIN", "BLOCKED", "DEAD", "HORIZON", "IDS", "LEASED", "ROUTING", "SECOND", "SETTLED", "UNREAD", "WAITING", "Book",
+           "Log", "Rig", "Store", "deterministic", "ledger_key", "log_key", "stored_key"]  # fmt: skip

@@ -1,0 +1,29 @@
+"""Every interleaving of small worlds: the real ledger and the real rules of the source, over the in-memory twin, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spark_mq.spark import settle
+
+from .catalogue import WORLDS
+from .kernel import explore
+from .processes import frame_verdicts
+from .storage import deterministic
+
+
+@pytest.fixture(autouse=True)
+def _same_each_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(settle, "verdicts_of", frame_verdicts)
+    with deterministic():
+        yield
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_no_interleaving_breaks_a_promise(name: str, request: pytest.FixtureRequest) -> None:
+    found = explore(WORLDS[name](request.config.getoption("--large-worlds")))
+    print(f"{name}: {found}")
+    assert found.complete
+    assert found.finished
