@@ -84,7 +84,7 @@ def lease(ledger: Ledger, index: CommitIndex, now: int, rules: GroupSettings, wa
     for kind in (*KINDS[start:], *KINDS[:start]):
         draft, aside, reach = Draft(ledger), cast(list[Range], []), -1
         if kind == SUSPECT and waiting[SUSPECT]:
-            row = waiting[SUSPECT][0]
+            row = waiting[SUSPECT][0] if attempts is not None else _longest_due(ledger, waiting[SUSPECT])
             size = isolation_size(limit, ledger.at(row).delivery_count, attempts or _DEFAULT_ATTEMPTS)
             taken = _take(draft, [row], size, wanted.upto, index)
         else:
@@ -134,6 +134,18 @@ def _due(ledger: Ledger, by: int, wanted: Request, attempts: int | None) -> dict
         LAST: ledger.where(pc.and_(clear, last)),
         REST: ledger.where(pc.and_(clear, pc.invert(last))),
     }
+
+
+def _longest_due(ledger: Ledger, rows: list[int]) -> int:
+    """The suspect range whose turn it is where no limit ends a message: due the longest, then the least delivered, then the lowest.
+
+    Elsewhere the lowest goes first, until it is settled or dead. Without a limit one that fails each time would starve those behind it.
+    """
+    places = pa.array(rows, pa.int64())
+    due, count = ledger.column("available_at").cast(pa.int64()).take(places), ledger.column("delivery_count").take(places)
+    longest = pc.equal(due, pc.min(due))
+    least = pc.and_(longest, pc.equal(count, pc.min(count.filter(longest))))
+    return rows[pc.index(least, True).as_py()]
 
 
 def _full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:

@@ -345,6 +345,9 @@ class Naive:
         run = next(r for r in self.runs() if r[0].seq <= taken[0] <= r[-1].seq)
         due_seqs = {m.seq for m in due}  # of a range that goes on past `upto`, only the part before it
         run = [m for m in run if m.seq in due_seqs]
+        turns = [(m.info["available_at"], m.info["delivery_count"], m.seq) for m in due]
+        first = min(turns)[2] if attempts is None else due[0].seq
+        assert taken[0] == first, "another suspect's turn has come"
         n = attempts or 5
         d = run[0].info["delivery_count"]
         # floor(limit ** ((n-1-d)/(n-1))) without floating point

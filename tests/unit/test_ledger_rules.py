@@ -238,6 +238,20 @@ def test_suspects_and_the_rest_take_turns():
     assert all(one != other for one, other in pairwise(kinds))
 
 
+def test_without_a_limit_no_suspect_starves_another():
+    """The first one kills its worker each time and for ever; all behind it get through."""
+    group = Group(messages=4, rules=limits(max_delivery_attempts=None))
+    acked = set()
+    for i in range(40):
+        taken = group.lease(f"l{i}", 100)
+        if 0 in taken:
+            group.expire()
+        else:
+            acked.update(taken)
+            group.settle(ACK, f"l{i}")
+    assert acked == {1, 2, 3}
+
+
 def test_messages_on_their_last_attempt_are_leased_apart_from_the_rest():
     group = Group(rules=limits(max_delivery_attempts=2))
     group.lease("a", 4)

@@ -43,6 +43,11 @@ def killer(large: bool) -> World:
     return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], Bounds(crashes=0, ticks=2 if large else 1), attempts=4, must_live=(0, 2))
 
 
+def immortal(large: bool) -> World:
+    """A message that kills its driver for ever, in a group without a limit of attempts: the others must get through all the same."""
+    return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], Bounds(crashes=1 if large else 0), attempts=None, must_live=(0, 2))
+
+
 def killer_and_crashes(large: bool) -> World:
     """The same, and drivers die of other things, too: then whoever was alone in such a lease may be dead."""
     return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], Bounds(crashes=2 if large else 1, ticks=1), attempts=4)
@@ -76,6 +81,6 @@ def plain_sink(large: bool) -> World:
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
-        crashes, zombie, company, driver_and_worker, killer, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, plain_sink,
+        crashes, zombie, company, driver_and_worker, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, plain_sink,
     )
 }  # fmt: skip
