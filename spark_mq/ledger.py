@@ -159,18 +159,19 @@ def take_over(
 ) -> tuple[Ledger, list[Range]]:
     """The replay of a batch: what it still holds passes to `lease_id`, counted as a delivery. Returns what was granted.
 
-    A batch that was replayed before is not granted again, nor one that would put a message on its last attempt in company: its
-    messages go back as suspects, without a lease id.
+    A batch that was replayed before is not granted again. Nor is a message that has no attempt left, nor one whose last attempt that
+    would be, in company, unless it has failed by itself: they go back as suspects, without a lease id.
     """
-    rows = held_by_batch(ledger, prefix)
     draft = Draft(ledger)
-    held = draft.take(rows)
-    size = sum(r.message_count for r in held)
-    last, spent = (any(_is_last(r, rules, left) for r in held) for left in (1, 0))
-    if granted_before or spent or (last and size > 1):
-        for r in held:
+    held = draft.take(held_by_batch(ledger, prefix))
+    crowded = sum(r.message_count for r in held) > 1
+    kept: list[Range] = []
+    for r in held:
+        if granted_before or _is_last(r, rules, 0) or (crowded and _is_last(r, rules, 1) and not _own_failure(r)):
             draft.put(give_back(r, now, rules), "given_back", of=r)
-        return draft.finish(), []
+        else:
+            kept.append(r)
+    size = sum(r.message_count for r in kept)
     granted = [
         replace(
             r,
@@ -183,7 +184,7 @@ def take_over(
             available_at=None,
             delivery_count=r.delivery_count + 1,
         )
-        for r in held
+        for r in kept
     ]
     for r in granted:
         draft.put(r, "replayed")
@@ -194,6 +195,11 @@ def _is_last(r: Range, rules: GroupSettings, left: int) -> bool:
     """Whether a limit is reached with so many deliveries more, if they fail."""
     attempts, failures = rules.max_delivery_attempts, rules.failures_allowed(own=False)
     return (attempts is not None and r.delivery_count + left >= attempts) or (failures is not None and r.failure_count + left >= failures)
+
+
+def _own_failure(r: Range) -> bool:
+    """Whether its last failure was its own. Of what is leased, ``suspect`` tells how it was before, so a batch under way blames nobody."""
+    return r.failure_count > 0 and not r.suspect
 
 
 def give_back(r: Range, now: int, rules: GroupSettings) -> Range:

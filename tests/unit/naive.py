@@ -238,20 +238,23 @@ class Naive:
     def take_over(self, prefix: str, lease_id: str, worker_id: str, now: int, expires_at: int, *, granted_before: bool) -> list[Message]:
         held = [m for m in self.by_state("leased", "waiting") if (m.info["lease_id"] or "").startswith(prefix)]
         n, f = self.n or 10**9, self.allowed(False) or 10**9
-        most = max((max(m.info["delivery_count"] - n, m.info["failure_count"] - f) for m in held), default=-(10**9))
-        if granted_before or most >= 0 or (most == -1 and len(held) > 1):
-            for m in held:
-                if m.state == "leased":
-                    self.failed(m, now)
-                if reason := self.final(m, now, self.alone(m)):
-                    self.bury(m, reason)
-                else:
-                    m.end_lease("waiting", available_at=now, suspect=True)
-            return []
+        kept = []
         for m in held:
+            left = min(n - m.info["delivery_count"], f - m.info["failure_count"])
+            own = m.info["failure_count"] > 0 and not m.info["suspect"]
+            if not granted_before and left >= 1 and (left > 1 or len(held) == 1 or own):
+                kept.append(m)
+                continue
+            if m.state == "leased":
+                self.failed(m, now)
+            if reason := self.final(m, now, self.alone(m)):
+                self.bury(m, reason)
+            else:
+                m.end_lease("waiting", available_at=now, suspect=True)
+        for m in kept:
             m.own_failure |= self.lease_sizes[m.info["lease_id"]] == 1
-        self.granted(held, lease_id, worker_id, now, expires_at)
-        return held
+        self.granted(kept, lease_id, worker_id, now, expires_at)
+        return kept
 
     def freeze(self, routing_id: str, ranges: int) -> list[Message]:
         dead = [run for run in self.runs() if run[0].state == "dead"][:ranges]

@@ -325,18 +325,48 @@ def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(queue: 
 
 def test_a_last_attempt_in_company_is_given_back_uncounted(clock: ManualClock) -> None:
     queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
-    receipt = queue.publish(["a", "b"])
+    queue.publish(["a", "b"])
     runner = Runner(queue)
-    plan = runner.batch()
-    runner.group.nack(plan.lease_id, list(receipt.sequences))  # each by name: no suspects, so they may go together
-    assert runner.offer()
-    assert deliveries(runner.plan()) == {2}
-    successor = Runner(queue, runner.checkpoint)  # one more delivery would be the last
-    assert sequences(successor.batch()) == []
+    runner.batch()
+    successor = Runner(queue, Checkpoint(runner.checkpoint.offsets, runner.checkpoint.committed - 1))
+    queue.group("g").release(successor.plan().lease_id)  # its replay was not counted, and neither message has failed
+    again = Runner(queue)
+    assert again.offer()
+    assert deliveries(again.plan()) == {2}
+    third = Runner(queue, again.checkpoint)  # one more delivery would be the last
+    assert sequences(third.batch()) == []
     assert [(r.delivery_count, r.suspect) for r in queue.group("g").ledger()] == [(2, True)]
-    alone = successor.batch()
+    alone = third.batch()
     assert len(sequences(alone)) == 1
     assert deliveries(alone) == {3}
+
+
+def test_what_failed_by_itself_is_replayed_in_company_even_for_the_last_time(clock: ManualClock) -> None:
+    """Given back, it would be leased in another batch: a sink that had it before the crash would write it twice."""
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
+    receipt = queue.publish(["a", "b"])
+    runner = Runner(queue)
+    runner.group.nack(runner.batch().lease_id, list(receipt.sequences))  # each by name
+    assert runner.offer()
+    assert deliveries(runner.plan()) == {2}
+    successor = Runner(queue, runner.checkpoint)
+    assert deliveries(successor.plan()) == {3}
+    assert sequences(Runner(queue, runner.checkpoint).batch()) == []
+    assert queue.group("g").stats().dead == 2
+
+
+def test_a_replay_leaves_out_what_has_no_attempt_left(clock: ManualClock) -> None:
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
+    spent, other = queue.publish(["a", "b"]).sequences
+    runner = Runner(queue, ack_on_commit=False)
+    first = runner.batch().lease_id
+    runner.group.nack(first, [spent])
+    runner.group.nack(runner.batch().lease_id, [spent])
+    runner.group.nack(first, [other])
+    assert runner.offer()
+    assert deliveries(runner.plan()) == {2, 3}
+    assert sequences(Runner(queue, runner.checkpoint).plan()) == [other]
+    assert queue.group("g").stats().dead == 1
 
 
 def test_a_last_attempt_alone_is_replayed(clock: ManualClock) -> None:

@@ -73,6 +73,11 @@ def flaky_verdicts(large: bool) -> World:
     return Delivery([Driver("A", 1, 0, flaky)], Bounds(crashes=2 if large else 1, ticks=1 if large else 0))
 
 
+def flaky_zombie(large: bool) -> World:
+    """The same, of a driver that stands still while another takes over."""
+    return Delivery(_pair(flaky, max_messages=2), Bounds(crashes=1 if large else 0, takeovers=1), messages=(3,) if large else (2,))
+
+
 def plain_sink(large: bool) -> World:
     """No foreachBatch: what Spark has committed is acked when it asks for more."""
     return Delivery([Driver("A", 1, 0, None, max_messages=2)], Bounds(crashes=2 if large else 1, ticks=1))
@@ -81,6 +86,6 @@ def plain_sink(large: bool) -> World:
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
-        crashes, zombie, company, driver_and_worker, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, plain_sink,
+        crashes, zombie, company, driver_and_worker, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, flaky_zombie, plain_sink,
     )
 }  # fmt: skip
