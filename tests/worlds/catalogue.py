@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from .delivery import Bounds, Delivery
 from .kernel import World
-from .processes import Driver, Poison, Worker, flaky
+from .processes import SECOND, Driver, Fickle, Poison, Worker, flaky
 
 
 def _pair(handler: object = "good", **options: int) -> list[Driver]:
@@ -36,6 +36,29 @@ def driver_and_worker(large: bool) -> World:
     """A driver and a worker that take each other's messages when these have expired."""
     programs = [Driver("A", 1, 0, max_messages=2), Worker("w", 3)]
     return Delivery(programs, Bounds(crashes=1, ticks=2 if large else 1), messages=(3,) if large else (2,))
+
+
+def kept_alive(large: bool) -> World:
+    """A driver whose lease is extended in the background, as long as it works and no longer than that may last; and a worker."""
+    driver = Driver("A", 1, 0, extends=True, max_lease_duration=100 * SECOND)
+    return Delivery([driver, Worker("w", 3)], Bounds(crashes=1 if large else 0, ticks=4 if large else 3), messages=(2,), tick=50 * SECOND)
+
+
+def fickle(large: bool) -> World:
+    """Two workers that do with their leases what they like, in any order, also twice and too late."""
+    workers = [Fickle("v", 1, moves=3 if large else 2), Fickle("w", 2, moves=2 if large else 0)]
+    return Delivery(workers, Bounds(crashes=0, ticks=2 if large else 1), messages=(3,) if large else (2,))
+
+
+def manual(large: bool) -> World:
+    """Only what the handler acks itself counts; the rest expires, comes again, and is dead at last."""
+    programs = [Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack_on_commit=False)]
+    return Delivery(programs, Bounds(crashes=1, ticks=1 if large else 0))
+
+
+def capped(large: bool) -> World:
+    """No more messages in flight than the group allows, however they fall."""
+    return Delivery([Fickle("v", 1, moves=1), Worker("w", 2)], Bounds(crashes=1 if large else 0, ticks=1), cap=2)
 
 
 def killer(large: bool) -> World:
@@ -86,6 +109,6 @@ def plain_sink(large: bool) -> World:
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
-        crashes, zombie, company, driver_and_worker, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, flaky_zombie, plain_sink,
+        crashes, zombie, company, driver_and_worker, kept_alive, fickle, manual, capped, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, flaky_zombie, plain_sink,
     )
 }  # fmt: skip

@@ -52,6 +52,8 @@ class Delivery(World):
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):
                 program.handler.sequence = self.messages[program.handler.number]
+        self._extend = lru_cache(maxsize=400_000)(self._extend_now)
+        self._sweep = lru_cache(maxsize=400_000)(self._sweep_now)
         self._run = lru_cache(maxsize=400_000)(self._run_now)
 
     def begin(self) -> State:
@@ -80,6 +82,9 @@ class Delivery(World):
                 continue
             for label, after, store, events in self._run(at, proc, state.store):
                 yield label, self._after(state, at, proc, after, store, events, label)
+            if isinstance(program, Driver) and program.may_extend(proc, state.store):
+                store, events = self._extend(at, proc, state.store)
+                yield f"{program.name} extends", self._after(state, at, proc, proc, store, events, f"{program.name} extends")
 
     def faults(self, state: State) -> Iterator[tuple[str, State]]:
         bounds, first = Bounds(*state.budget), self._unseen(state)
@@ -110,6 +115,9 @@ class Delivery(World):
         return None
 
     def pass_time(self, state: State) -> tuple[str, State] | None:
+        swept, events = self._sweep(state.store)
+        if swept != state.store:
+            return "sweep", state._replace(store=swept, notes=self.onlooker.note(state.notes, state.store, swept, events))
         now, book = state.store.now, state.store.book("g")
         waits = [r.expires_at + 1 for r in book.rows if r.state == LEASED and r.expires_at is not None] if book else []
         waits += [r.available_at for r in book.rows if r.state == WAITING and r.available_at is not None] if book else []
@@ -169,6 +177,22 @@ class Delivery(World):
             outcomes.append((label, after, saved, tuple(ctx.events)))
             todo += [(*picks, *(0,) * n, option) for n, options in enumerate(tape.open) for option in range(1, options)]
         return outcomes
+
+    def _extend_now(self, at: int, proc: Proc, store: Store) -> tuple[Store, tuple[Event, ...]]:
+        """What extends a driver's lease in the background, once."""
+        program, tape = self.programs[at], Tape((), self.rig.fine, ())
+        assert isinstance(program, Driver)
+        self.rig.load(store, tape)
+        ctx = Context(self.rig, tape, proc, store)
+        program.extend(ctx)
+        return self.rig.save(store), tuple(ctx.events)
+
+    def _sweep_now(self, store: Store) -> tuple[Store, tuple[Event, ...]]:
+        tape = Tape((), self.rig.fine, ())
+        self.rig.load(store, tape)
+        ctx = Context(self.rig, tape, Proc(), store)
+        ctx.group().expire()
+        return self.rig.save(store), tuple(ctx.events)
 
     @staticmethod
     def _with(state: State, at: int, proc: Proc) -> State:

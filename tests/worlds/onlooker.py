@@ -192,8 +192,25 @@ class _Noting:
             if self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
                 raise Violation(f"{verb} of message {at} by {lease} is refused, though nobody has leased it since")
 
-    def extended(self, lease: str, until: int) -> None:
-        self.until[lease] = max(until, self.until.get(lease, 0))
+    def extended(self, lease: str) -> None:
+        """Its holder may rely on what the ledger says now."""
+        for at in range(len(self.view)):
+            row = self.view[at]
+            if row is not None and row.state == LEASED and row.lease_id == lease:
+                self.until[lease] = max(row.expires_at or 0, self.until.get(lease, 0))
+            elif self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
+                raise Violation(f"message {at} is not revived by an extension of {lease}, though nobody has leased it since: {row}")
+
+    def not_extended(self, lease: str) -> None:
+        for at, row in enumerate(self.view):
+            if self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
+                raise Violation(f"{lease} is not extended, though it holds message {at}: {row}")
+
+    def full(self) -> None:
+        """A worker was told that a cap is reached."""
+        live = sum(row is not None and row.state == LEASED for row in self.view)
+        if self.onlooker.cap is None or live < self.onlooker.cap:
+            raise Violation(f"nothing may be leased, though only {live} messages are in flight")
 
     def excuse(self, rows: tuple[int, ...]) -> None:
         self.excused |= {self.at[m] for m in rows}
@@ -224,6 +241,8 @@ class _Noting:
                 granted.append(at)
             elif a is not None and a.state == LEASED and (b is None or b.state != LEASED):
                 self._ended(at, a, b)
+            elif a is not None and b is not None and b.state == LEASED and (b.expires_at or 0) < (a.expires_at or 0):
+                raise Violation(f"message {at}: an extension moves the deadline back, from {a.expires_at} to {b.expires_at}")
             if b is not None and b.state in (DEAD, BLOCKED) and (a is None or a.state != b.state) and not self.blamed[at]:
                 raise Violation(f"message {at} is {b.state} ({b.reason}), and never failed by itself")
             if b is not None and b.state == SETTLED and (a is None or a.state != SETTLED):
@@ -274,6 +293,8 @@ class _Noting:
         if b is not None and b.state == SETTLED:
             return
         if at in self.released:
+            if b is None or (b.delivery_count, b.lease_id, b.suspect) != (a.delivery_count - 1, None, a.suspect):
+                raise Violation(f"message {at} is released, and not as it was before the lease: {a}, now {b}")
             self.handed[at] -= 1
             self.top[at] = min(self.top[at], a.delivery_count - 1)
             return
@@ -281,6 +302,9 @@ class _Noting:
             self.blamed[at] = True
         if (a.expires_at or 0) < self.now:
             self.trouble.add((batch_of(lease), 2))
+            late = b is not None and b.state == WAITING and b.lease_id == lease and (lease, at) not in self.given
+            if late and not (b.suspect and (b.available_at or 0) <= self.now):  # type: ignore[union-attr]
+                raise Violation(f"message {at} has expired, and is not a suspect that is due at once: {b}")
 
     def _settled(self, at: int, a: Range | None) -> None:
         if at in self.excused:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from spark_mq import Queue
 from spark_mq.checks import micros
-from spark_mq.errors import LeaseLost, SparkMQError, StreamFenced
+from spark_mq.errors import LeaseLost, LedgerFull, SparkMQError, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease
 from spark_mq.outcomes import Verdict
 from spark_mq.policies import Policy
-from spark_mq.settling import Outcome, Settle
+from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.spark.batch_lease import Found
 from spark_mq.spark.foreach import BatchLease, ForEachBatch
 from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
@@ -208,14 +208,6 @@ def good(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     write(ctx, batch, lease, batch.sequences)
 
 
-def own_acks(ctx: Context, batch: Frame, lease: BatchLease) -> None:
-    """Settles itself, all but perhaps the last message, which it does not write either (ackMode manual: it comes again)."""
-    rows = batch.sequences[: len(batch.sequences) - ctx.choose(2)]
-    write(ctx, batch, lease, rows)
-    if rows:
-        lease.ack(Frame(batch.lease_id, rows))
-
-
 def flaky(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     """Asks an API that sometimes has no answer for a message: nacked by name, before the sink is written."""
     bad = ctx.choose(len(batch.sequences) + 1)
@@ -240,7 +232,11 @@ def failing(ctx: Context, batch: Frame, lease: BatchLease) -> None:
 
 
 class Poison:
-    """A handler that one message makes fail: ``kill`` its driver, ``hang``, ``raise``, or ``reject`` it or return it as failed."""
+    """A handler that cannot do with one message.
+
+    It makes the handler ``kill`` its driver, or ``raise``; or it is rejected, returned as failed, or left alone where the handler acks the
+    others itself.
+    """
 
     def __init__(self, number: int, how: str) -> None:
         self.number, self.how = number, how
@@ -256,7 +252,9 @@ class Poison:
             raise ValueError("poison")
         if hit and self.how == "reject":
             lease.reject(Frame(batch.lease_id, [self.sequence]))
-        write(ctx, batch, lease, rest if self.how in ("reject", "return") else batch.sequences)
+        write(ctx, batch, lease, rest if self.how in ("reject", "return", "leave") else batch.sequences)
+        if rest and self.how == "leave":
+            lease.ack(Frame(batch.lease_id, rest))
         return Frame(batch.lease_id, [self.sequence]) if hit and self.how == "return" else None
 
 
@@ -284,12 +282,13 @@ class Driver(Program):
         *,
         on_error: str = "nack",
         late: bool = False,
+        extends: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(name, who)
         self.checkpoint, self.handler, self.on_error = checkpoint, handler, on_error
         self.options = StreamOptions(**options)
-        self.late = late
+        self.extends, self.late = extends, late
         """Whether it only starts beside another driver on its checkpoint."""
 
     def start(self, proc: Proc, store: Store) -> Proc:
@@ -338,6 +337,8 @@ class Driver(Program):
         ctx.source = saved(source)
         handed = tuple((s, r.delivery_count) for piece, r in plan.slices for s in range(piece.first, piece.first + piece.rows))
         ctx.local["rows"], ctx.local["lease"] = tuple(s for s, _ in handed), plan.lease_id
+        if self.extends:
+            ctx.local["planned"] = ctx.now()
         if handed:
             ctx.emit("hand", plan.lease_id, handed, plan.expires_at)
         return "handle" if handed or self.handler is None else "commit"
@@ -375,7 +376,21 @@ class Driver(Program):
         return "ask"
 
     def extend(self, ctx: Context) -> None:
-        """What the background extension does, while the batch runs."""
+        """What the background extension does, while the batch runs: see KeepAlive."""
+        lease_id, timeout, _ = dict(ctx.source)["_alive"]
+        try:
+            ctx.group().extend(lease_id, timeout / SECOND)
+        except LeaseLost:
+            ctx.emit("not_extended", lease_id)
+        else:
+            ctx.emit("extended", lease_id)
+
+    def may_extend(self, proc: Proc, store: Store) -> bool:
+        """Whether the background extension is at work, and would change anything."""
+        alive = dict(proc.source or ()).get("_alive")
+        if not self.extends or alive is None or proc.pc not in ("handle", "commit", "ask"):
+            return False
+        return proc.at("planned") < store.now < proc.at("planned") + alive[2]
 
     def _log(self, ctx: Context) -> Checkpoint:
         log: Checkpoint = ctx.store.checkpoints[self.checkpoint]
@@ -391,43 +406,93 @@ def _local(given: dict[str, Any]) -> Local:
     return tuple(sorted(given.items(), key=lambda item: item[0]))
 
 
-# -- a worker without Spark
+# -- workers without Spark
 
 
 class Worker(Program):
-    """Leases, writes to a sink that knows nothing of versions, settles. ``verbs``: what it may do with a lease, each at any time."""
+    """Leases, writes to a sink that knows nothing of versions, acks."""
 
-    def __init__(
-        self, name: str, who: int, *, most: int = 2, leases: int = 99, verbs: Sequence[str] = ("done",), keeps: bool = False
-    ) -> None:
+    def __init__(self, name: str, who: int, *, most: int = 2) -> None:
         super().__init__(name, who)
-        self.most, self.leases, self.verbs, self.keeps = most, leases, tuple(verbs), keeps
+        self.most = most
 
     def start(self, proc: Proc, store: Store) -> Proc | None:
-        return proc._replace(pc="lease", local=()) if (proc.at("taken") or 0) < self.leases else None
+        return proc._replace(pc="lease", local=())
 
     def lease(self, ctx: Context) -> str:
-        lease = ctx.group().lease(self.name, max_messages=self.most)
-        if lease is None:
+        if not self.take(ctx):
             return "lease"
-        handed = tuple((s, r.delivery_count) for r in lease.ranges for s in range(r.first, r.last + 1) if s in ctx.store.log.messages)
-        ctx.emit("hand", lease.lease_id, handed, micros(lease.expires_at))
-        ctx.local["lease"], ctx.local["rows"] = lease.lease_id, tuple(s for s, _ in handed)
         return "work"
 
-    def work(self, ctx: Context) -> str:
-        verb = self.verbs[ctx.choose(len(self.verbs))]
-        lease_id, rows = ctx.local["lease"], ctx.local["rows"]
+    def take(self, ctx: Context) -> bool:
         try:
-            again = getattr(self, "_" + verb)(ctx, lease_id, rows)
+            lease = ctx.group().lease(self.name, max_messages=self.most)
+        except LedgerFull:
+            ctx.emit("full")
+            return False
+        if lease is None:
+            return False
+        handed = tuple((s, r.delivery_count) for r in lease.ranges for s in ctx.store.log.messages if r.first <= s <= r.last)
+        ctx.emit("hand", lease.lease_id, handed, micros(lease.expires_at))
+        ctx.local["lease"], ctx.local["rows"] = lease.lease_id, tuple(s for s, _ in handed)
+        return True
+
+    def work(self, ctx: Context) -> str:
+        self.done(ctx)
+        return "lease"
+
+    def done(self, ctx: Context) -> None:
+        ctx.effect("sink", ("worker", ctx.local["lease"]), ctx.local["rows"])
+        self.settle(ctx, ACK)
+
+    def settle(self, ctx: Context, verb: str, *rows: int) -> None:
+        """Of some messages by name, or of the whole lease, as :class:`~spark_mq.lease.Lease` does it."""
+        intervals = [(s, s) for s in rows or ctx.local["rows"]]
+        ctx.group().settle([Settle(verb, ctx.local["lease"], intervals, whole=not rows)])
+
+
+class Fickle(Worker):
+    """Does with its lease what a worker may do, in any order, also twice and too late; ``moves`` of that, then it does its work."""
+
+    def __init__(self, name: str, who: int, *, most: int = 2, moves: int = 2, verbs: Sequence[str] = ()) -> None:
+        super().__init__(name, who, most=most)
+        self.moves = moves
+        self.verbs = tuple(verbs) or (NACK, "nack one", REJECT, RELEASE, "extend", "leave", "ack one")
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        return proc._replace(pc="lease", local=(("moves", self.moves),))
+
+    def work(self, ctx: Context) -> str:
+        moves = ctx.local["moves"]
+        choice = ctx.choose(1 + (len(self.verbs) if moves else 0))
+        if choice == 0:
+            self.done(ctx)
+            return "lease"
+        verb = self.verbs[choice - 1]
+        ctx.local["moves"] = moves - 1
+        if verb == "leave":
+            return "lease"
+        if verb == "extend":
+            self.extend(ctx)
+        elif verb == "nack one":
+            self.settle(ctx, NACK, ctx.local["rows"][0])
+        elif verb == "ack one":
+            ctx.effect("sink", ("worker", ctx.local["lease"]), ctx.local["rows"][:1])
+            self.settle(ctx, ACK, ctx.local["rows"][0])
+        else:
+            self.settle(ctx, verb)
+        return "work"
+
+    @staticmethod
+    def extend(ctx: Context) -> None:
+        lease_id = ctx.local["lease"]
+        try:
+            ctx.group().extend(lease_id)
         except LeaseLost:
-            again = None
-        return "work" if again else "lease"
-
-    def _done(self, ctx: Context, lease_id: str, rows: Sequence[int]) -> None:
-        ctx.effect("sink", ("worker", lease_id), tuple(rows))
-        ctx.group().ack(lease_id)
+            ctx.emit("not_extended", lease_id)
+        else:
+            ctx.emit("extended", lease_id)
 
 
-__all__ = ["CHOICE", "IDLE", "IDS", "OFF", "SECOND", "Alive", "Checkpoint", "Context", "Driver", "Event", "Lease", "Poison", "Proc",
-           "Program", "Worker", "failing", "flaky", "flaky_returned", "frame_verdicts", "good", "own_acks"]  # fmt: skip
+__all__ = ["CHOICE", "IDLE", "IDS", "OFF", "SECOND", "Alive", "Checkpoint", "Context", "Driver", "Event", "Fickle", "Lease", "Poison", "Proc",
+           "Program", "Worker", "failing", "flaky", "flaky_returned", "frame_verdicts", "good"]  # fmt: skip
