@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .delivery import Bounds, Delivery
+from .chores import Joiner, Redriver, Rejecter, Router, Seeker, Trimmer
+from .delivery import Bounds, Delivery, Redriven, Routed, Trimmed
 from .kernel import World
 from .processes import SECOND, Driver, Fickle, Poison, Worker, flaky
 
@@ -106,9 +107,40 @@ def plain_sink(large: bool) -> World:
     return Delivery([Driver("A", 1, 0, None, max_messages=2)], Bounds(crashes=2 if large else 1, ticks=1))
 
 
+def routing(large: bool) -> World:
+    """Two sweepers route the same dead messages, and die on the way."""
+    routers = [Router("r", 1), Router("s", 2)]
+    return Routed(routers, Bounds(crashes=2 if large else 1), setup=[Rejecter("w", 3)], fine=True, messages=(2,))
+
+
+def routing_and_seek(large: bool) -> World:
+    """A sweeper routes, its group is sought back meanwhile, and a worker does what is there again."""
+    programs = [Router("r", 1), Seeker("o", 2), Worker("w", 3, most=9)]
+    return Routed(programs, Bounds(crashes=1), setup=[Rejecter("x", 4)], fine=large, messages=(2,))
+
+
+def redriving(large: bool) -> World:
+    """Two redrivers of the same dead letters, which die on the way."""
+    setup = [Rejecter("w", 3), Router("r", 4, times=1)]
+    return Redriven([Redriver("d", 1), Redriver("e", 2)], Bounds(crashes=1), setup=setup, fine=large, messages=(2,))
+
+
+def trim_and_new_group(large: bool) -> World:
+    """Files are dropped while a group comes to be."""
+    programs = [Trimmer("t", 1), Joiner("n", 2, "new")]
+    return Trimmed(programs, Bounds(crashes=1), setup=[Joiner("w", 3, "g")], messages=(1, 1, 1) if large else (1, 1))
+
+
+def trim_and_seek(large: bool) -> World:
+    """Files are dropped while a group goes back to the earliest message."""
+    programs = [Trimmer("t", 1), Seeker("o", 2), Joiner("n", 4, "g")]
+    return Trimmed(programs, Bounds(crashes=1 if large else 0), setup=[Joiner("w", 3, "g")], messages=(1, 1))
+
+
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
         crashes, zombie, company, driver_and_worker, kept_alive, fickle, manual, capped, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, flaky_zombie, plain_sink,
+        routing, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
     )
 }  # fmt: skip

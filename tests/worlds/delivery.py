@@ -6,10 +6,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .kernel import State, Suspend, Tape, Violation, World
+from .kernel import EFFECT, State, Suspend, Tape, Violation, World
 from .onlooker import Batch, Notes, Onlooker
 from .processes import IDS, OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
-from .storage import BLOCKED, DEAD, LEASED, ROUTING, SECOND, SETTLED, WAITING, Rig, Store, log_key
+from .storage import BLOCKED, DEAD, LEASED, ROUTING, SECOND, SETTLED, WAITING, Book, Rig, Store, log_key
 
 Outcome = tuple[str, Proc, Store, tuple[Event, ...]]
 
@@ -38,17 +38,23 @@ class Delivery(World):
         fine: bool = False,
         must_live: Sequence[int] = (),
         cap: int | None = None,
+        setup: Sequence[Program] = (),
+        retention: str = "7d",
         **settings: Any,
     ) -> None:
         given: Mapping[str, Any] = {"visibility_timeout": "60s", "clock_skew": 0, "max_delivery_attempts": attempts, "retry_delay": "10s",
                                     "max_in_flight": cap, **settings}  # fmt: skip
         self.programs, self.bounds, self.tick, self.attempts = tuple(programs), bounds, tick, attempts
-        self.rig = Rig(given, fine=fine)
+        self.rig = Rig(given, fine=fine, retention=retention)
+        self.setup = tuple(setup)
+        """Who works, one after the other and until nothing is left, before anything else happens."""
         self.log = self.rig.publish(*([f"m{n}" for n in range(count)] for count in messages))
         self.messages = self.log.messages
         self.must_live = tuple(must_live)
         """Messages (by number) that must end acked, whatever happens to the others; others may be dead."""
-        self.onlooker = Onlooker(self.messages, attempts=attempts, backoff=10 * SECOND, cap=cap)
+        self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(
+            self.messages, attempts=attempts, backoff=10 * SECOND, cap=cap
+        )
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):
                 program.handler.sequence = self.messages[program.handler.number]
@@ -59,14 +65,27 @@ class Delivery(World):
     def begin(self) -> State:
         count = 1 + max((p.checkpoint for p in self.programs if isinstance(p, Driver)), default=-1)
         store = Store(now=self.rig.clock.now, log=self.log, checkpoints=(Checkpoint(),) * count)
-        return State(store, (Proc(),) * len(self.programs), self.onlooker.begin, tuple(self.bounds))
+        notes, programs, fine = self.onlooker.begin, self.programs, self.rig.fine
+        self.rig.fine = False
+        for program in self.setup:
+            self.programs = (program,)
+            state = State(store, (program.start(Proc(), store),), notes, tuple(Bounds(0, 0, 0)))
+            while True:
+                label, *step = self._run_now(0, state.procs[0], state.store)[0]
+                if (step[0], step[1]) == (state.procs[0], state.store) or step[0].pc in (OFF, "ended"):
+                    break
+                state = self._after(state, 0, state.procs[0], *step, label)
+            store, notes = state.store, state.notes
+        self.programs, self.rig.fine = programs, fine
+        return State(store, (Proc(),) * len(self.programs), notes, tuple(self.bounds))
 
     def key(self, state: State) -> Hashable:
         store: Store = state.store
         books = tuple((group, book.key(store.now)) for group, book in store.books)
         procs = tuple(program.key(proc, store) for program, proc in zip(self.programs, state.procs, strict=True))
         marks = tuple((app, number) for app, (number, _) in store.marks)
-        durable = (books, marks, store.checkpoints, log_key(store.log), log_key(store.dead))
+        dead_books = tuple((group, book.key(store.now)) for group, book in store.dead_books)
+        durable = (books, marks, store.checkpoints, log_key(store.log), log_key(store.dead), dead_books)
         return durable, procs, self.onlooker.key(state.notes, store), state.budget
 
     # -- what may happen
@@ -79,6 +98,8 @@ class Delivery(World):
             if proc.pc == OFF:
                 if self._may_start(state, at) and (begun := program.start(proc, state.store)) is not None:
                     yield f"start:{program.name}", self._with(state, at, begun)
+                continue
+            if proc.pc == "ended":
                 continue
             for label, after, store, events in self._run(at, proc, state.store):
                 yield label, self._after(state, at, proc, after, store, events, label)
@@ -118,9 +139,10 @@ class Delivery(World):
         swept, events = self._sweep(state.store)
         if swept != state.store:
             return "sweep", state._replace(store=swept, notes=self.onlooker.note(state.notes, state.store, swept, events))
-        now, book = state.store.now, state.store.book("g")
-        waits = [r.expires_at + 1 for r in book.rows if r.state == LEASED and r.expires_at is not None] if book else []
-        waits += [r.available_at for r in book.rows if r.state == WAITING and r.available_at is not None] if book else []
+        now = state.store.now
+        rows = [r for _, book in state.store.books for r in book.rows]
+        waits = [r.expires_at + 1 for r in rows if r.state == LEASED and r.expires_at is not None]
+        waits += [r.available_at for r in rows if r.state == WAITING and r.available_at is not None]
         later = [at for at in waits if at > now]
         return (f"pass:{(min(later) - now) / SECOND:g}s", state._replace(store=state.store._replace(now=min(later)))) if later else None
 
@@ -133,6 +155,9 @@ class Delivery(World):
         dead = self.attempts is None or all(r is not None and r.state in ended for r in view)
         return dead and all(view[at] is not None and view[at].state == SETTLED for at in self.must_live)  # type: ignore[union-attr]
 
+    def check(self, store: Store) -> None:
+        """What else must hold of what is durable. Raises Violation."""
+
     def over(self, state: State) -> bool:
         return self.attempts is None and bool(self.must_live)  # what is left is a poison that is tried for ever
 
@@ -143,6 +168,8 @@ class Delivery(World):
             notes: Notes = self.onlooker.note(state.notes, state.store, store, events)
         except AssertionError as wrong:
             raise Violation(str(wrong), [label]) from wrong
+        if store is not state.store:
+            self.check(store)
         moved = self._with(state, at, after)._replace(store=store, notes=notes)
         if after.pc == OFF and self._other(state, at) is None:  # the query fails: as good as a crash of it
             moved = moved._replace(notes=self.onlooker.crash(moved.notes, self._batch(state, at)))
@@ -171,8 +198,9 @@ class Delivery(World):
             if pc == OFF:
                 after = Proc(ids=after.ids)
             saved = self.rig.save(ctx.store)
-            if saved == store and after._replace(ids=0) == proc._replace(ids=0):
-                after = proc  # it has only looked
+            done = any(kind == EFFECT and error is None for kind, _, error in tape.answers)
+            if pc == proc.pc and not done and (after.local, after.source) == (proc.local, proc.source):
+                after = after._replace(ids=proc.ids)  # it has only looked
             label = f"{program.name} {proc.pc}" + (f" (choice {','.join(map(str, picks))})" if picks else "")
             outcomes.append((label, after, saved, tuple(ctx.events)))
             todo += [(*picks, *(0,) * n, option) for n, options in enumerate(tape.open) for option in range(1, options)]
@@ -191,7 +219,8 @@ class Delivery(World):
         tape = Tape((), self.rig.fine, ())
         self.rig.load(store, tape)
         ctx = Context(self.rig, tape, Proc(), store)
-        ctx.group().expire()
+        for name in ctx.queue.groups():
+            ctx.group(name).expire()
         return self.rig.save(store), tuple(ctx.events)
 
     @staticmethod
@@ -235,3 +264,61 @@ class Delivery(World):
     def tell(self, state: State) -> str:
         lines = [f"    {r}" for _, book in state.store.books for r in book.rows]
         return "\n".join([f"  from: now={state.store.now} {state.procs}", f"    notes {state.notes}", *lines])
+
+
+class Blind(Onlooker):
+    """Sees nothing."""
+
+    def note(self, notes: Notes, before: Store, after: Store, events: Sequence[Event]) -> Notes:
+        return notes
+
+
+class Trimmed(Delivery):
+    """Several groups, and files that are dropped: nobody may lose what has not been settled. No onlooker follows the messages."""
+
+    def __init__(self, programs: Sequence[Program], bounds: Bounds, **given: Any) -> None:
+        super().__init__(programs, bounds, fine=True, retention="0s", **given)
+
+    def check(self, store: Store) -> None:
+        gone = {m for f in store.log.files if f.path not in store.log.active for m in range(f.first, f.first + f.rows)}
+        for group, book in store.books:
+            if group.startswith("_"):
+                continue
+            for m, row in zip(self.messages, book.view(self.messages), strict=True):
+                if m in gone and (row is None or row.state != SETTLED):
+                    raise Violation(f"message {m:x} is dropped, and group {group} has not settled it: {row}")
+
+    def finished(self, state: State) -> bool:
+        books = {group: book for group, book in state.store.books if not group.startswith("_")}
+        settled = all(row is not None and row.state == SETTLED for book in books.values() for row in book.view(self.messages))
+        return bool(books) and settled
+
+
+class Routed(Delivery):
+    """It is not enough that a message is dead: it is to be in the dead-letter queue."""
+
+    def finished(self, state: State) -> bool:
+        view = state.store.book("g").view(self.messages)
+        return all(row is not None and row.state == SETTLED for row in view)
+
+
+class Redriven(Delivery):
+    """Dead letters go back into their queue, each once."""
+
+    def check(self, store: Store) -> None:
+        again = [m for m in store.log.messages if m not in self.messages]
+        if len(again) > len(self.messages):
+            raise Violation(f"{len(self.messages)} dead letters have become {len(again)} messages")
+        settled = {m for _, book in store.dead_books for m in store.dead.messages if self._settled(book, m)}
+        if len(settled) > len(again):
+            raise Violation(f"{len(settled)} dead letters count as redriven, and {len(again)} were published")
+
+    @staticmethod
+    def _settled(book: Book, m: int) -> bool:
+        row = book.view((m,))[0]
+        return row is not None and row.state == SETTLED
+
+    def finished(self, state: State) -> bool:
+        return len(state.store.log.messages) == 2 * len(self.messages) and all(
+            self._settled(book, m) for _, book in state.store.dead_books for m in state.store.dead.messages
+        )

@@ -8,7 +8,7 @@ is dead; what is settled stays so.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from spark_mq.offsets import lease_stream, mark_of
@@ -64,10 +64,14 @@ class Onlooker:
 
     # -- one step
 
-    def note(self, notes: Notes, before: Store, after: Store, events: Iterable[Event]) -> Notes:
+    def note(self, notes: Notes, before: Store, after: Store, events: Sequence[Event]) -> Notes:
         """What is noted after a step. Raises Violation."""
         new = _Noting(self, notes, before, after)
         settles = []
+        if before.dead is not after.dead and len(letters := after.dead_sequences()) > len(set(letters)):
+            raise Violation(f"the dead-letter queue holds a message twice: {letters}")
+        if ("sought",) in events:
+            return new.sought(before).finish()
         for event in events:
             if event[0] == "settle":
                 if event[7] == self.group:
@@ -205,6 +209,20 @@ class _Noting:
         for at, row in enumerate(self.view):
             if self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
                 raise Violation(f"{lease} is not extended, though it holds message {at}: {row}")
+
+    def sought(self, before: Store) -> _Noting:
+        """A seek: what is being copied to the dead-letter queue is left alone; all else begins anew, or is over."""
+        book = before.book(self.onlooker.group)
+        old = book.view(self.onlooker.messages) if book else (None,) * len(self.view)
+        for at, (a, b) in enumerate(zip(old, self.view, strict=True)):
+            if a is not None and a.state == ROUTING:
+                if a != b:
+                    raise Violation(f"a seek moves message {at}, which is being routed: {b}")
+                continue
+            self.handed[at], self.top[at], self.holder[at], self.blamed[at], self.copies[at] = 0, 0, None, False, frozenset()
+            if b is not None and b.state == SETTLED:
+                self.excused.add(at)
+        return self
 
     def full(self) -> None:
         """A worker was told that a cap is reached."""

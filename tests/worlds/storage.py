@@ -15,6 +15,8 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
+
 import spark_mq.dead_letters
 import spark_mq.leases
 import spark_mq.payload
@@ -40,7 +42,7 @@ _INSTANTS = ("expires_at", "available_at", "leased_at", "first_leased_at", "firs
 
 
 LETTERS: dict[str, tuple[int, ...]] = {}
-"""By file of the dead-letter queue: the messages that it holds."""
+"""By file of the dead-letter queue: the messages that it holds. (Files are named after who wrote them, and not written twice.)"""
 
 
 class Book:
@@ -114,6 +116,8 @@ class Store(NamedTuple):
     version: int = 0
     changed: tuple[tuple[str, int], ...] = ()
     dead_books: tuple[tuple[str, Book], ...] = ()
+    dead_version: int = 0
+    dead_changed: tuple[tuple[str, int], ...] = ()
 
     def book(self, group: str) -> Book | None:
         return dict(self.books).get(group)
@@ -194,29 +198,33 @@ class Rig:
 
     def load(self, store: Store, tape: Tape) -> None:
         self.clock.now, self.clock.tape = store.now, tape
-        self._load(self.leases, store.books, store)
-        self._load(self.dead_leases, store.dead_books, store)
+        self._load(self.leases, store.books, store.version, store.changed)
+        self._load(self.dead_leases, store.dead_books, store.dead_version, store.dead_changed)
+        self.leases._marks = dict(store.marks)
         for log, held in ((self.log, store.log), (self.dead_log, store.dead)):
             if held not in self._indexes:
                 self._indexes[held] = CommitIndex(held.files, held.version)
             log._index, log._active, log._numbers = self._indexes[held], set(held.active), dict(held.numbers)
 
     @staticmethod
-    def _load(leases: MemoryLeases, books: Iterable[tuple[str, Book]], store: Store) -> None:
+    def _load(leases: MemoryLeases, books: Iterable[tuple[str, Book]], version: int, changed: Iterable[tuple[str, int]]) -> None:
         leases._ledgers = {group: book.ledger for group, book in books}
-        leases._marks, leases._changed = dict(store.marks), dict(store.changed)
-        leases.notes, leases.events = [{}] * store.version, []
+        leases._changed = dict(changed)
+        leases.notes, leases.events = [{}] * version, []
 
     def save(self, store: Store) -> Store:
         """What is durable now; ``checkpoints`` as they were."""
         books, dead_books = self._saved(self.leases, store.books), self._saved(self.dead_leases, store.dead_books)
         log, dead = self._taken(self.log, store.log), self._taken(self.dead_log, store.dead)
-        version, changed, marks = len(self.leases.notes), self.leases._changed, self.leases._marks
+        marks = self.leases._marks
         if not self.fine:  # nobody holds anything that may be out of date
-            version, changed, marks = 0, {}, {app: (number, 0) for app, (number, _) in marks.items()}
+            marks = {app: (number, 0) for app, (number, _) in marks.items()}
+        store = store._replace(books=books, dead_books=dead_books, log=log, dead=dead, marks=tuple(sorted(marks.items())))
+        if not self.fine:
+            return store
         return store._replace(
-            books=books, dead_books=dead_books, log=log, dead=dead,
-            version=version, changed=tuple(sorted(changed.items())), marks=tuple(sorted(marks.items())),
+            version=len(self.leases.notes), changed=tuple(sorted(self.leases._changed.items())),
+            dead_version=len(self.dead_leases.notes), dead_changed=tuple(sorted(self.dead_leases._changed.items())),
         )  # fmt: skip
 
     def _saved(self, leases: MemoryLeases, before: tuple[tuple[str, Book], ...]) -> tuple[tuple[str, Book], ...]:
@@ -245,6 +253,10 @@ class Rig:
         if held == before:
             return before
         self._indexes.pop(before, None)  # it has grown
+        for file in held.files if log is self.dead_log else ():
+            if file.path not in LETTERS:
+                headers = pq.read_table(log.files.open(file.path), columns=["headers"])["headers"].to_pylist()
+                LETTERS[file.path] = tuple(int(dict(one)["spark_mq.sequence"]) for one in headers)
         return held
 
 
@@ -306,14 +318,17 @@ def deterministic() -> Iterator[None]:
 def stored_key(value: Any, store: Store) -> Hashable:
     """An answer on a tape as part of a state's key."""
     if isinstance(value, spark_mq.leases.Stored):
-        changed, now = dict(store.changed), store.now
-        stale = changed.get(value.group, 0) > value.token
         marked = tuple(app for app, (_, version) in store.marks if version > value.token)
-        return value.group, value.ledger and ledger_key(value.ledger, now), stale, store.version > value.token, marked
+        known = value.ledger is not None and ledger_key(value.ledger, store.now)
+        stale = [
+            (dict(changed).get(value.group, 0) > value.token, version > value.token)
+            for changed, version in ((store.changed, store.version), (store.dead_changed, store.dead_version))
+        ]
+        return value.group, known, tuple(stale), marked
     if isinstance(value, int) and not isinstance(value, bool) and abs(value - BEGIN) < BEGIN // 2:
         return ("at", value - store.now)
     if isinstance(value, CommitIndex):
-        return value.version
+        return len(value.files)
     return value if isinstance(value, Hashable) else repr(value)
 
 

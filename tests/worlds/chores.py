@@ -1,0 +1,94 @@
+"""Who looks after a queue, as programs: sweepers that route and trim, redrivers, and owners who seek and make groups."""
+
+from __future__ import annotations
+
+from spark_mq.dead_letters import route
+from spark_mq.redrive import redrive
+from spark_mq.retention import trim
+from spark_mq.settling import REJECT
+
+from .processes import Context, Proc, Program, Worker
+from .storage import Store
+
+ENDED = "ended"
+
+
+class Chore(Program):
+    """Does one thing, over and over, or ``times`` times."""
+
+    tails = ()
+
+    def __init__(self, name: str, who: int, *, times: int | None = None) -> None:
+        super().__init__(name, who)
+        self.times = times
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        return proc._replace(pc="work", local=() if self.times is None else (("left", self.times),))
+
+    def work(self, ctx: Context) -> str:
+        self.do(ctx)
+        if self.times is None:
+            return "work"
+        ctx.local["left"] -= 1
+        return "work" if ctx.local["left"] else ENDED
+
+    def do(self, ctx: Context) -> None:
+        raise NotImplementedError
+
+
+class Router(Chore):
+    """Sends dead messages to the dead-letter queue."""
+
+    def do(self, ctx: Context) -> None:
+        route(ctx.group())
+
+
+class Redriver(Chore):
+    """Publishes dead letters into their queue again."""
+
+    def do(self, ctx: Context) -> None:
+        redrive(ctx.queue, None, None, False, None)
+
+
+class Trimmer(Chore):
+    """Drops what every group has settled."""
+
+    def do(self, ctx: Context) -> None:
+        trim(ctx.queue)
+
+
+class Seeker(Chore):
+    """Moves the group back to the earliest message there is, or to behind the latest."""
+
+    def __init__(self, name: str, who: int, to: str = "earliest", *, times: int | None = 1) -> None:
+        super().__init__(name, who, times=times)
+        self.to = to
+
+    def do(self, ctx: Context) -> None:
+        ctx.group().seek(self.to)
+        ctx.emit("sought")
+
+
+class Rejecter(Worker):
+    """Rejects all that it gets."""
+
+    def work(self, ctx: Context) -> str:
+        self.settle(ctx, REJECT)
+        return "lease"
+
+
+class Joiner(Worker):
+    """Works for a group of its own, which its first lease makes, at the earliest message."""
+
+    def __init__(self, name: str, who: int, group: str, *, most: int = 9) -> None:
+        super().__init__(name, who, most=most)
+        self.of = group
+
+    def take(self, ctx: Context) -> bool:
+        lease = ctx.group(self.of).lease(self.name, max_messages=self.most)
+        if lease is not None:
+            ctx.local["lease"] = lease.lease_id
+        return lease is not None
+
+    def done(self, ctx: Context) -> None:
+        ctx.group(self.of).ack(ctx.local["lease"])
