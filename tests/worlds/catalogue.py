@@ -58,8 +58,9 @@ def manual(large: bool) -> World:
 
 
 def capped(large: bool) -> World:
-    """No more messages in flight than the group allows, however they fall."""
-    return Delivery([Fickle("v", 1, moves=1), Worker("w", 2)], Bounds(crashes=1 if large else 0, ticks=1), cap=2)
+    """No more messages in flight than the group allows, however they fall; and no lease ends before its margin has passed, too."""
+    bounds = Bounds(crashes=1 if large else 0, ticks=1)
+    return Delivery([Fickle("v", 1, moves=1), Worker("w", 2)], bounds, cap=2, skew=2 * SECOND)
 
 
 def killer(large: bool) -> World:
@@ -113,6 +114,12 @@ def routing(large: bool) -> World:
     return Routed(routers, Bounds(crashes=2 if large else 1), setup=[Rejecter("w", 3)], fine=True, messages=(2,))
 
 
+def routing_goes_on(large: bool) -> World:
+    """Two sweepers route what a worker rejects, one message after the other."""
+    programs = [Router("r", 1), Router("s", 2), Rejecter("w", 3, most=1)]
+    return Routed(programs, Bounds(crashes=1 if large else 0), messages=(3,) if large else (2,))
+
+
 def routing_and_seek(large: bool) -> World:
     """A sweeper routes, its group is sought back meanwhile, and a worker does what is there again."""
     programs = [Router("r", 1), Seeker("o", 2), Worker("w", 3, most=9)]
@@ -141,6 +148,6 @@ WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
         crashes, zombie, company, driver_and_worker, kept_alive, fickle, manual, capped, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, flaky_zombie, plain_sink,
-        routing, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
+        routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
     )
 }  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .kernel import EFFECT, State, Suspend, Tape, Violation, World
+from .kernel import EFFECT, State, Suspend, Tape, Untaped, Violation, World
 from .onlooker import Batch, Notes, Onlooker
 from .processes import IDS, OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
 from .storage import BLOCKED, DEAD, LEASED, ROUTING, SECOND, SETTLED, WAITING, Book, Rig, Store, log_key
@@ -38,13 +38,14 @@ class Delivery(World):
         fine: bool = False,
         must_live: Sequence[int] = (),
         cap: int | None = None,
+        skew: int = 0,
         setup: Sequence[Program] = (),
         retention: str = "7d",
         **settings: Any,
     ) -> None:
-        given: Mapping[str, Any] = {"visibility_timeout": "60s", "clock_skew": 0, "max_delivery_attempts": attempts, "retry_delay": "10s",
+        given: Mapping[str, Any] = {"visibility_timeout": "60s", "clock_skew": skew / SECOND, "max_delivery_attempts": attempts, "retry_delay": "10s",
                                     "max_in_flight": cap, **settings}  # fmt: skip
-        self.programs, self.bounds, self.tick, self.attempts = tuple(programs), bounds, tick, attempts
+        self.programs, self.bounds, self.skew, self.tick, self.attempts = tuple(programs), bounds, skew, tick, attempts
         self.rig = Rig(given, fine=fine, retention=retention)
         self.setup = tuple(setup)
         """Who works, one after the other and until nothing is left, before anything else happens."""
@@ -53,7 +54,7 @@ class Delivery(World):
         self.must_live = tuple(must_live)
         """Messages (by number) that must end acked, whatever happens to the others; others may be dead."""
         self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(
-            self.messages, attempts=attempts, backoff=10 * SECOND, cap=cap
+            self.messages, attempts=attempts, backoff=10 * SECOND, cap=cap, skew=skew
         )
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):
@@ -126,6 +127,10 @@ class Delivery(World):
             store = state.store._replace(now=state.store.now + self.tick)
             yield f"tick:{self.tick // SECOND}s", state._replace(store=store, budget=budget)
 
+        # Where processes are seen in the middle of looking, there is no telling that none has anything to do: time may pass once one died.
+        if self.rig.fine and bounds.crashes < self.bounds.crashes and (passed := self.pass_time(state)) is not None:
+            yield passed
+
     def _unseen(self, state: State) -> int | None:
         """A process whose next step nobody else can see, nor is it any other's business: to look at one order of it and theirs is enough."""
         if self.bounds.takeovers:
@@ -141,7 +146,7 @@ class Delivery(World):
             return "sweep", state._replace(store=swept, notes=self.onlooker.note(state.notes, state.store, swept, events))
         now = state.store.now
         rows = [r for _, book in state.store.books for r in book.rows]
-        waits = [r.expires_at + 1 for r in rows if r.state == LEASED and r.expires_at is not None]
+        waits = [r.expires_at + self.skew + 1 for r in rows if r.state == LEASED and r.expires_at is not None]
         waits += [r.available_at for r in rows if r.state == WAITING and r.available_at is not None]
         later = [at for at in waits if at > now]
         return (f"pass:{(min(later) - now) / SECOND:g}s", state._replace(store=state.store._replace(now=min(later)))) if later else None
@@ -208,7 +213,7 @@ class Delivery(World):
 
     def _extend_now(self, at: int, proc: Proc, store: Store) -> tuple[Store, tuple[Event, ...]]:
         """What extends a driver's lease in the background, once."""
-        program, tape = self.programs[at], Tape((), self.rig.fine, ())
+        program, tape = self.programs[at], Untaped()
         assert isinstance(program, Driver)
         self.rig.load(store, tape)
         ctx = Context(self.rig, tape, proc, store)
@@ -216,7 +221,7 @@ class Delivery(World):
         return self.rig.save(store), tuple(ctx.events)
 
     def _sweep_now(self, store: Store) -> tuple[Store, tuple[Event, ...]]:
-        tape = Tape((), self.rig.fine, ())
+        tape = Untaped()
         self.rig.load(store, tape)
         ctx = Context(self.rig, tape, Proc(), store)
         for name in ctx.queue.groups():
@@ -298,8 +303,8 @@ class Routed(Delivery):
     """It is not enough that a message is dead: it is to be in the dead-letter queue."""
 
     def finished(self, state: State) -> bool:
-        view = state.store.book("g").view(self.messages)
-        return all(row is not None and row.state == SETTLED for row in view)
+        book = state.store.book("g")
+        return book is not None and all(row is not None and row.state == SETTLED for row in book.view(self.messages))
 
 
 class Redriven(Delivery):

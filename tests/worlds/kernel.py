@@ -94,6 +94,16 @@ class Tape:
         return int(self.call(CHOICE, pick))
 
 
+class Untaped(Tape):
+    """Of an operation that is over in one step, whatever it asks."""
+
+    def __init__(self) -> None:
+        super().__init__((), False, ())
+
+    def call(self, kind: str, do: Callable[[], Any]) -> Any:
+        return do()
+
+
 class State(NamedTuple):
     store: Any
     procs: tuple[Any, ...]

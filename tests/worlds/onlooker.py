@@ -195,6 +195,8 @@ class _Noting:
             row = self._before(at)
             if self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
                 raise Violation(f"{verb} of message {at} by {lease} is refused, though nobody has leased it since")
+            if row is not None and row.state == SETTLED and at not in self.excused:
+                raise Violation(f"{verb} of message {at} by {lease} is refused, though it is settled already")
 
     def extended(self, lease: str) -> None:
         """Its holder may rely on what the ledger says now."""

@@ -34,15 +34,13 @@ from .kernel import EFFECT, FREE, READ, Tape
 
 SECOND = 1_000_000
 BEGIN = 1_000_000 * SECOND
+MARGIN = 5 * SECOND
+"""More than any clock_skew: a deadline that is past by less is not over yet."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 UNREAD, SETTLED, WAITING, LEASED, DEAD, BLOCKED, ROUTING = "unread", "settled", "waiting", "leased", "dead", "blocked", "routing"
 
 _INSTANTS = ("expires_at", "available_at", "leased_at", "first_leased_at", "first_failed_at")
-
-
-LETTERS: dict[str, tuple[int, ...]] = {}
-"""By file of the dead-letter queue: the messages that it holds. (Files are named after who wrote them, and not written twice.)"""
 
 
 class Book:
@@ -75,13 +73,14 @@ class Book:
             past: dict[int, int] = {}
             texts: dict[str, int] = {}
 
-            def instant(at: int | None) -> Hashable:
-                return at if at is None else at - now if at > now else (past.setdefault(at, len(past)),)
+            def instant(at: int | None, margin: int) -> Hashable:
+                return at if at is None else at - now if at > now - margin else (past.setdefault(at, len(past)),)
 
             rows = tuple(
                 (
                     r.first, r.last, r.state, r.lease_id, r.worker_id, r.lease_size, r.delivery_count, r.failure_count, r.suspect, r.reason,
-                    None if r.error is None else texts.setdefault(r.error, len(texts)), *(instant(getattr(r, name)) for name in _INSTANTS),
+                    None if r.error is None else texts.setdefault(r.error, len(texts)), 
+                    *(instant(getattr(r, name), MARGIN if name == "expires_at" else 0) for name in _INSTANTS),
                 )
                 for r in self.rows
             )  # fmt: skip
@@ -98,6 +97,8 @@ class Log(NamedTuple):
     version: int = 0
     numbers: tuple[tuple[str, Any], ...] = ()
     active: frozenset[str] = frozenset()
+    letters: tuple[tuple[int, ...], ...] = ()
+    """Of a dead-letter queue, by file: the messages whose letters it holds."""
 
     @property
     def messages(self) -> tuple[int, ...]:
@@ -124,7 +125,7 @@ class Store(NamedTuple):
 
     def dead_sequences(self) -> tuple[int, ...]:
         """The messages that the dead-letter queue holds, as often as it does."""
-        return tuple(m for f in self.dead.files for m in LETTERS[f.path])
+        return tuple(m for file in self.dead.letters for m in file)
 
 
 class Clock:
@@ -246,18 +247,20 @@ class Rig:
         return self._books[key]
 
     def _taken(self, log: MemoryLog, before: Log) -> Log:
-        held = Log(
-            tuple(log._index.files), log._index.version,
-            tuple(sorted((app, (number, None)) for app, (number, _) in log._numbers.items())), frozenset(log._active),
-        )  # fmt: skip
+        files = tuple(log._index.files)
+        letters = before.letters
+        if log is self.dead_log:
+            letters += tuple(self._letters(file.path) for file in files[len(letters) :])
+        numbers = tuple(sorted((app, (number, None)) for app, (number, _) in log._numbers.items()))
+        held = Log(files, log._index.version, numbers, frozenset(log._active), letters)
         if held == before:
             return before
         self._indexes.pop(before, None)  # it has grown
-        for file in held.files if log is self.dead_log else ():
-            if file.path not in LETTERS:
-                headers = pq.read_table(log.files.open(file.path), columns=["headers"])["headers"].to_pylist()
-                LETTERS[file.path] = tuple(int(dict(one)["spark_mq.sequence"]) for one in headers)
         return held
+
+    def _letters(self, path: str) -> tuple[int, ...]:
+        headers = pq.read_table(self.dead_log.files.open(path), columns=["headers"])["headers"].to_pylist()
+        return tuple(int(dict(one)["spark_mq.sequence"]) for one in headers)
 
 
 class _All(set):  # type: ignore[type-arg]

@@ -1,0 +1,161 @@
+"""Each mutant takes one rule of DESIGN sections 3, 4, 6, 7 or 8 out of the product; some world must fail without it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from spark_mq import dead_letters, draft, group, ledger, moving, redrive, retention, selection, settling, stream
+from spark_mq.spark import foreach, owners
+
+from . import processes
+from .storage import IDS
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``function``, with ``old`` in its source replaced by ``new``."""
+
+    section: str
+    rule: str
+    function: Any
+    old: str
+    new: str
+    world: str
+    """One that fails without the rule."""
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        function = self.function
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.old) == 1, f"{self.rule}: {function.__qualname__} has changed, and {self.old!r} is not in it once"
+        names = function.__globals__
+        made: dict[str, Any] = {}
+        exec(compile("from __future__ import annotations\n" + source.replace(self.old, self.new), function.__code__.co_filename, "exec"),
+             names | {"IDS": IDS}, made)  # fmt: skip
+        # The very function that all others call: its code alone is changed, wherever it has been imported to.
+        code = function.__code__
+        function.__code__ = made[function.__name__].__code__.replace(co_freevars=code.co_freevars)
+        try:
+            yield
+        finally:
+            function.__code__ = code
+
+
+FLAKY = """    if bad:
+        lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
+    write(ctx, batch, lease, rows)
+"""
+FLAKY_LATE = """    write(ctx, batch, lease, rows)
+    if bad:
+        lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
+"""
+
+LEDGER, SOURCE, SETTLING, LETTERS, TRIM = "4", "6", "7", "8", "3"
+
+ALL = [
+    # -- section 4: the ledger
+    Mutant(LEDGER, "a lease past its deadline expires", ledger.fold, "now - rules.clock_skew", "0", "manual"),
+    Mutant(LEDGER, "no lease expires before its deadline", ledger.fold, "now - rules.clock_skew", "now + 30_000_000", "kept_alive"),
+    Mutant(LEDGER, "nor before the margin for clocks has passed, too", ledger.fold, "now - rules.clock_skew", "now", "capped"),
+    Mutant(LEDGER, "an operation never folds the lease that it names", ledger.fold, "if kept:", "if False:", "fickle"),
+    Mutant(LEDGER, "a lease is counted", selection._leased, "r.delivery_count + 1", "r.delivery_count", "crashes"),
+    Mutant(LEDGER, "what waits is leased when it is due", selection._due, "pc.int64()), by)", "pc.int64()), by + 10**12)", "raiser"),
+    Mutant(LEDGER, "suspects are isolated, alone at last", selection.isolation_size, "return max(1, min(limit, int(limit**exponent + 1e-9)))",
+           "return limit", "killer"),
+    Mutant(LEDGER, "of suspects, a lease holds a piece of one range", selection.lease, "_take(draft, [row], size,",
+           "_take(draft, waiting[SUSPECT], size,", "killer"),
+    Mutant(LEDGER, "suspects go apart from the rest", selection._due, "clear = pc.and_(due, pc.invert(suspect))", "clear = due", "killer"),
+    Mutant(LEDGER, "last attempts go apart from the rest", selection._due, "REST: ledger.where(pc.and_(clear, pc.invert(last)))",
+           "REST: ledger.where(clear)", "flaky_verdicts"),
+    Mutant(LEDGER, "the kinds take turns", selection.lease, "turn=KINDS[(KINDS.index(kind) + 1) % len(KINDS)]", "turn=SUSPECT", "immortal"),
+    Mutant(LEDGER, "without a limit, suspects take turns", selection.lease, "if attempts is not None else", "if True else", "immortal"),
+    Mutant(LEDGER, "what waits comes before what is unread", selection.lease, "_take(draft, waiting[kind], limit,",
+           "_take(draft, waiting[kind] if kind != REST else [], limit,", "capped"),
+    Mutant(LEDGER, "max_in_flight cuts a lease to what fits", selection.lease, "if rules.max_in_flight is not None:", "if False:", "capped"),
+    Mutant(LEDGER, "expiry makes suspect", ledger._expired, "suspect=True", "suspect=r.suspect", "capped"),
+    Mutant(LEDGER, "what expired may be settled late", ledger._expired, "back, lease_id=r.lease_id", "back, lease_id=None", "fickle"),
+    Mutant(LEDGER, "what expired is due at once", ledger._expired, "to_waiting(r, at, error)", "to_waiting(r, at + 10**10, error)", "capped"),
+    Mutant(LEDGER, "no more deliveries than max_delivery_attempts", ledger.final, "r.delivery_count >= rules.max_delivery_attempts",
+           "r.delivery_count > rules.max_delivery_attempts", "killer"),
+    Mutant(LEDGER, "only the owner settles", settling._Settling._holds, "and r.lease_id == self.wanted.lease_id", "", "fickle"),
+    Mutant(LEDGER, "a late settle counts", settling._Settling._holds, "(LEASED, WAITING)", "(LEASED,)", "fickle"),
+    Mutant(LEDGER, "a nack gives up the lease's claim", settling._nacked, "suspect=not by_name)",
+           "suspect=not by_name, lease_id=r.lease_id)", "capped"),
+    Mutant(LEDGER, "a late release gives up the lease's claim", settling._Settling.apply, "replace(r, lease_id=None,",
+           "replace(r, lease_id=r.lease_id,", "fickle"),
+    Mutant(LEDGER, "a nack of the whole lease makes suspect", settling._nacked, "suspect=not by_name)", "suspect=False)", "raiser"),
+    Mutant(LEDGER, "a nack by name does not", settling._nacked, "suspect=not by_name)", "suspect=True)", "flaky_verdicts"),
+    Mutant(LEDGER, "nacks back off", settling._nacked, "rules.delay(r.failure_count, wanted.jitter) if fresh else 0", "0", "raiser"),
+    Mutant(LEDGER, "what is released is not counted", settling._released, "count = r.delivery_count - 1", "count = r.delivery_count", "capped"),
+    Mutant(LEDGER, "a release restores no older lease id", settling._released, "replace(back,", "replace(back, lease_id=r.lease_id,", "capped"),
+    Mutant(LEDGER, "what is rejected is dead, not done", settling._Settling.apply,
+           "past_limit(r, self.rules, self.wanted.reason, self.wanted.error, blocks=False)", "r.settled()", "rejecter"),
+    Mutant(LEDGER, "an extension revives what has expired", settling.extend, "if r.state == WAITING:", "if False:", "fickle"),
+    Mutant(LEDGER, "an extension never shortens", settling.extend, "max(expires_at, r.expires_at or 0)", "expires_at", "capped"),
+    Mutant(LEDGER, "what is settled already is a no-op", settling._Settling._cut, "if r.state == SETTLED:", "if False:", "fickle"),
+    Mutant(LEDGER, "neighbours that are alike are one range", draft.Draft._merge, "elif out and out[-1][0].alike(piece):", "elif False:", "flaky_verdicts"),
+    Mutant(LEDGER, "what is settled at the start lies below the floor", draft.Draft.finish, "elif merged and merged[0].state == SETTLED:",
+           "elif False:", "crashes"),
+    # -- section 6: the source
+    Mutant(SOURCE, "a replay never leases anew", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
+    Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan, "self.replay(stream, n)",
+           "(lambda plan: plan if plan.slices else self._anew(stream, n))(self.replay(stream, n))", "crashes"),
+    Mutant(SOURCE, "a replay takes over what its batch holds", ledger.held_by_batch, "return ledger", "return [] and ledger", "crashes"),
+    Mutant(SOURCE, "a replay counts as a delivery", ledger.take_over, "r.delivery_count + 1", "r.delivery_count", "crashes"),
+    Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", stream.StreamSource.replay, "if got[2] else None",
+           "if got[0] else None", "zombie"),
+    Mutant(SOURCE, "a lease is refused once the batch was leased or replayed", stream.StreamSource.lease, "stream, n, 2 * n)",
+           "stream, n, 2 * n + 2)", "zombie"),
+    Mutant(SOURCE, "a replay is refused once a later batch was leased", stream.StreamSource.replay, "stream, n, 2 * n + 2)",
+           "stream, n, 10**9)", "zombie"),
+    Mutant(SOURCE, "a batch is replayed once", stream.StreamSource.replay, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
+    Mutant(SOURCE, "no innocent has its last attempt in company", ledger.take_over,
+           "(crowded and _is_last(r, rules, 1) and not _own_failure(r))", "False", "killer"),
+    Mutant(SOURCE, "what failed by itself stays in the replay", ledger.take_over, " and not _own_failure(r)", "", "flaky_zombie"),
+    Mutant(SOURCE, "no replay delivers past the limit", ledger.take_over, "_is_last(r, rules, 0)", "False", "killer"),
+    Mutant(SOURCE, "what a replay gives back is suspect", ledger.give_back, "suspect=True", "suspect=r.suspect", "killer"),
+    Mutant(SOURCE, "what a replay gives back has no lease id", ledger.give_back, "suspect=True", "suspect=True, lease_id=r.lease_id", "killer"),
+    Mutant(SOURCE, "partitions gives the same answer again", stream.StreamSource.plan, "if key not in self._planned:", "if True:", "crashes"),
+    Mutant(SOURCE, "a batch is acked only once Spark asks for what follows", stream.StreamSource._done, "p[1] <= upto", "p[1] <= upto + 1", "crashes"),
+    Mutant(SOURCE, "a driver acks no successor's lease", stream.StreamSource._done, "(self._first or p[2] == self.runner)", "True", "zombie"),
+    Mutant(SOURCE, "a driver acks at its start what its predecessors left", stream.StreamSource._done,
+           "(self._first or p[2] == self.runner)", "p[2] == self.runner", "crashes"),
+    Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "if self.options.ack_on_commit else []", "", "manual"),
+    Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "spare=REPLAY_SPARE", "spare=0", "crashes"),
+    Mutant(SOURCE, "a replay does not fold what it takes over", stream.StreamSource._acked, "[*done, *keep]", "done", "crashes"),
+    # -- section 7: settling from foreachBatch
+    Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.Owners.check,
+           "if holders or mark > self._marks.get(lease_id, 2 * n + 1):", "if False:", "flaky_zombie"),
+    Mutant(SETTLING, "a sink's transaction is the stream, never a constant", foreach.BatchLease.delta_options.fget,
+           '"txnAppId": parts[0]', '"txnAppId": "app"', "company"),
+    Mutant(SETTLING, "and n, which never repeats", foreach.BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
+    Mutant(SETTLING, "what is settled is the lease minus the failures", foreach.ForEachBatch._run, "settles = self._said(returned, lease)",
+           "settles = []", "returner"),
+    Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run, 'if self.policy.ack == "first":', "if True:", "crashes"),
+    Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", processes.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
+    # -- section 8: dead letters
+    Mutant(LETTERS, "a sweeper finishes the routing ids that it finds", dead_letters.route, "in _unfinished(group):", "in ():", "routing"),
+    Mutant(LETTERS, "each routing has a new id", dead_letters.route, 'f"routing-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
+    Mutant(LETTERS, "a race for a routing id is refused", dead_letters._finish, "mark=(routing_id, 1),", "", "routing"),
+    Mutant(LETTERS, "it looks at the mark before it publishes", dead_letters._finish, "and dead_log.last_number(routing_id) is None", "", "routing"),
+    Mutant(LETTERS, "dead letters are published before they are settled", dead_letters._finish, "if frozen and", "if not frozen and", "routing_and_seek"),
+    Mutant(LETTERS, "a routing id settles its own alone", ledger.routed, 'pc.equal(ledger.column("lease_id"), routing_id)', "True", "routing_goes_on"),
+    Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.select(ledger.where(ledger.is_state(ROUTING)))", "[]", "routing_and_seek"),
+    Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "for redrive_id in _unfinished(dead)", "for redrive_id in ()", "redriving"),
+    Mutant(LETTERS, "a race for a redrive is refused", redrive._finish, "mark=(redrive_id, 1), ", "", "redriving"),
+    Mutant(LETTERS, "each redrive has an id of its own", redrive._redrive, 'f"redrive-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
+    # -- section 3: trims
+    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(_oldest_floor(queue), ", "max(-1, ", "trim_and_seek"),
+    Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim, "whole_table=True", "whole_table=False", "trim_and_new_group"),
+    Mutant(TRIM, "so is making a group", group.ConsumerGroup.ensure, "whole_table=True", "whole_table=False", "trim_and_new_group"),
+    Mutant(TRIM, "so is a seek", group.ConsumerGroup.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
+    Mutant(TRIM, "a new group starts above the horizon", group.ConsumerGroup.ensure,
+           "max(self._position(index, self.start) - 1, self.queue.horizon())", "self._position(index, self.start) - 1", "trim_and_new_group"),
+    Mutant(TRIM, "a seek ends above the horizon", group.ConsumerGroup.seek,
+           "max(self._position(index, target), self.queue.horizon() + 1)", "self._position(index, target)", "trim_and_seek"),
+]  # fmt: skip
