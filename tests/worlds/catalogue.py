@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .chores import Joiner, Redriver, Rejecter, Router, Seeker, Trimmer
 from .delivery import Bounds, Delivery, Redriven, Routed, Trimmed
 from .kernel import World
-from .processes import SECOND, Driver, Fickle, Poison, Worker, flaky
+from .processes import SECOND, Driver, Fickle, Poison, Worker, failing, flaky, releases
 
 
 def _pair(handler: object = "good", **options: int) -> list[Driver]:
@@ -19,7 +19,8 @@ def _pair(handler: object = "good", **options: int) -> list[Driver]:
 
 def crashes(large: bool) -> World:
     """One driver, which dies between any two steps, more than once; and time passes."""
-    return Delivery([Driver("A", 1, 0, max_messages=2)], Bounds(crashes=3 if large else 2, ticks=2 if large else 1))
+    bounds = Bounds(crashes=3 if large else 2, ticks=2 if large else 1)
+    return Delivery([Driver("A", 1, 0, max_messages=2)], bounds, most=None if large else 8_000)
 
 
 def zombie(large: bool) -> World:
@@ -70,7 +71,13 @@ def killer(large: bool) -> World:
 
 def immortal(large: bool) -> World:
     """A message that kills its driver for ever, in a group without a limit of attempts: the others must get through all the same."""
-    return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], Bounds(crashes=1 if large else 0), attempts=None, must_live=(0, 2))
+    return Delivery(
+        [Driver("A", 1, 0, Poison(1, "kill"))],
+        Bounds(crashes=1 if large else 0),
+        attempts=None,
+        must_live=(0, 2),
+        most=None if large else 500,
+    )
 
 
 def killer_and_crashes(large: bool) -> World:
@@ -101,6 +108,16 @@ def flaky_verdicts(large: bool) -> World:
 def flaky_zombie(large: bool) -> World:
     """The same, of a driver that stands still while another takes over."""
     return Delivery(_pair(flaky, max_messages=2), Bounds(crashes=1 if large else 0, takeovers=1), messages=(3,) if large else (2,))
+
+
+def failing_batches(large: bool) -> World:
+    """A handler that fails as a whole, now and then, before it has written anything."""
+    return Delivery([Driver("A", 1, 0, failing)], Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
+
+
+def releasing(large: bool) -> World:
+    """A handler that gives its lease back, now and then: as if it had never been leased, or not replayed."""
+    return Delivery([Driver("A", 1, 0, releases)], Bounds(crashes=3), messages=(3,) if large else (2,))
 
 
 def plain_sink(large: bool) -> World:
@@ -147,7 +164,7 @@ def trim_and_seek(large: bool) -> World:
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
-        crashes, zombie, company, driver_and_worker, kept_alive, fickle, manual, capped, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, flaky_zombie, plain_sink,
+        crashes, zombie, company, driver_and_worker, kept_alive, fickle, manual, capped, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, flaky_zombie, failing_batches, releasing, plain_sink,
         routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
     )
 }  # fmt: skip

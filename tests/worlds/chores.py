@@ -44,10 +44,10 @@ class Router(Chore):
 
 
 class Redriver(Chore):
-    """Publishes dead letters into their queue again."""
+    """Publishes dead letters into their queue again, one at a time."""
 
     def do(self, ctx: Context) -> None:
-        redrive(ctx.queue, None, None, False, None)
+        redrive(ctx.queue, None, 1, False, None)
 
 
 class Trimmer(Chore):

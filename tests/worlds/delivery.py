@@ -41,6 +41,7 @@ class Delivery(World):
         skew: int = 0,
         setup: Sequence[Program] = (),
         retention: str = "7d",
+        most: int | None = None,
         **settings: Any,
     ) -> None:
         given: Mapping[str, Any] = {"visibility_timeout": "60s", "clock_skew": skew / SECOND, "max_delivery_attempts": attempts, "retry_delay": "10s",
@@ -51,6 +52,7 @@ class Delivery(World):
         """Who works, one after the other and until nothing is left, before anything else happens."""
         self.log = self.rig.publish(*([f"m{n}" for n in range(count)] for count in messages))
         self.messages = self.log.messages
+        self.most = most
         self.must_live = tuple(must_live)
         """Messages (by number) that must end acked, whatever happens to the others; others may be dead."""
         self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(

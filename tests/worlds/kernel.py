@@ -115,6 +115,9 @@ class State(NamedTuple):
 class World:
     """What :func:`explore` needs to know of a world."""
 
+    most: int | None = None
+    """More states than it can have, if all is well."""
+
     def begin(self) -> State:
         raise NotImplementedError
 
@@ -151,12 +154,11 @@ class Explored:
     transitions: int = 0
     finished: int = 0
     depth: int = 0
-    complete: bool = True
     labels: dict[str, int] = field(default_factory=dict)
     """How often each kind of step was taken: what is never taken is not looked at."""
 
 
-def explore(world: World, most: int = 2_000_000) -> Explored:
+def explore(world: World) -> Explored:
     """Visits every state. Raises Violation where a promise is broken, or some message can never finish from there."""
     begin = world.begin()
     ids: dict[Hashable, int] = {world.key(begin): 0}
@@ -192,9 +194,8 @@ def explore(world: World, most: int = 2_000_000) -> Explored:
 
     while queue:
         at, state = queue.popleft()
-        if len(parents) > most:
-            found.complete = False
-            break
+        if world.most is not None and len(parents) > world.most:
+            raise Violation(f"there are more than {world.most} states: something goes on for ever", way(at))
         if world.finished(state):
             done.append(at)
             if world.over(state):
@@ -211,8 +212,7 @@ def explore(world: World, most: int = 2_000_000) -> Explored:
         except Violation as violation:
             raise Violation(violation.what, [*way(at), *violation.way, world.tell(state)]) from violation
     found.states, found.finished, found.depth = len(parents), len(done), max(depths)
-    if found.complete:
-        _all_can_finish(back, done, way)
+    _all_can_finish(back, done, way)
     return found
 
 

@@ -39,7 +39,8 @@ class Mutant:
              names | {"IDS": IDS}, made)  # fmt: skip
         # The very function that all others call: its code alone is changed, wherever it has been imported to.
         code = function.__code__
-        function.__code__ = made[function.__name__].__code__.replace(co_freevars=code.co_freevars)
+        changed = made[function.__name__]
+        function.__code__ = (changed.fget if isinstance(changed, property) else changed).__code__
         try:
             yield
         finally:
@@ -64,7 +65,7 @@ ALL = [
     Mutant(LEDGER, "nor before the margin for clocks has passed, too", ledger.fold, "now - rules.clock_skew", "now", "capped"),
     Mutant(LEDGER, "an operation never folds the lease that it names", ledger.fold, "if kept:", "if False:", "fickle"),
     Mutant(LEDGER, "a lease is counted", selection._leased, "r.delivery_count + 1", "r.delivery_count", "crashes"),
-    Mutant(LEDGER, "what waits is leased when it is due", selection._due, "pc.int64()), by)", "pc.int64()), by + 10**12)", "raiser"),
+    Mutant(LEDGER, "what waits is leased when it is due", selection._due, "pa.int64()), by)", "pa.int64()), by + 10**12)", "raiser"),
     Mutant(LEDGER, "suspects are isolated, alone at last", selection.isolation_size, "return max(1, min(limit, int(limit**exponent + 1e-9)))",
            "return limit", "killer"),
     Mutant(LEDGER, "of suspects, a lease holds a piece of one range", selection.lease, "_take(draft, [row], size,",
@@ -104,7 +105,7 @@ ALL = [
     # -- section 6: the source
     Mutant(SOURCE, "a replay never leases anew", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
     Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan, "self.replay(stream, n)",
-           "(lambda plan: plan if plan.slices else self._anew(stream, n))(self.replay(stream, n))", "crashes"),
+           "(self.replay if rules_of.held_by_batch(self.group.ledger(), f'{stream}/{n}/') else self.lease)(stream, n)", "crashes"),
     Mutant(SOURCE, "a replay takes over what its batch holds", ledger.held_by_batch, "return ledger", "return [] and ledger", "crashes"),
     Mutant(SOURCE, "a replay counts as a delivery", ledger.take_over, "r.delivery_count + 1", "r.delivery_count", "crashes"),
     Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", stream.StreamSource.replay, "if got[2] else None",
@@ -115,18 +116,18 @@ ALL = [
            "stream, n, 10**9)", "zombie"),
     Mutant(SOURCE, "a batch is replayed once", stream.StreamSource.replay, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
     Mutant(SOURCE, "no innocent has its last attempt in company", ledger.take_over,
-           "(crowded and _is_last(r, rules, 1) and not _own_failure(r))", "False", "killer"),
+           "(crowded and _is_last(r, rules, 1) and not _own_failure(r))", "False", "releasing"),
     Mutant(SOURCE, "what failed by itself stays in the replay", ledger.take_over, " and not _own_failure(r)", "", "flaky_zombie"),
-    Mutant(SOURCE, "no replay delivers past the limit", ledger.take_over, "_is_last(r, rules, 0)", "False", "killer"),
+    Mutant(SOURCE, "no replay delivers past the limit", ledger.take_over, "_is_last(r, rules, 0)", "False", "flaky_verdicts"),
     Mutant(SOURCE, "what a replay gives back is suspect", ledger.give_back, "suspect=True", "suspect=r.suspect", "killer"),
     Mutant(SOURCE, "what a replay gives back has no lease id", ledger.give_back, "suspect=True", "suspect=True, lease_id=r.lease_id", "killer"),
     Mutant(SOURCE, "partitions gives the same answer again", stream.StreamSource.plan, "if key not in self._planned:", "if True:", "crashes"),
     Mutant(SOURCE, "a batch is acked only once Spark asks for what follows", stream.StreamSource._done, "p[1] <= upto", "p[1] <= upto + 1", "crashes"),
     Mutant(SOURCE, "a driver acks no successor's lease", stream.StreamSource._done, "(self._first or p[2] == self.runner)", "True", "zombie"),
     Mutant(SOURCE, "a driver acks at its start what its predecessors left", stream.StreamSource._done,
-           "(self._first or p[2] == self.runner)", "p[2] == self.runner", "crashes"),
+           "(self._first or p[2] == self.runner)", "p[2] == self.runner", "plain_sink"),
     Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "if self.options.ack_on_commit else []", "", "manual"),
-    Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "spare=REPLAY_SPARE", "spare=0", "crashes"),
+    Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "spare=REPLAY_SPARE", "spare=0", "failing_batches"),
     Mutant(SOURCE, "a replay does not fold what it takes over", stream.StreamSource._acked, "[*done, *keep]", "done", "crashes"),
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.Owners.check,

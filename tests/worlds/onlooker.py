@@ -125,6 +125,8 @@ class _Noting:
         self.given, self.trouble = set(notes.given), set(notes.trouble)
         self.passed, self.excused = notes.passed, set(notes.excused)
         self.released: set[int] = set()
+        self.touched: set[int] = set()
+        """What has been settled in this step."""
         book = after.book(onlooker.group)
         self.view = book.view(onlooker.messages) if book else (None,) * len(onlooker.messages)
 
@@ -177,6 +179,7 @@ class _Noting:
     def settle(self, verb: str, lease: str, named: bool, delay: int | None, ranges: Any, lost: Any) -> None:
         """A settle, and what came of it."""
         for at in self._in(ranges):
+            self.touched.add(at)
             if self.holder[at] != lease:
                 raise Violation(f"{verb} of message {at} by {lease} counts, but it was granted to {self.holder[at]} since")
             if (lease, at) in self.given:
@@ -260,6 +263,9 @@ class _Noting:
                 self._granted(at, a, b)
                 granted.append(at)
             elif a is not None and a.state == LEASED and (b is None or b.state != LEASED):
+                over = b is None or b.state == SETTLED or at in self.touched or self._replayed(str(a.lease_id))
+                if not over and (a.expires_at or 0) + self.onlooker.skew >= self.now:
+                    raise Violation(f"message {at} is taken from {a.lease_id} before its deadline: {b}")
                 self._ended(at, a, b)
             elif a is not None and b is not None and b.state == LEASED and (b.expires_at or 0) < (a.expires_at or 0):
                 raise Violation(f"message {at}: an extension moves the deadline back, from {a.expires_at} to {b.expires_at}")
@@ -348,6 +354,9 @@ class _Noting:
             return
         if took_suspect and len({(old[at].first, old[at].suspect) for at in granted if old[at] is not None}) > 1:  # type: ignore[union-attr]
             raise Violation(f"a lease mixes suspects with others: {[old[at] for at in granted]}")
+        lasts = [self._on_last_attempt(old[at], str(self.view[at].lease_id)) for at in granted]  # type: ignore[union-attr]
+        if not took_suspect and any(lasts) and not all(lasts):
+            raise Violation(f"a lease mixes last attempts with others: {[old[at] for at in granted]}")
         passed = list(self.passed)
         for kind in (0, 1):
             waits = any(due(r) and (r is not None and r.suspect) == (kind == 0) for r in old)
@@ -356,6 +365,13 @@ class _Noting:
         if max(passed) > 2:
             raise Violation(f"{'suspects' if passed[0] > 2 else 'others than suspects'} were due, and three leases have passed them over")
         self.passed = (passed[0], passed[1])
+
+    def _on_last_attempt(self, r: Range | None, lease: str) -> bool:
+        """Of a stream's lease: the last but one, for one is kept for a replay."""
+        attempts = self.onlooker.attempts
+        if r is None or attempts is None:
+            return False
+        return 0 < r.delivery_count >= attempts - 1 - (lease_stream(lease) is not None)
 
 
 def _check_form(book: Book) -> None:

@@ -231,6 +231,14 @@ def failing(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     write(ctx, batch, lease, batch.sequences)
 
 
+def releases(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+    """Gives the lease back, now and then, before it has written anything."""
+    if ctx.choose(2):
+        ctx.group().release(batch.lease_id)
+        return
+    write(ctx, batch, lease, batch.sequences)
+
+
 class Poison:
     """A handler that cannot do with one message.
 
@@ -495,4 +503,4 @@ class Fickle(Worker):
 
 
 __all__ = ["CHOICE", "IDLE", "IDS", "OFF", "SECOND", "Alive", "Checkpoint", "Context", "Driver", "Event", "Fickle", "Lease", "Poison", "Proc",
-           "Program", "Worker", "failing", "flaky", "flaky_returned", "frame_verdicts", "good"]  # fmt: skip
+           "Program", "Worker", "failing", "flaky", "flaky_returned", "frame_verdicts", "good", "releases"]  # fmt: skip

@@ -25,5 +25,4 @@ def _same_each_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_no_interleaving_breaks_a_promise(name: str, request: pytest.FixtureRequest) -> None:
     found = explore(WORLDS[name](request.config.getoption("--large-worlds")))
     print(f"{name}: {found}")
-    assert found.complete
     assert found.finished
