@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .chores import Joiner, Redriver, Rejecter, Router, Seeker, Trimmer
 from .delivery import Bounds, Delivery, Redriven, Routed, Trimmed
 from .kernel import World
-from .processes import SECOND, Driver, Fickle, Poison, Worker, failing, flaky, releases
+from .processes import SECOND, Driver, Fickle, Poison, Worker, failing, flaky, refuses, releases
 
 
 def _pair(handler: object = "good", **options: int) -> list[Driver]:
@@ -26,6 +26,11 @@ def crashes(large: bool) -> World:
 def zombie(large: bool) -> World:
     """A driver stands still, another takes over, and both go on."""
     return Delivery(_pair(max_messages=2), Bounds(crashes=1, takeovers=2 if large else 1, ticks=1 if large else 0))
+
+
+def zombie_and_crashes(large: bool) -> World:
+    """A driver is refused by its successor while it works, and both die."""
+    return Delivery(_pair(refuses), Bounds(crashes=2, takeovers=2 if large else 1), messages=(1,))
 
 
 def company(large: bool) -> World:
@@ -52,6 +57,18 @@ def fickle(large: bool) -> World:
     return Delivery(workers, Bounds(crashes=0, ticks=2 if large else 1), messages=(3,) if large else (2,))
 
 
+def apart(large: bool) -> World:
+    """A worker that lets messages expire one by one, and one that takes many at a time: no two suspect ranges go together."""
+    workers = [Fickle("v", 1, most=1, moves=2, verbs=("leave",)), Worker("w", 2, most=3)]
+    return Delivery(workers, Bounds(crashes=1 if large else 0), attempts=5)
+
+
+def last_attempts(large: bool) -> World:
+    """A worker that nacks messages one by one, and one that takes many at a time: last attempts go among themselves."""
+    workers = [Fickle("v", 1, most=1, moves=2, verbs=("nack one",)), Worker("w", 2, most=3)]
+    return Delivery(workers, Bounds(crashes=1 if large else 0, ticks=1), attempts=2, tick=11 * SECOND)
+
+
 def manual(large: bool) -> World:
     """Only what the handler acks itself counts; the rest expires, comes again, and is dead at last."""
     programs = [Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack_on_commit=False)]
@@ -72,7 +89,7 @@ def killer(large: bool) -> World:
 def immortal(large: bool) -> World:
     """A message that kills its driver for ever, in a group without a limit of attempts: the others must get through all the same."""
     return Delivery(
-        [Driver("A", 1, 0, Poison(1, "kill"))],
+        [Driver("A", 1, 0, Poison(1, "kill"), max_messages=2)],
         Bounds(crashes=1 if large else 0),
         attempts=None,
         must_live=(0, 2),
@@ -110,6 +127,11 @@ def flaky_zombie(large: bool) -> World:
     return Delivery(_pair(flaky, max_messages=2), Bounds(crashes=1 if large else 0, takeovers=1), messages=(3,) if large else (2,))
 
 
+def refusing(large: bool) -> World:
+    """A handler that nacks a whole batch by name, now and then, so that several are on their last attempt together."""
+    return Delivery([Driver("A", 1, 0, refuses)], Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
+
+
 def failing_batches(large: bool) -> World:
     """A handler that fails as a whole, now and then, before it has written anything."""
     return Delivery([Driver("A", 1, 0, failing)], Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
@@ -117,7 +139,7 @@ def failing_batches(large: bool) -> World:
 
 def releasing(large: bool) -> World:
     """A handler that gives its lease back, now and then: as if it had never been leased, or not replayed."""
-    return Delivery([Driver("A", 1, 0, releases)], Bounds(crashes=3), messages=(3,) if large else (2,))
+    return Delivery([Driver("A", 1, 0, releases)], Bounds(crashes=3 if large else 2), messages=(2,))
 
 
 def plain_sink(large: bool) -> World:
@@ -164,7 +186,8 @@ def trim_and_seek(large: bool) -> World:
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
-        crashes, zombie, company, driver_and_worker, kept_alive, fickle, manual, capped, killer, immortal, killer_and_crashes, raiser, rejecter, returner, flaky_verdicts, flaky_zombie, failing_batches, releasing, plain_sink,
+        crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, capped, apart, last_attempts, killer,
+        immortal, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie, failing_batches, releasing, plain_sink,
         routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
     )
 }  # fmt: skip

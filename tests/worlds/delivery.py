@@ -56,7 +56,7 @@ class Delivery(World):
         self.must_live = tuple(must_live)
         """Messages (by number) that must end acked, whatever happens to the others; others may be dead."""
         self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(
-            self.messages, attempts=attempts, backoff=10 * SECOND, cap=cap, skew=skew
+            self.messages, attempts=attempts, backoff=10 * SECOND, cap=cap, skew=skew, alone=len(programs) == 1
         )
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):

@@ -188,7 +188,7 @@ def explore(world: World) -> Explored:
             queue.append((there, state))
         back[there].append(at)
         found.transitions += 1
-        kind = label.split(":")[0]
+        kind = label.split(":", maxsplit=1)[0]
         found.labels[kind] = found.labels.get(kind, 0) + 1
         return there != at
 

@@ -9,6 +9,7 @@ is dead; what is settled stays so.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from spark_mq.offsets import lease_stream, mark_of
@@ -55,9 +56,19 @@ class Onlooker:
     """``attempts``: deliveries of a message, at most. ``unblamed``: messages that must never be dead whatever happens to them."""
 
     def __init__(
-        self, messages: tuple[int, ...], *, attempts: int | None, skew: int = 0, backoff: int = 0, group: str = "g", cap: int | None = None
+        self,
+        messages: tuple[int, ...],
+        *,
+        attempts: int | None,
+        skew: int = 0,
+        backoff: int = 0,
+        group: str = "g",
+        cap: int | None = None,
+        alone: bool = False,
     ) -> None:
         self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = messages, attempts, skew, backoff, group, cap
+        self.alone = alone
+        """Whether one process works at a time: then expiry is no excuse, for nobody can have leased meanwhile what has expired."""
         self._at = {m: at for at, m in enumerate(messages)}
         n = len(messages)
         self.begin = Notes((0,) * n, (0,) * n, (None,) * n, (False,) * n, (frozenset(),) * n, due_from=(0,) * n)
@@ -327,7 +338,8 @@ class _Noting:
         if self.sizes.get(lease) == 1:
             self.blamed[at] = True
         if (a.expires_at or 0) < self.now:
-            self.trouble.add((batch_of(lease), 2))
+            if not self.onlooker.alone:
+                self.trouble.add((batch_of(lease), 2))
             late = b is not None and b.state == WAITING and b.lease_id == lease and (lease, at) not in self.given
             if late and not (b.suspect and (b.available_at or 0) <= self.now):  # type: ignore[union-attr]
                 raise Violation(f"message {at} has expired, and is not a suspect that is due at once: {b}")
@@ -348,23 +360,34 @@ class _Noting:
         def due(r: Range | None) -> bool:
             return r is None or (r.state == WAITING and (r.available_at or 0) <= self.now)
 
-        took_suspect = any(old[at] is not None and old[at].suspect for at in granted)  # type: ignore[union-attr]
-        replayed = any(old[at] is not None and old[at].state == LEASED for at in granted)  # type: ignore[union-attr]
-        if replayed:
-            return
-        if took_suspect and len({(old[at].first, old[at].suspect) for at in granted if old[at] is not None}) > 1:  # type: ignore[union-attr]
-            raise Violation(f"a lease mixes suspects with others: {[old[at] for at in granted]}")
-        lasts = [self._on_last_attempt(old[at], str(self.view[at].lease_id)) for at in granted]  # type: ignore[union-attr]
-        if not took_suspect and any(lasts) and not all(lasts):
-            raise Violation(f"a lease mixes last attempts with others: {[old[at] for at in granted]}")
+        def same_batch(at: int) -> bool:
+            mine, then = self.view[at], old[at]
+            assert mine is not None
+            return then is not None and then.state == LEASED and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
+
+        if any(same_batch(at) for at in granted):
+            return  # a replay takes what its batch holds
+        then = [self._folded(r) for r in old]
+        suspects = [r for r in (then[at] for at in granted) if r is not None and r.suspect]
+        if suspects and len({(r.first, r.suspect) for r in (then[at] for at in granted) if r is not None}) > 1:
+            raise Violation(f"a lease mixes suspects with others: {[then[at] for at in granted]}")
+        lasts = [self._on_last_attempt(then[at], str(self.view[at].lease_id)) for at in granted]  # type: ignore[union-attr]
+        if not suspects and any(lasts) and not all(lasts):
+            raise Violation(f"a lease mixes last attempts with others: {[then[at] for at in granted]}")
         passed = list(self.passed)
         for kind in (0, 1):
-            waits = any(due(r) and (r is not None and r.suspect) == (kind == 0) for r in old)
-            taken = took_suspect == (kind == 0)
+            waits = any(due(r) and (r is not None and r.suspect) == (kind == 0) for r in then)
+            taken = bool(suspects) == (kind == 0)
             passed[kind] = passed[kind] + 1 if waits and not taken else 0
         if max(passed) > 2:
             raise Violation(f"{'suspects' if passed[0] > 2 else 'others than suspects'} were due, and three leases have passed them over")
         self.passed = (passed[0], passed[1])
+
+    def _folded(self, r: Range | None) -> Range | None:
+        """As a lease finds it: what has expired waits, as a suspect."""
+        if r is None or r.state != LEASED or (r.expires_at or 0) + self.onlooker.skew >= self.now:
+            return r
+        return replace(r, state=WAITING, suspect=True, available_at=self.now, expires_at=None)
 
     def _on_last_attempt(self, r: Range | None, lease: str) -> bool:
         """Of a stream's lease: the last but one, for one is kept for a replay."""

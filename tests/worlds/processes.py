@@ -224,6 +224,14 @@ def flaky_returned(ctx: Context, batch: Frame, lease: BatchLease) -> Frame | Non
     return Frame(batch.lease_id, [batch.sequences[bad - 1]]) if bad else None
 
 
+def refuses(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+    """Nacks all by name, now and then, before it has written anything."""
+    if ctx.choose(2):
+        lease.nack(Frame(batch.lease_id, batch.sequences))
+        return
+    write(ctx, batch, lease, batch.sequences)
+
+
 def failing(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     """Fails as a whole, now and then: before it has written anything."""
     if ctx.choose(2):
@@ -232,8 +240,8 @@ def failing(ctx: Context, batch: Frame, lease: BatchLease) -> None:
 
 
 def releases(ctx: Context, batch: Frame, lease: BatchLease) -> None:
-    """Gives the lease back, now and then, before it has written anything."""
-    if ctx.choose(2):
+    """In the first batch of a run, which may be a replay, gives the lease back, now and then, before it has written anything."""
+    if ctx.local["fresh"] and ctx.choose(2):
         ctx.group().release(batch.lease_id)
         return
     write(ctx, batch, lease, batch.sequences)
@@ -503,4 +511,5 @@ class Fickle(Worker):
 
 
 __all__ = ["CHOICE", "IDLE", "IDS", "OFF", "SECOND", "Alive", "Checkpoint", "Context", "Driver", "Event", "Fickle", "Lease", "Poison", "Proc",
-           "Program", "Worker", "failing", "flaky", "flaky_returned", "frame_verdicts", "good", "releases"]  # fmt: skip
+           "Program", "Worker", "failing", "flaky", "flaky_returned", "frame_verdicts", "good", "refuses",
+           "releases"]  # fmt: skip

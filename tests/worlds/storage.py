@@ -79,7 +79,7 @@ class Book:
             rows = tuple(
                 (
                     r.first, r.last, r.state, r.lease_id, r.worker_id, r.lease_size, r.delivery_count, r.failure_count, r.suspect, r.reason,
-                    None if r.error is None else texts.setdefault(r.error, len(texts)), 
+                    None if r.error is None else texts.setdefault(r.error, len(texts)),
                     *(instant(getattr(r, name), MARGIN if name == "expires_at" else 0) for name in _INSTANTS),
                 )
                 for r in self.rows

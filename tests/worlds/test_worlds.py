@@ -9,7 +9,8 @@ import pytest
 from spark_mq.spark import settle
 
 from .catalogue import WORLDS
-from .kernel import explore
+from .kernel import Violation, explore
+from .mutants import ALL, Mutant
 from .processes import frame_verdicts
 from .storage import deterministic
 
@@ -26,3 +27,10 @@ def test_no_interleaving_breaks_a_promise(name: str, request: pytest.FixtureRequ
     found = explore(WORLDS[name](request.config.getoption("--large-worlds")))
     print(f"{name}: {found}")
     assert found.finished
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.rule)
+def test_no_rule_can_be_missed(mutant: Mutant) -> None:
+    """Without any one rule, the world that is named beside it comes to a state that breaks a promise."""
+    with mutant.applied(), pytest.raises(Violation):
+        explore(WORLDS[mutant.world](False))
