@@ -88,13 +88,14 @@ def killer(large: bool) -> World:
 
 def immortal(large: bool) -> World:
     """A message that kills its driver for ever, in a group without a limit of attempts: the others must get through all the same."""
-    return Delivery(
-        [Driver("A", 1, 0, Poison(1, "kill"), max_messages=2)],
-        Bounds(crashes=1 if large else 0),
-        attempts=None,
-        must_live=(0, 2),
-        most=None if large else 500,
-    )
+    bounds = Bounds(crashes=1 if large else 0)
+    return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], bounds, attempts=None, must_live=(0, 2), most=None if large else 500)
+
+
+def immortal_and_unread(large: bool) -> World:
+    """The same, with a message that nobody has read yet behind it."""
+    driver = Driver("A", 1, 0, Poison(1, "kill"), max_messages=2)
+    return Delivery([driver], Bounds(crashes=1 if large else 0), attempts=None, must_live=(0, 2), most=None if large else 500)
 
 
 def killer_and_crashes(large: bool) -> World:
@@ -186,8 +187,9 @@ def trim_and_seek(large: bool) -> World:
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
-        crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, capped, apart, last_attempts, killer,
-        immortal, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie, failing_batches, releasing, plain_sink,
+        crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, capped, apart, last_attempts,
+        killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie,
+        failing_batches, releasing, plain_sink,
         routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
     )
 }  # fmt: skip

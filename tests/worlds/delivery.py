@@ -44,8 +44,10 @@ class Delivery(World):
         most: int | None = None,
         **settings: Any,
     ) -> None:
-        given: Mapping[str, Any] = {"visibility_timeout": "60s", "clock_skew": skew / SECOND, "max_delivery_attempts": attempts, "retry_delay": "10s",
-                                    "max_in_flight": cap, **settings}  # fmt: skip
+        given: Mapping[str, Any] = {
+            "visibility_timeout": "60s", "clock_skew": skew / SECOND, "max_delivery_attempts": attempts, "retry_delay": "10s",
+            "max_in_flight": cap, **settings,
+        }  # fmt: skip
         self.programs, self.bounds, self.skew, self.tick, self.attempts = tuple(programs), bounds, skew, tick, attempts
         self.rig = Rig(given, fine=fine, retention=retention)
         self.setup = tuple(setup)
@@ -134,7 +136,7 @@ class Delivery(World):
             yield passed
 
     def _unseen(self, state: State) -> int | None:
-        """A process whose next step nobody else can see, nor is it any other's business: to look at one order of it and theirs is enough."""
+        """A process whose next step is nobody else's business: to look at one order of it and theirs is enough."""
         if self.bounds.takeovers:
             return None  # two drivers meet in a checkpoint
         for at, (program, proc) in enumerate(zip(self.programs, state.procs, strict=True)):

@@ -14,7 +14,6 @@ from spark_mq import Queue
 from spark_mq.checks import micros
 from spark_mq.errors import LeaseLost, LedgerFull, SparkMQError, StreamFenced
 from spark_mq.group import ConsumerGroup
-from spark_mq.lease import Lease
 from spark_mq.outcomes import Verdict
 from spark_mq.policies import Policy
 from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
@@ -22,8 +21,8 @@ from spark_mq.spark.batch_lease import Found
 from spark_mq.spark.foreach import BatchLease, ForEachBatch
 from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
 
-from .kernel import CHOICE, EFFECT, FREE, Killed, Suspend, Tape
-from .storage import IDS, SECOND, Rig, Store, stored_key
+from .kernel import EFFECT, FREE, Killed, Suspend, Tape
+from .storage import SECOND, Rig, Store, stored_key
 
 OFF = "off"
 IDLE = "idle"
@@ -508,8 +507,3 @@ class Fickle(Worker):
             ctx.emit("not_extended", lease_id)
         else:
             ctx.emit("extended", lease_id)
-
-
-__all__ = ["CHOICE", "IDLE", "IDS", "OFF", "SECOND", "Alive", "Checkpoint", "Context", "Driver", "Event", "Fickle", "Lease", "Poison", "Proc",
-           "Program", "Worker", "failing", "flaky", "flaky_returned", "frame_verdicts", "good", "refuses",
-           "releases"]  # fmt: skip
