@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from .kernel import EFFECT, State, Suspend, Tape, Untaped, Violation, World
 from .onlooker import Batch, Notes, Onlooker
-from .processes import IDS, OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
-from .storage import BLOCKED, DEAD, LEASED, ROUTING, SECOND, SETTLED, WAITING, Book, Rig, Store, log_key
+from .processes import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
+from .storage import BLOCKED, DEAD, IDS, LEASED, ROUTING, SECOND, SETTLED, WAITING, Book, Rig, Store, log_key
 
 Outcome = tuple[str, Proc, Store, tuple[Event, ...]]
 
