@@ -21,8 +21,9 @@ from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import Slice
 from spark_mq.lease_store import Stored, change
 from spark_mq.message_log import MessageLog
-from spark_mq.payload import FILE_SCHEMA, TIMES, SliceReader, WrittenFile, why_unreadable, write_file
+from spark_mq.payload import FILE_SCHEMA, TIMES, WrittenFile, why_unreadable, write_file
 from spark_mq.ranges import ROUTING, Ledger, Range
+from spark_mq.slices import SliceReader
 
 __all__ = ["HEADER_PREFIX", "DeadSlice", "copy_dead", "dead_table", "route"]
 

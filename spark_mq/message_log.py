@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from spark_mq import delta
 from spark_mq.errors import DuplicatePublish, StoreFailed
 from spark_mq.index import CommitIndex, Slice
-from spark_mq.payload import SliceReader, WrittenFile, unreadable, why_unreadable, write_file
+from spark_mq.payload import WrittenFile, unreadable, why_unreadable, write_file
+from spark_mq.slices import SliceReader
 from spark_mq.waking import Bell
 
 __all__ = ["MessageLog", "PublishReceipt", "check_mark"]

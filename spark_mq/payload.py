@@ -1,4 +1,4 @@
-"""The data files of ``messages/``: their columns, writing one, and reading row slices of it back.
+"""The data files of ``messages/``: their columns, writing one, and what the columns of a foreign one mean. `slices` reads them.
 
 Files are written first, anywhere (here, on Spark's executors), and become messages with the commit that adds them.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 import io
 import json
 import uuid
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,8 +26,8 @@ __all__ = [
     "FILE_SCHEMA",
     "MESSAGE_SCHEMA",
     "TIMES",
-    "SliceReader",
     "WrittenFile",
+    "column_as",
     "is_timed",
     "read_times",
     "unreadable",
@@ -158,50 +156,7 @@ def unreadable(files: delta.Files, piece: Slice, error: Exception) -> SparkMQErr
     )  # fmt: skip
 
 
-class SliceReader:
-    """Reads row slices of data files. Keeps the last row group: scattered messages lie many to a group, and it is read once."""
-
-    def __init__(self, files: delta.Files, columns: list[str] | None = None) -> None:
-        self.files = files
-        self._schema = FILE_SCHEMA if columns is None else pa.schema([f for f in FILE_SCHEMA if f.name in columns])
-        self._path = ""
-        self._group = -1
-
-    def read(self, piece: Slice) -> pa.Table:
-        """The rows of one slice in the types of FILE_SCHEMA. Only the row groups that hold them are read."""
-        if piece.path != self._path:
-            self._open(piece.path)
-        end, parts = piece.offset + piece.rows, []
-        for group in range(bisect_right(self._starts, piece.offset) - 1, bisect_left(self._starts, end)):
-            if group != self._group:
-                self._table, self._group = self._file.read_row_group(group, columns=self._present), group
-            start = self._starts[group]
-            first = max(piece.offset, start)
-            parts.append(self._table.slice(first - start, end - first))
-        table = pa.concat_tables(parts) if parts else self._file.schema_arrow.empty_table()
-        if table.num_rows != piece.rows:
-            raise pa.ArrowInvalid(f"it has {self._file.metadata.num_rows} rows, fewer than its commit says")
-        return pa.table([_column(table, f, piece) for f in self._schema], schema=self._schema)
-
-    def by_row_group(self, piece: Slice) -> Iterator[Slice]:
-        """A slice in pieces that lie in one row group each: what is broken in one leaves the others alone."""
-        if piece.path != self._path:
-            self._open(piece.path)
-        start, end = piece.offset, piece.offset + piece.rows
-        for upto in (*(at for at in self._starts if start < at < end), end):
-            yield replace(piece, offset=start, rows=upto - start, first=piece.first + start - piece.offset)
-            start = upto
-
-    def _open(self, path: str) -> None:
-        self._path, self._group = "", -1
-        self._file = pq.ParquetFile(self.files.open(path), coerce_int96_timestamp_unit="us", page_checksum_verification=True)
-        meta = self._file.metadata
-        self._starts = list(accumulate((meta.row_group(group).num_rows for group in range(meta.num_row_groups - 1)), initial=0))
-        self._present = [name for name in self._schema.names if name in self._file.schema_arrow.names]
-        self._path = path
-
-
-def _column(table: pa.Table, wanted: pa.Field, piece: Slice) -> pa.ChunkedArray:
+def column_as(table: pa.Table, wanted: pa.Field, piece: Slice) -> pa.ChunkedArray:
     """A column in its type; what the publisher left null reads as DESIGN section 3 says."""
     # Not safe: a foreign writer's nanoseconds are cut off, not refused.
     column = (

@@ -11,8 +11,9 @@ from pyspark.sql.types import StructType
 
 from spark_mq import delta
 from spark_mq.index import Slice
-from spark_mq.payload import SliceReader, unreadable
+from spark_mq.payload import unreadable
 from spark_mq.ranges import RANGE_SCHEMA, Range
+from spark_mq.slices import SliceReader
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 
 __all__ = ["SlicePartition", "cut", "cut_all", "read"]

@@ -1,0 +1,149 @@
+"""Rows from the middle of a large row group of a Parquet file, at the cost of the pages that hold them.
+
+pyarrow decodes a row group from its start. delta-rs writes up to a million messages into one, Spark as many as 128 MB hold: a lease deep
+in such a group would read all before it once more. Both write an offset index, which tells where each page of a column lies and with which
+row it begins (parquet-format, PageIndex.md). So the wanted pages are put into a small file of one column, in memory, for pyarrow to read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_mq.thrift import BINARY, I32, I64, LIST, STRUCT, Struct, decode, encode, value
+
+__all__ = ["PagedFile"]
+
+_MAGIC: Final = b"PAR1"
+
+# Field numbers of parquet.thrift, by struct.
+_SCHEMA, _GROUPS = 2, 4  # FileMetaData
+_COLUMNS, _ROWS = 1, 3  # RowGroup
+_META, _INDEX_AT, _INDEX_SIZE, _CRYPTO = 3, 4, 5, 8  # ColumnChunk
+_VALUES, _BYTES, _PACKED_BYTES, _DATA_AT, _DICTIONARY_AT = 5, 6, 7, 9, 11  # ColumnMetaData
+_NAME, _CHILDREN = 4, 5  # SchemaElement
+_PAGES, _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 1, 2, 3  # OffsetIndex, PageLocation
+_PAGE_V1, _PAGE_V2 = 5, 8  # PageHeader
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One column in one row group: where its dictionary and its pages begin, how many bytes they take, and their first rows."""
+
+    meta: Struct
+    dictionary: tuple[int, int] | None
+    at: list[int]
+    size: list[int]
+    first: list[int]
+
+
+class PagedFile:
+    """``raw``: a random-access file. Raises ValueError where its metadata is none."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        size = raw.size()
+        length = int.from_bytes(self._read(size - 8, 4), "little")
+        self._meta, _ = decode(self._read(size - 8 - length, length))
+        self._leaves = _leaves(value(self._meta, _SCHEMA))
+        self._chunks: dict[tuple[int, str], _Chunk | None] = {}
+        self._last: dict[str, tuple[int, int, int, pa.ChunkedArray]] = {}
+
+    def column(self, group: int, name: str, first: int, end: int) -> pa.ChunkedArray | None:
+        """Rows `first` up to `end` of a row group in a column; None where only all before them can tell (no index, or a nested column)."""
+        if (group, name) not in self._chunks:
+            self._chunks[group, name] = self._chunk(group, name)
+        chunk = self._chunks[group, name]
+        if chunk is None:
+            return None
+        last = self._last.get(name)
+        if last is None or last[0] != group or not last[1] <= first <= end <= last[2]:
+            low = bisect_right(chunk.first, first) - 1
+            high = max(low + 1, bisect_left(chunk.first, end))
+            rows = self._decoded(chunk, name, low, high)
+            last = self._last[name] = (group, chunk.first[low], chunk.first[low] + len(rows), rows)
+        return last[3].slice(first - last[1], end - first)
+
+    def _chunk(self, group: int, name: str) -> _Chunk | None:
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            return None
+        column: Struct = value(value(self._meta, _GROUPS)[group], _COLUMNS)[leaf[0]]
+        at, size = value(column, _INDEX_AT), value(column, _INDEX_SIZE)
+        if not at or not size or _CRYPTO in column:
+            return None
+        index, _ = decode(self._read(at, size))
+        pages = value(index, _PAGES)
+        if not pages:
+            return None
+        meta = value(column, _META)
+        begin = min(value(meta, _DICTIONARY_AT) or value(meta, _DATA_AT), value(meta, _DATA_AT))
+        ahead = value(pages[0], _PAGE_AT) - begin
+        return _Chunk(
+            meta, (begin, ahead) if ahead > 0 else None, [value(p, _PAGE_AT) for p in pages], [value(p, _PAGE_SIZE) for p in pages],
+            [value(p, _PAGE_ROW) for p in pages],
+        )  # fmt: skip
+
+    def _decoded(self, chunk: _Chunk, name: str, low: int, high: int) -> pa.ChunkedArray:
+        """Pages `low` up to `high`, as a file of their own."""
+        dictionary = self._read(*chunk.dictionary) if chunk.dictionary else b""
+        begin = chunk.at[low]
+        pages = self._read(begin, chunk.at[high - 1] + chunk.size[high - 1] - begin)
+        values = sum(_values(pages, at - begin) for at in chunk.at[low:high])
+        _, (root, element) = self._leaves[name]
+        size = len(dictionary) + len(pages)
+        meta: Struct = {number: chunk.meta[number] for number in (1, 2, 3, 4)}
+        meta |= {_VALUES: (I64, values), _BYTES: (I64, size), _PACKED_BYTES: (I64, size), _DATA_AT: (I64, len(_MAGIC) + len(dictionary))}
+        if dictionary:
+            meta[_DICTIONARY_AT] = (I64, len(_MAGIC))
+        column: Struct = {2: (I64, len(_MAGIC)), _META: (STRUCT, meta)}
+        group: Struct = {_COLUMNS: (LIST, (STRUCT, [column])), 2: (I64, size), _ROWS: (I64, values)}
+        footer = encode({
+            1: (I32, 1), _SCHEMA: (LIST, (STRUCT, [root, element])), 3: (I64, values), _GROUPS: (LIST, (STRUCT, [group])),
+            6: self._meta.get(6, (BINARY, b"")),
+        })  # fmt: skip
+        whole = b"".join((_MAGIC, dictionary, pages, footer, len(footer).to_bytes(4, "little"), _MAGIC))
+        return pq.ParquetFile(pa.BufferReader(whole), coerce_int96_timestamp_unit="us", page_checksum_verification=True).read().column(0)
+
+    def _read(self, at: int, size: int) -> bytes:
+        self._raw.seek(at)
+        found: bytes = self._raw.read(size)
+        if len(found) < size:
+            raise ValueError(f"it ends at byte {at + len(found)}, before what its metadata tells of")
+        return found
+
+
+def _values(pages: bytes, at: int) -> int:
+    """Values in the page whose header begins at a byte: in a column that is not nested, its rows."""
+    header, _ = decode(pages, at)
+    return int(value(value(header, _PAGE_V1) or value(header, _PAGE_V2), 1))
+
+
+def _leaves(schema: list[Struct]) -> dict[str, tuple[int, tuple[Struct, Struct]]]:
+    """The columns that are not nested, by name: their number among all, and a schema that has this one alone."""
+    found: dict[str, tuple[int, tuple[Struct, Struct]]] = {}
+    at, number = 1, 0
+    root = {**schema[0], _CHILDREN: (I32, 1)}
+    while at < len(schema):
+        leaves, after = _subtree(schema, at)
+        if after == at + 1:
+            found[value(schema[at], _NAME).decode()] = number, (root, schema[at])
+        at, number = after, number + leaves
+    return found
+
+
+def _subtree(schema: list[Struct], at: int) -> tuple[int, int]:
+    """How many leaves the element at a place has, itself or below it, and the place after the last of them."""
+    children = value(schema[at], _CHILDREN) or 0
+    at += 1
+    if not children:
+        return 1, at
+    leaves = 0
+    for _ in range(children):
+        more, at = _subtree(schema, at)
+        leaves += more
+    return leaves, at

@@ -1,0 +1,169 @@
+"""Reading rows from the middle of large row groups: the same rows as pyarrow reads from the start, whoever wrote the file."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq import slices, thrift
+from spark_mq.files import Files
+from spark_mq.index import Slice
+from spark_mq.pages import PagedFile
+from spark_mq.payload import FILE_SCHEMA
+from spark_mq.slices import SliceReader
+
+ROWS = 120_000
+
+
+def messages(rows: int = ROWS) -> pa.Table:
+    """Pages of many sizes: long and short values, few keys, nulls, headers, times."""
+    chance = random.Random(3)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    return pa.table({
+        "message_id": pa.array([f"m{n}" if n % 7 else None for n in range(rows)]),
+        "key": pa.array([f"key {n // 9_000}" if n % 5 else None for n in range(rows)]),
+        "value": pa.array([chance.randbytes(chance.randrange(60)) for _ in range(rows)], pa.binary()),
+        "headers": pa.array([[("h", str(n))] if n % 11 == 0 else None for n in range(rows)], pa.map_(pa.string(), pa.string())),
+        "published_at": pa.array([start + timedelta(seconds=n) for n in range(rows)], pa.timestamp("us", tz="UTC")),
+    })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Written:
+    files: Files
+    path: str
+    table: pa.Table
+
+    def slice(self, offset: int, rows: int) -> Slice:
+        return Slice(self.path, offset, rows, offset, 0, 0)
+
+
+@pytest.fixture(scope="module", params=["delta-rs", "pyarrow, with an index", "pyarrow, pages of version 2", "pyarrow, without an index"])
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder, table = tmp_path_factory.mktemp("files"), messages()
+    if request.param == "delta-rs":
+        write_deltalake(folder, table)
+        path = next(p.name for p in Path(folder).glob("*.parquet"))
+    else:
+        path = "file.parquet"
+        more: dict[str, Any] = {
+            "write_page_index": "without" not in request.param,
+            "data_page_version": "2.0" if "2" in request.param else "1.0",
+        }
+        pq.write_table(table, folder / path, row_group_size=ROWS - 10_000, data_page_size=8_000, compression="zstd", **more)
+    assert pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > slices._WHOLE_ROWS
+    return Written(Files(str(folder)), path, table)
+
+
+@pytest.mark.parametrize(("offset", "rows"), [(0, 1), (0, 10), (59_999, 2), (54_000, 12_000), (109_990, 20), (119_999, 1), (3, 0)])
+def test_any_slice_is_what_was_written(written: Written, offset: int, rows: int) -> None:
+    found = SliceReader(written.files).read(written.slice(offset, rows))
+    same(found, written.table.slice(offset, rows))
+
+
+def test_slices_in_any_order_are_what_was_written(written: Written) -> None:
+    chance, reader = random.Random(5), SliceReader(written.files)
+    at = 0
+    for _ in range(60):
+        at = chance.choice([at, chance.randrange(ROWS), min(ROWS - 1, at + chance.randrange(500))])
+        rows = min(ROWS - at, chance.choice([1, 3, 700]))
+        same(reader.read(written.slice(at, rows)), written.table.slice(at, rows))
+        at = min(ROWS - 1, at + rows)
+
+
+def same(found: pa.Table, wanted: pa.Table) -> None:
+    assert found.schema == FILE_SCHEMA
+    for name in ("key", "value", "headers", "published_at"):
+        assert found[name].to_pylist() == wanted[name].to_pylist(), name
+    ids = found["message_id"].to_pylist()
+    assert [i for i in ids if i.startswith("m")] == [i for i in wanted["message_id"].to_pylist() if i]
+
+
+def test_columns_that_nobody_wants_are_not_read(written: Written) -> None:
+    found = SliceReader(written.files, ["key"]).read(written.slice(70_000, 5))
+    assert found.schema.names == ["key"]
+    assert found["key"].to_pylist() == written.table["key"].slice(70_000, 5).to_pylist()
+    assert SliceReader(written.files, ["deliver_at"]).read(written.slice(70_000, 5))["deliver_at"].to_pylist() == [None] * 5
+
+
+def test_more_rows_than_the_file_has_are_an_error(written: Written) -> None:
+    with pytest.raises(pa.ArrowInvalid, match="fewer than its commit says"):
+        SliceReader(written.files).read(written.slice(ROWS - 1, 2))
+
+
+class Counted:
+    """A file that counts the bytes that are read of it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.bytes = file, 0
+
+    def size(self) -> int:
+        return int(self._file.size())
+
+    def seek(self, at: int) -> None:
+        self._file.seek(at)
+
+    def read(self, size: int) -> bytes:
+        self.bytes += size
+        return bytes(self._file.read(size))
+
+
+def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path) -> None:
+    values = pa.table({"value": pa.array([bytes([n % 256]) * 100 for n in range(400_000)], pa.binary())})
+    pq.write_table(values, tmp_path / "f", row_group_size=400_000, write_page_index=True, use_dictionary=False, compression="none")
+    cost = {}
+    for at in (0, 200_000, 399_000):
+        raw = Counted(pa.OSFile(str(tmp_path / "f")))
+        column = PagedFile(raw).column(0, "value", at, at + 1_000)
+        assert column is not None
+        assert column.to_pylist() == values["value"].slice(at, 1_000).to_pylist()
+        cost[at] = raw.bytes
+    assert max(cost.values()) < 1.5 * min(cost.values()), cost
+    assert max(cost.values()) < 0.1 * (tmp_path / "f").stat().st_size, cost
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    values = pa.table({"value": pa.array([b"x" * 40] * ROWS, pa.binary())})
+    pq.write_table(
+        values, file, row_group_size=ROWS, write_page_index=True, write_page_checksum=True, use_dictionary=False, compression="none"
+    )
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    reader, wrong = SliceReader(Files(str(tmp_path))), 0
+    for at in range(0, ROWS, 10_000):
+        try:
+            assert set(reader.read(Slice("f", at, 10_000, at, 0, 0))["value"].to_pylist()) == {b"x" * 40}
+        except (OSError, pa.ArrowException):
+            wrong += 1
+    assert 1 <= wrong <= 2, "the slice with that page, and none without it"
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_struct_are_told(data: bytes) -> None:
+    try:
+        found, at = thrift.decode(data)
+    except ValueError:
+        return
+    assert at <= len(data)
+    assert thrift.decode(thrift.encode(found))[0] == found
+
+
+def test_a_footer_comes_back_as_it_was(written: Written) -> None:
+    data = written.files.read(written.path)
+    size = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - size : -8]
+    found, at = thrift.decode(footer)
+    assert at == size
+    assert thrift.encode(found) == footer
