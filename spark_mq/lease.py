@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from spark_mq.keepalive import KeepAlive
 from spark_mq.messages import DELIVERY_SCHEMA, Received, received
 from spark_mq.ranges import Range
 from spark_mq.settling import Outcome
+from spark_mq.slices import sequences_of, spread
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
@@ -92,13 +94,11 @@ class Lease:
         if not self.ranges:
             return DELIVERY_SCHEMA.empty_table()
         log = self.group.queue.log
-        index = log.index(self.ranges[-1].last)
-        parts = [
-            deliver(payload, piece, r.delivery_count, self.lease_id, self._expires_at)
-            for r in self.ranges
-            for piece, payload in log.read(index.slices(r.first, r.last))
+        index = log.index(max(r.last for r in self.ranges))
+        pieces = [
+            (piece, r.delivery_count) for r in sorted(self.ranges, key=attrgetter("first")) for piece in index.slices(r.first, r.last)
         ]
-        return pa.concat_tables(parts).sort_by("sequence")
+        return deliver(log.read_all([piece for piece, _ in pieces]), pieces, self.lease_id, self._expires_at)
 
     # -- settling: each one commit at most, those of several threads share one
 
@@ -191,14 +191,13 @@ def result_of(lease_ids: Sequence[str], outcomes: Sequence[Outcome], missing: Se
     return result
 
 
-def deliver(payload: pa.Table, piece: Slice, delivery_count: int, lease_id: str, expires_at: int) -> pa.Table:
-    """Messages as a lease hands them out (DELIVERY_SCHEMA), from the payload of a slice; columns not read are left out."""
+def deliver(payload: pa.Table, pieces: Sequence[tuple[Slice, int]], lease_id: str, expires_at: int) -> pa.Table:
+    """Messages as a lease hands them out (DELIVERY_SCHEMA), from the payload of slices, each with its delivery count."""
     n = payload.num_rows
     given = {
-        "sequence": pa.array(range(piece.first, piece.first + n), pa.int64()),
-        "delivery_count": pa.repeat(pa.scalar(delivery_count, pa.int32()), n),
+        "sequence": sequences_of(piece for piece, _ in pieces),
+        "delivery_count": spread([count for _, count in pieces], [piece.rows for piece, _ in pieces], pa.int32()),
         "lease_id": pa.repeat(pa.scalar(lease_id, pa.string()), n),
         "lease_expires_at": pa.repeat(pa.scalar(expires_at, pa.int64()).cast(pa.timestamp("us", tz="UTC")), n),
     }
-    fields = [f for f in DELIVERY_SCHEMA if f.name in given or f.name in payload.schema.names]
-    return pa.table([given[f.name] if f.name in given else payload[f.name] for f in fields], schema=pa.schema(fields))
+    return pa.table([given[f.name] if f.name in given else payload[f.name] for f in DELIVERY_SCHEMA], schema=DELIVERY_SCHEMA)

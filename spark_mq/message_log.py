@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,14 @@ class MessageLog(ABC):
             except (OSError, pa.ArrowException) as error:
                 raise unreadable(self.files, piece, error) from error
             yield piece, rows
+
+    def read_all(self, slices: Sequence[Slice], columns: list[str] | None = None) -> pa.Table:
+        """The messages of some slices in one table, in their order. Raises as :meth:`read`, for the slice that it is about."""
+        reader = SliceReader(self.files, columns)
+        try:
+            return reader.read(*slices)
+        except (OSError, pa.ArrowException):
+            return pa.concat_tables([rows for _, rows in self.read(slices, columns)])  # one by one, to tell which
 
 
 def check_mark(last: int | None, mark: tuple[str, int]) -> None:

@@ -156,8 +156,11 @@ def unreadable(files: delta.Files, piece: Slice, error: Exception) -> SparkMQErr
     )  # fmt: skip
 
 
-def column_as(table: pa.Table, wanted: pa.Field, piece: Slice) -> pa.ChunkedArray:
-    """A column in its type; what the publisher left null reads as DESIGN section 3 says."""
+def column_as(table: pa.Table, wanted: pa.Field, sequences: pa.Array, committed_at: int) -> pa.ChunkedArray:
+    """A column of a file in its type; what the publisher left null reads as DESIGN section 3 says.
+
+    ``sequences``: of the rows; ``committed_at``: when the file was (microseconds).
+    """
     # Not safe: a foreign writer's nanoseconds are cut off, not refused.
     column = (
         table[wanted.name].cast(wanted.type, safe=False) if wanted.name in table.schema.names else pa.nulls(table.num_rows, wanted.type)
@@ -165,8 +168,7 @@ def column_as(table: pa.Table, wanted: pa.Field, piece: Slice) -> pa.ChunkedArra
     if wanted.type == _INSTANT:
         column = _bounded(column)
     if wanted.name == "published_at" and column.null_count:
-        return column.fill_null(pa.scalar(piece.committed_at, pa.int64()).cast(wanted.type))
+        return column.fill_null(pa.scalar(committed_at, pa.int64()).cast(wanted.type))
     if wanted.name == "message_id" and column.null_count:
-        ids = pa.array([str(piece.first + row) for row in range(table.num_rows)], pa.string())
-        return pc.coalesce(column, ids)
+        return pc.coalesce(column, sequences.cast(pa.string()))
     return column

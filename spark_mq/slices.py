@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from typing import Final
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq import delta
@@ -16,12 +18,25 @@ from spark_mq.index import Slice
 from spark_mq.pages import PagedFile
 from spark_mq.payload import FILE_SCHEMA, column_as
 
-__all__ = ["SliceReader"]
+__all__ = ["SliceReader", "sequences_of", "spread"]
 
 _WHOLE_ROWS: Final = 50_000
 _WHOLE_BYTES: Final = 32 * 2**20
 """A row group with more than either is not read as a whole, nor kept: a reader holds its slice, not what lies around it."""
 _STEP_ROWS: Final = 10_000
+
+
+def sequences_of(pieces: Iterable[Slice]) -> pa.Array:
+    """The sequences of the rows of some slices, one after the other."""
+    return pa.concat_arrays([pa.arange(piece.first, piece.first + piece.rows) for piece in pieces])
+
+
+def spread(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """A column in which each value stands for so many rows."""
+    if len(values) == 1:
+        return pa.repeat(pa.scalar(values[0], kind), rows[0])
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array(accumulate(rows), pa.int64()), pa.array(values, kind))
+    return pc.run_end_decode(runs)
 
 
 class SliceReader:
@@ -32,20 +47,33 @@ class SliceReader:
         self._schema = FILE_SCHEMA if columns is None else pa.schema([f for f in FILE_SCHEMA if f.name in columns])
         self._path = ""
 
-    def read(self, piece: Slice) -> pa.Table:
-        """The rows of one slice in the types of FILE_SCHEMA. Only what holds them is read: row groups, or pages of large ones."""
-        if piece.path != self._path:
-            self._open(piece.path)
-        end, parts = piece.offset + piece.rows, []
+    def read(self, *pieces: Slice) -> pa.Table:
+        """The rows of some slices, one after the other, in the types of FILE_SCHEMA. Only what holds them is read: row groups, or pages.
+
+        Many slices of one file cost little more than one: a lease of what was nacked here and there has thousands.
+        """
+        parts = [self._of_file(list(those)) for _, those in groupby(pieces, key=lambda piece: piece.path)]
+        return pa.concat_tables(parts) if parts else self._schema.empty_table()
+
+    def _of_file(self, pieces: list[Slice]) -> pa.Table:
+        if pieces[0].path != self._path:
+            self._open(pieces[0].path)
+        spans = [span for piece in pieces for span in self._spans(piece)]
+        parts = [self._rows(group, [(first, end) for _, first, end in those]) for group, those in groupby(spans, key=itemgetter(0))]
+        table = pa.concat_tables(parts) if parts else self._file.schema_arrow.empty_table()
+        if table.num_rows != sum(piece.rows for piece in pieces):
+            raise pa.ArrowInvalid(f"it has {self._file.metadata.num_rows} rows, fewer than its commit says")
+        sequences, at = sequences_of(pieces), pieces[0].committed_at
+        return pa.table([column_as(table, f, sequences, at) for f in self._schema], schema=self._schema)
+
+    def _spans(self, piece: Slice) -> Iterator[tuple[int, int, int]]:
+        """Where a slice lies: row groups, and in each the first row and the one after the last."""
+        end = piece.offset + piece.rows
         for group in range(bisect_right(self._starts, piece.offset) - 1, bisect_left(self._starts, end)):
             start = self._starts[group]
             upto = min(end - start, self._file.metadata.row_group(group).num_rows)
             if (first := max(piece.offset - start, 0)) < upto:
-                parts.append(self._rows(group, first, upto))
-        table = pa.concat_tables(parts) if parts else self._file.schema_arrow.empty_table()
-        if table.num_rows != piece.rows:
-            raise pa.ArrowInvalid(f"it has {self._file.metadata.num_rows} rows, fewer than its commit says")
-        return pa.table([column_as(table, f, piece) for f in self._schema], schema=self._schema)
+                yield group, first, upto
 
     def by_row_group(self, piece: Slice) -> Iterator[Slice]:
         """A slice in pieces that lie in one row group each: what is broken in one leaves the others alone."""
@@ -67,24 +95,23 @@ class SliceReader:
         self._walks: dict[tuple[int, tuple[str, ...]], _Walk] = {}
         self._path = path
 
-    def _rows(self, group: int, first: int, end: int) -> pa.Table:
-        """Rows of one row group, by their numbers in it."""
+    def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
+        """Rows of one row group, by their numbers in it: each span up to its second number."""
         if not self._present:
-            return pa.table({"": pa.nulls(end - first)})
+            return pa.table({"": pa.nulls(sum(end - first for first, end in spans))})
         meta = self._file.metadata.row_group(group)
         if meta.num_rows > _WHOLE_ROWS or meta.total_byte_size > _WHOLE_BYTES:
-            return self._paged(group, first, end)
+            return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
         if group != self._group:
             self._table, self._group = self._file.read_row_group(group, columns=self._present), group
-        return self._table.slice(first, end - first)
+        if len(spans) == 1:
+            return self._table.slice(spans[0][0], spans[0][1] - spans[0][0])
+        return self._table.take(pa.concat_arrays([pa.arange(*span) for span in spans]))
 
     def _paged(self, group: int, first: int, end: int) -> pa.Table:
-        if self._pages is None:
-            try:
-                self._pages = PagedFile(self._raw)
-            except ValueError as error:
-                raise pa.ArrowInvalid(str(error)) from error
         try:
+            if self._pages is None:
+                self._pages = PagedFile(self._raw)
             found = {name: self._pages.column(group, name, first, end) for name in self._present}
         except ValueError as error:
             raise pa.ArrowInvalid(str(error)) from error

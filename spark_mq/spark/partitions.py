@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -13,7 +14,7 @@ from spark_mq import delta
 from spark_mq.index import Slice
 from spark_mq.payload import unreadable
 from spark_mq.ranges import RANGE_SCHEMA, Range
-from spark_mq.slices import SliceReader
+from spark_mq.slices import SliceReader, sequences_of, spread
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 
 __all__ = ["SlicePartition", "cut", "cut_all", "read"]
@@ -77,34 +78,50 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
     wanted = arrow_schema(schema)
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
     reader = SliceReader(delta.Files(delta.child(partition.queue, "messages"), partition.storage_options), payload)
-    for piece, of in _in_batches(partition.pieces):
-        try:
-            rows = reader.read(piece) if payload else None
-        except (OSError, pa.ArrowException) as error:
-            raise unreadable(reader.files, piece, error) from error
-        columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, piece, of, partition) for f in wanted]
+    for pieces in _in_batches(partition.pieces):
+        rows = _read(reader, [piece for piece, _ in pieces]) if payload else None
+        columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, pieces, partition) for f in wanted]
         yield from pa.table(columns, schema=wanted).to_batches()
 
 
-def _in_batches(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Slices no longer than one batch, so that a task holds only that much at a time."""
+def _read(reader: SliceReader, pieces: Sequence[Slice]) -> pa.Table:
+    try:
+        return reader.read(*pieces)
+    except (OSError, pa.ArrowException) as error:
+        if len(pieces) > 1:
+            return pa.concat_tables([_read(reader, [piece]) for piece in pieces])  # one by one, to tell which
+        raise unreadable(reader.files, pieces[0], error) from error
+
+
+def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Slices by as many rows as make a batch, so that a task holds only that much at a time."""
+    batch, room = cast(list[Piece], []), _BATCH_ROWS
     for piece, of in pieces:
-        for start in range(0, piece.rows, _BATCH_ROWS):
-            rows = min(_BATCH_ROWS, piece.rows - start)
-            yield replace(piece, offset=piece.offset + start, first=piece.first + start, rows=rows), of
+        left = piece
+        while left.rows:
+            rows = min(room, left.rows)
+            batch.append((replace(left, rows=rows), of))
+            left = replace(left, offset=left.offset + rows, first=left.first + rows, rows=left.rows - rows)
+            room -= rows
+            if not room:
+                yield batch
+                batch, room = [], _BATCH_ROWS
+    if batch:
+        yield batch
 
 
 _FROM_RANGE = {"lease_expires_at": "expires_at"}
 
 
-def _state(wanted: pa.Field, piece: Slice, of: Range, partition: SlicePartition) -> pa.Array:
-    """A column that is the same for the whole slice, or counts up along it."""
-    if wanted.name == "queue":
-        return pa.repeat(pa.scalar(partition.queue, pa.string()), piece.rows)
+def _state(wanted: pa.Field, pieces: Sequence[Piece], partition: SlicePartition) -> pa.Array:
+    """A column of what is the same for a whole slice, or counts up along it."""
     if wanted.name == "sequence":
-        return pa.array(range(piece.first, piece.first + piece.rows), pa.int64())
+        return sequences_of(piece for piece, _ in pieces)
+    rows = [piece.rows for piece, _ in pieces]
+    if wanted.name == "queue":
+        return pa.repeat(pa.scalar(partition.queue, pa.string()), sum(rows))
     name = _FROM_RANGE.get(wanted.name, wanted.name)
-    value = getattr(of, name)
+    values = [getattr(of, name) for _, of in pieces]
     if pa.types.is_timestamp(RANGE_SCHEMA.field(name).type):
-        return pa.repeat(pa.scalar(value, pa.int64()), piece.rows).cast(wanted.type)
-    return pa.repeat(pa.scalar(value, wanted.type), piece.rows)
+        return spread(values, rows, pa.int64()).cast(wanted.type)
+    return spread(values, rows, wanted.type)
