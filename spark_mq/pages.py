@@ -25,6 +25,7 @@ _SCHEMA, _GROUPS = 2, 4  # FileMetaData
 _COLUMNS, _ROWS = 1, 3  # RowGroup
 _META, _INDEX_AT, _INDEX_SIZE, _CRYPTO = 3, 4, 5, 8  # ColumnChunk
 _VALUES, _BYTES, _PACKED_BYTES, _DATA_AT, _DICTIONARY_AT = 5, 6, 7, 9, 11  # ColumnMetaData
+_STATISTICS, _NULLS = 12, 3  # ColumnMetaData, Statistics
 _NAME, _CHILDREN = 4, 5  # SchemaElement
 _PAGES, _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 1, 2, 3  # OffsetIndex, PageLocation
 _PAGE_V1, _PAGE_V2 = 5, 8  # PageHeader
@@ -32,7 +33,10 @@ _PAGE_V1, _PAGE_V2 = 5, 8  # PageHeader
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One column in one row group: where its dictionary and its pages begin, how many bytes they take, and their first rows."""
+    """One column in one row group: where its dictionary and its pages begin, how many bytes they take, and their first rows.
+
+    Without pages all of it is null.
+    """
 
     meta: Struct
     dictionary: tuple[int, int] | None
@@ -60,6 +64,8 @@ class PagedFile:
         chunk = self._chunks[group, name]
         if chunk is None:
             return None
+        if not chunk.at:
+            return pa.chunked_array([pa.nulls(end - first)])
         last = self._last.get(name)
         if last is None or last[0] != group or not last[1] <= first <= end <= last[2]:
             low = bisect_right(chunk.first, first) - 1
@@ -73,14 +79,15 @@ class PagedFile:
         if leaf is None:
             return None
         column: Struct = value(value(self._meta, _GROUPS)[group], _COLUMNS)[leaf[0]]
-        at, size = value(column, _INDEX_AT), value(column, _INDEX_SIZE)
-        if not at or not size or _CRYPTO in column:
-            return None
-        index, _ = decode(self._read(at, size))
-        pages = value(index, _PAGES)
-        if not pages:
+        if _CRYPTO in column:
             return None
         meta = value(column, _META)
+        if value(value(meta, _STATISTICS, {}), _NULLS) == value(meta, _VALUES):
+            return _Chunk(meta, None, [], [], [])
+        at, size = value(column, _INDEX_AT), value(column, _INDEX_SIZE)
+        pages = value(decode(self._read(at, size))[0], _PAGES) if at and size else ()
+        if not pages:
+            return None
         begin = min(value(meta, _DICTIONARY_AT) or value(meta, _DATA_AT), value(meta, _DATA_AT))
         ahead = value(pages[0], _PAGE_AT) - begin
         return _Chunk(

@@ -23,6 +23,8 @@ __all__ = ["SliceReader", "sequences_of", "spread"]
 _WHOLE_ROWS: Final = 50_000
 _WHOLE_BYTES: Final = 32 * 2**20
 """A row group with more than either is not read as a whole, nor kept: a reader holds its slice, not what lies around it."""
+_FEW_SPANS: Final = 4
+"""Each costs the pages that it touches; with more of them the row group is read once, for all."""
 _STEP_ROWS: Final = 10_000
 
 
@@ -59,7 +61,7 @@ class SliceReader:
         if pieces[0].path != self._path:
             self._open(pieces[0].path)
         spans = [span for piece in pieces for span in self._spans(piece)]
-        parts = [self._rows(group, [(first, end) for _, first, end in those]) for group, those in groupby(spans, key=itemgetter(0))]
+        parts = [self._typed(group, [(first, end) for _, first, end in those]) for group, those in groupby(spans, key=itemgetter(0))]
         table = pa.concat_tables(parts) if parts else self._file.schema_arrow.empty_table()
         if table.num_rows != sum(piece.rows for piece in pieces):
             raise pa.ArrowInvalid(f"it has {self._file.metadata.num_rows} rows, fewer than its commit says")
@@ -95,12 +97,20 @@ class SliceReader:
         self._walks: dict[tuple[int, tuple[str, ...]], _Walk] = {}
         self._path = path
 
+    def _typed(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
+        """Rows of one row group in one and the same types, however they are read."""
+        rows = self._rows(group, spans)
+        # Not safe: a foreign writer's nanoseconds are cut off, not refused.
+        return pa.table({name: rows[name].cast(FILE_SCHEMA.field(name).type, safe=False) for name in rows.schema.names if name} or rows)
+
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
         """Rows of one row group, by their numbers in it: each span up to its second number."""
         if not self._present:
             return pa.table({"": pa.nulls(sum(end - first for first, end in spans))})
         meta = self._file.metadata.row_group(group)
-        if meta.num_rows > _WHOLE_ROWS or meta.total_byte_size > _WHOLE_BYTES:
+        large = meta.num_rows > _WHOLE_ROWS or meta.total_byte_size > _WHOLE_BYTES
+        few = len(spans) <= _FEW_SPANS and 2 * sum(end - first for first, end in spans) <= meta.num_rows
+        if large or (few and group != self._group):
             return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
         if group != self._group:
             self._table, self._group = self._file.read_row_group(group, columns=self._present), group

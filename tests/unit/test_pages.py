@@ -19,7 +19,7 @@ from spark_mq import slices, thrift
 from spark_mq.files import Files
 from spark_mq.index import Slice
 from spark_mq.pages import PagedFile
-from spark_mq.payload import FILE_SCHEMA
+from spark_mq.payload import FILE_SCHEMA, write_file
 from spark_mq.slices import SliceReader
 
 ROWS = 120_000
@@ -48,12 +48,16 @@ class Written:
         return Slice(self.path, offset, rows, offset, 0, 0)
 
 
-@pytest.fixture(scope="module", params=["delta-rs", "pyarrow, with an index", "pyarrow, pages of version 2", "pyarrow, without an index"])
+@pytest.fixture(
+    scope="module", params=["ours", "delta-rs", "pyarrow, with an index", "pyarrow, pages of version 2", "pyarrow, without an index"]
+)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder, table = tmp_path_factory.mktemp("files"), messages()
     if request.param == "delta-rs":
         write_deltalake(folder, table)
         path = next(p.name for p in Path(folder).glob("*.parquet"))
+    elif request.param == "ours":
+        path = write_file(Files(str(folder)), table).path
     else:
         path = "file.parquet"
         more: dict[str, Any] = {
@@ -61,11 +65,14 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             "data_page_version": "2.0" if "2" in request.param else "1.0",
         }
         pq.write_table(table, folder / path, row_group_size=ROWS - 10_000, data_page_size=8_000, compression="zstd", **more)
-    assert pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > slices._WHOLE_ROWS
+    large = pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > slices._WHOLE_ROWS
+    assert large == (request.param != "ours")
     return Written(Files(str(folder)), path, table)
 
 
-@pytest.mark.parametrize(("offset", "rows"), [(0, 1), (0, 10), (59_999, 2), (54_000, 12_000), (109_990, 20), (119_999, 1), (3, 0)])
+@pytest.mark.parametrize(
+    ("offset", "rows"), [(0, 1), (0, 10), (59_999, 2), (54_000, 12_000), (109_990, 20), (119_999, 1), (3, 0), (19_000, 42_000)]
+)
 def test_any_slice_is_what_was_written(written: Written, offset: int, rows: int) -> None:
     found = SliceReader(written.files).read(written.slice(offset, rows))
     same(found, written.table.slice(offset, rows))
@@ -79,6 +86,12 @@ def test_slices_in_any_order_are_what_was_written(written: Written) -> None:
         rows = min(ROWS - at, chance.choice([1, 3, 700]))
         same(reader.read(written.slice(at, rows)), written.table.slice(at, rows))
         at = min(ROWS - 1, at + rows)
+
+
+def test_many_slices_are_read_in_one_go(written: Written) -> None:
+    pieces = [written.slice(at, 1 + at % 5) for at in range(0, ROWS - 5, 997)]
+    rows = [row for piece in pieces for row in range(piece.offset, piece.offset + piece.rows)]
+    same(SliceReader(written.files).read(*pieces), written.table.take(rows))
 
 
 def same(found: pa.Table, wanted: pa.Table) -> None:
