@@ -44,7 +44,7 @@ class ReadOptions:
     stream: StreamOptions = field(default_factory=StreamOptions)
     min_partitions: int = 1
     min_poll: int = SECOND // 20
-    max_poll: int = SECOND // 2
+    max_poll: int = SECOND // 10
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -53,9 +53,11 @@ class ReadOptions:
         defaults = StreamOptions()
         if "visibilitytimeout" in own and "maxleaseduration" in own:
             _in_order(own, "visibilityTimeout", "maxLeaseDuration")
+        paths, several = _paths(own)
+        # A look at a local log takes a tenth of a millisecond; at an object store it is a request.
+        polls = {"minpollinterval": "50ms", "maxpollinterval": "500ms" if any("://" in path for path in paths) else "100ms"}
         if "minpollinterval" in own or "maxpollinterval" in own:
-            own = {"minpollinterval": "50ms", "maxpollinterval": "500ms", **own}
-            _in_order(own, "minPollInterval", "maxPollInterval")
+            _in_order({**polls, **own}, "minPollInterval", "maxPollInterval")
         stream = StreamOptions(
             worker_id=check_name("workerId", own.get("workerid", defaults.worker_id)),
             max_messages=check_count("maxMessagesPerTrigger", own.get("maxmessagespertrigger", defaults.max_messages)),
@@ -65,13 +67,12 @@ class ReadOptions:
             ack_on_commit=check_choice("ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")) == "onCommit",
             fail_on_data_loss=check_choice("failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")) == "true",
         )
-        paths, several = _paths(own)
         return cls(
             paths=paths, several=several, storage_options=storage, group=check_name("consumerGroup", own.get("consumergroup", "default")),
             start=_position(own.get("startingposition", "earliest")), stream=stream,
             min_partitions=check_count("minPartitions", own.get("minpartitions", 1), most=100_000),
-            min_poll=check_duration("minPollInterval", own.get("minpollinterval", "50ms")),
-            max_poll=check_duration("maxPollInterval", own.get("maxpollinterval", "500ms")),
+            min_poll=check_duration("minPollInterval", own.get("minpollinterval", polls["minpollinterval"])),
+            max_poll=check_duration("maxPollInterval", own.get("maxpollinterval", polls["maxpollinterval"])),
         )  # fmt: skip
 
     def open(self) -> list[ConsumerGroup]:

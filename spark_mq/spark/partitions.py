@@ -20,6 +20,7 @@ from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 __all__ = ["SlicePartition", "cut", "cut_all", "read"]
 
 PARTITION_BYTES = 32 * 2**20
+PARTITION_ROWS = 50_000
 _BATCH_ROWS = 10_000
 
 Piece = tuple[Slice, Range]
@@ -48,7 +49,7 @@ def cut(queue: str, pieces: Sequence[Piece], options: Mapping[str, str], at_leas
     """Slices as partitions of like numbers of rows: `at_least` so many (as far as there are rows), more where they are large."""
     rows = sum(piece.rows for piece, _ in pieces)
     size = sum(piece.size for piece, _ in pieces)
-    wanted = min(rows, max(at_least, -(-size // PARTITION_BYTES)))
+    wanted = min(rows, max(at_least, -(-size // PARTITION_BYTES), -(-rows // PARTITION_ROWS)))
     if not wanted:
         return []
     share = -(-rows // wanted)

@@ -131,11 +131,12 @@ class Run:
     """All slots, and the faults."""
 
     def __init__(self, folder: Path, spark: int) -> None:
+        self.started, self._told = time.monotonic(), 0.0
         self.folder, self.notes, self.sink = folder, folder / "notes", folder / "sink"
         self.queue = Queue.create(
             folder / "queue", visibility_timeout=TIMEOUT, clock_skew=SKEW, max_delivery_attempts=ATTEMPTS, retry_delay="200ms"
         )
-        self.stop, self.enough = Flag(folder / "stop"), Flag(folder / "enough")
+        self.stop, self.enough, self.drained = Flag(folder / "stop"), Flag(folder / "enough"), Flag(folder / "drained")
         self.done: Counter[str] = Counter()
         self.failed: list[str] = []
         self.publishers = [
@@ -144,8 +145,8 @@ class Run:
             self.slot("buffered publisher", actors.publish_buffered, self.enough, "buffered"),
         ]
         self.workers = [
-            *(self.slot("worker", actors.work, self.stop, f"worker-{n}") for n in range(3)),
-            *(self.slot("settler", actors.settle, self.stop, f"settler-{n}") for n in range(2)),
+            *(self.slot("worker", actors.work, self.drained, f"worker-{n}") for n in range(3)),
+            *(self.slot("settler", actors.settle, self.drained, f"settler-{n}") for n in range(2)),
         ]
         self.sweepers = [self.slot("sweeper", actors.chores, self.stop, f"sweeper-{n}") for n in range(2)]
         self.streams = [self.stream(number) for number in range(spark)]
@@ -197,7 +198,7 @@ class Run:
 
     def fault(self, kills: int) -> None:
         """Until so many have been killed, and each stream a few times: they take a while to start."""
-        poisons, started, told, streams = 0, time.monotonic(), 0.0, STREAM_KILLS * len(self.streams)
+        poisons, streams = 0, STREAM_KILLS * len(self.streams)
         while self.done["kills"] < kills or self.done["kills of a stream"] < streams:
             enough = self.done["kills"] - self.done["kills of a stream"] >= kills
             for slot in self.slots:
@@ -208,9 +209,7 @@ class Run:
             if poisons < POISONS and self.done["kills"] >= kills * (poisons + 1) // 5:
                 self.queue.publish(POISON)
                 poisons += 1
-            if time.monotonic() - told > 15:
-                told = time.monotonic()
-                print(f"{told - started:5.0f} s {dict(self.done)} {self.queue.stats()['published']} messages", flush=True)
+            self.tell()
             time.sleep(0.02)
 
     def drain(self, patience: float) -> None:
@@ -219,10 +218,23 @@ class Run:
         deadline = time.monotonic() + patience
         while any(slot.alive for slot in self.publishers):
             self._tend(self.publishers, restart=False)
-        while not self.idle():
-            self._tend([*self.workers, *self.sweepers, *self.streams], restart=True)
+        while not self.idle(GROUP, *([SPARK] if self.streams else [])):
+            if self.idle(GROUP):  # its workers would keep the streams from their work
+                self.drained.set()
+            others = [slot for slot in self.workers if slot.alive or not self.drained.is_set()]
+            self._tend([*others, *self.sweepers, *self.streams], restart=True)
+            self.tell()
             if time.monotonic() > deadline:
                 raise SystemExit(f"not drained after {patience:.0f} s: {self.queue.stats()}")
+
+    def tell(self) -> None:
+        """Every 15 seconds, how far it is."""
+        if time.monotonic() - self._told > 15:
+            self._told = time.monotonic()
+            left = {name: g.stats().ready for name in (GROUP, SPARK) if (g := self.queue.group(name)).exists()}
+            print(
+                f"{self._told - self.started:5.0f} s {dict(self.done)} {self.queue.stats()['published']} messages, left {left}", flush=True
+            )
 
     def _tend(self, slots: list[Slot], restart: bool) -> None:
         for slot in slots:
@@ -230,13 +242,13 @@ class Run:
                 self.tick(slot, faults=False)
         time.sleep(0.05)
 
-    def idle(self) -> bool:
-        names = [GROUP, *([SPARK] if self.streams else [])]
+    def idle(self, *names: str) -> bool:
         told = [self.queue.group(name).stats() for name in names if self.queue.group(name).exists()]
         return len(told) == len(names) and not any(s.ready or s.delayed or s.in_flight or s.dead or s.routing for s in told)
 
     def end(self) -> None:
         self.stop.set()
+        self.drained.set()
         for slot in self.slots:
             if slot.alive:
                 slot.signal(signal.SIGCONT)
@@ -258,7 +270,7 @@ def main() -> int:
     random.seed(args.seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
-        run, started = Run(folder, args.spark), time.monotonic()
+        run = Run(folder, args.spark)
         try:
             run.fault(args.kills)
             run.drain(patience=900)
@@ -268,7 +280,7 @@ def main() -> int:
         found = judge(folder / "queue", run.notes, run.sink, Told(ATTEMPTS, timedelta(seconds=SKEW)))
         told = found.counts
         figures = {
-            "seconds": round(time.monotonic() - started),
+            "seconds": round(time.monotonic() - run.started),
             "messages": told["messages"],
             "leases": told["leases"],
             **run.done,
