@@ -148,7 +148,11 @@ def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float, *, archi
     for version, path, _ in commits:
         if version >= base:
             break
-        removed = {unquote(a["remove"]["path"]) for a in delta.read_commit(leases.files, version, leases.path) if "remove" in a}
+        try:
+            actions = delta.read_commit(leases.files, version, leases.path)
+        except FileNotFoundError:
+            continue  # another sweep is at it, and has been here
+        removed = {unquote(a["remove"]["path"]) for a in actions if "remove" in a}
         for gone in [*sorted(removed - live), path]:
             leases.files.delete(gone)
             cleaned += 1
@@ -174,7 +178,11 @@ def _clean_orphans(leases: DeltaLeases, kept: list[tuple[int, float]], live: set
         orphans |= {path for path, at in ages.items() if path not in needed and at < min(newest, base_time) - CLOCK_MARGIN}
     if orphans:  # almost always right already; but a slow writer may have landed after the base what it had written before
         for version, _ in kept:
-            orphans -= {unquote(a["add"]["path"]) for a in delta.read_commit(leases.files, version, leases.path) if "add" in a}
+            try:
+                actions = delta.read_commit(leases.files, version, leases.path)
+            except FileNotFoundError:
+                return 0  # another sweep keeps less by now: the next one looks again
+            orphans -= {unquote(a["add"]["path"]) for a in actions if "add" in a}
     for path in sorted(orphans):
         leases.files.delete(path)
     return len(orphans)

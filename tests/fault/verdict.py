@@ -33,6 +33,7 @@ def judge(path: Path, notes: Path, sink: Path, told: Told) -> Findings:
     found = check_queue(path, skew=told.skew, drained=groups)
     rows, sequences = history(path), published(path)
     lost = journals(notes, "published") - set(sequences)
+    found.counts["leases"] = len({(r["version"], r["lease_id"]) for r in rows if r["event"] in ("leased", "replayed")})
     found.expect(not lost, f"confirmed and not there: {sorted(lost)[:5]}")
     table = DeltaTable(str(path / "messages")).to_pyarrow_table(columns=["message_id", "value"])
     ids = Counter(one for one in table["message_id"].to_pylist() if one and one.startswith("numbered"))

@@ -563,13 +563,16 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(delta_queue: Ma
     assert queue.group().stats().acked == 5
 
 
-def test_two_sweepers_clean_at_once(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("step", "at"), [("delete", 2), ("read", 2), ("read", 3), ("read", 4)])
+def test_two_sweepers_clean_at_once(delta_queue: Make, monkeypatch: pytest.MonkeyPatch, step: str, at: int) -> None:
     queue = delta_queue()
     queue.publish("a")
     cycle(queue, 6)
     one, two = delta_leases(again(queue)), delta_leases(again(queue))
-    monkeypatch.setattr(one.files, "delete", Injected(one.files.delete, before=lambda: clean(two, 2, 0), at=2))
-    clean(one, 2, 0)
+    injected = Injected(getattr(one.files, step), before=lambda: clean(two, 0, 0), at=at)
+    monkeypatch.setattr(one.files, step, injected)
+    clean(one, 0, 0)
+    assert injected.calls >= at
     assert again(queue).group().stats().ready == 1
     assert lease(queue).ack().settled == 1
 
