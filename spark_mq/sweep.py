@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -29,9 +29,22 @@ from spark_mq.log import DeltaLog
 from spark_mq.queue import Queue
 from spark_mq.retention import trim
 
-__all__ = ["KEEP_SECONDS", "KEEP_VERSIONS", "SweepReport", "expire", "housekeep", "sweep", "trim"]
+__all__ = [
+    "KEEP_LEDGER_SECONDS",
+    "KEEP_LEDGER_VERSIONS",
+    "SweepReport",
+    "expire",
+    "housekeep",
+    "sweep",
+    "trim",
+]
 
 
+KEEP_LEDGER_VERSIONS: Final = 500
+KEEP_LEDGER_SECONDS: Final = 60.0
+"""How much of the log of ``leases/`` stays: a commit lists it, 2 ms for 1,000 files. What was done stands in ``history/``."""
+
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -102,18 +115,25 @@ def expire(queue: Queue) -> int:
     return sum(queue.group(name).expire() for name in queue.groups())
 
 
-def housekeep(queue: Queue, *, keep_versions: int = KEEP_VERSIONS, keep_seconds: float = KEEP_SECONDS) -> int:
+def housekeep(queue: Queue, *, keep_versions: int | None = None, keep_seconds: float | None = None) -> int:
     """Checkpoints the tables, cleans their logs, and drops old versions of the ledger with the files only they need.
 
-    The log of ``messages/`` is cleaned as far as ``commits/`` reaches. Returns how many files went.
+    By default what each table needs stays (KEEP_..., KEEP_LEDGER_...). The log of ``messages/`` is cleaned as far as ``commits/`` reaches.
+    Returns how many files went.
     """
     if not isinstance(queue.leases, DeltaLeases) or not isinstance(queue.log, DeltaLog):
         return 0
     archive(queue)  # what has not been archived is not cleaned
     with telling(queue.path, queue.storage_options, "housekeeping of"):
         checkpoint(queue.log)
-        cleaned = clean_messages(queue.log, keep_versions, keep_seconds) + clean_commits(queue.log)
-        return cleaned + clean(queue.leases, keep_versions, keep_seconds, archived=archived(queue))
+        versions, seconds = _given(keep_versions, KEEP_VERSIONS), _given(keep_seconds, KEEP_SECONDS)
+        cleaned = clean_messages(queue.log, versions, seconds) + clean_commits(queue.log)
+        versions, seconds = _given(keep_versions, KEEP_LEDGER_VERSIONS), _given(keep_seconds, KEEP_LEDGER_SECONDS)
+        return cleaned + clean(queue.leases, versions, seconds, archived=archived(queue))
+
+
+def _given(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value
 
 
 def checkpoint(table: DeltaLog | DeltaLeases) -> int:

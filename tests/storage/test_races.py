@@ -55,6 +55,28 @@ def on_ledger_write(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injected]:
     return inject
 
 
+def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past(
+    queue: Queue, on_ledger_write: Callable[..., Injected], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version's number is free again, so delta-rs reports success: the lease would be a second one of the same messages."""
+    monkeypatch.setattr(leases, "_SLOW", -1.0)
+    queue.publish([str(n) for n in range(40)])
+    queue.group().ensure()
+    other = again(queue)
+
+    def meanwhile() -> None:
+        for _ in range(5):
+            lease(other, 4)
+        housekeep(other, keep_versions=0, keep_seconds=0)
+
+    written = on_ledger_write(before=meanwhile)
+    mine = lease(queue, 4)
+    assert written.calls > 6, "it was told that its first commit was one, and tried again"
+    assert [m.value for m in mine.messages] == [b"20", b"21", b"22", b"23"]
+    assert again(queue).group().stats().in_flight == 24
+    assert mine.ack().settled == 4
+
+
 @pytest.fixture
 def on_log_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injected]:
     def inject(**what: Any) -> Injected:
