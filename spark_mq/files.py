@@ -63,6 +63,12 @@ class Files:
         return "://" in self.root
 
     def exists(self, path: str) -> bool:
+        if self.lists_late:  # asked for its kind, what is not there is looked for as a folder too: a listing, beside the one request
+            try:
+                self._handler.open_input_file(path)
+            except FileNotFoundError:
+                return False
+            return True
         return self._files.get_file_info(path).type == FileType.File
 
     def stamp(self, path: str) -> tuple[int, int] | None:

@@ -125,12 +125,9 @@ class DeltaLeases:
             return self._table
 
     def _is_latest(self, version: int) -> bool:
-        """Whether nothing was committed after a version, by names: a listing, as delta-rs does it, looks at each file of the log.
-
-        Only of a local table: an object store answers a question for one name no faster.
-        """
+        """Whether nothing was committed after a version, by names: a listing, as delta-rs does it, looks at each file of the log."""
         # In this order: the log is cleaned from its start, so while this commit is there the next one has not been cleaned away.
-        return not self.files.lists_late and not self.files.exists(log_path(version + 1)) and self.files.exists(log_path(version))
+        return not self.files.exists(log_path(version + 1)) and self.files.exists(log_path(version))
 
     def read(self, group: str, *, blind: bool = False) -> Stored:
         with self._lock:
