@@ -21,6 +21,8 @@ __all__ = ["load", "newest", "update"]
 PATIENCE: Final = 20.0
 """Seconds that a store's listings may be late, at most: longer, and what was committed meanwhile is not seen."""
 _PAUSE: Final = 0.05
+_CLEANED: Final = 3
+"""So many times in a row; a file that is missing for good is told."""
 
 T = TypeVar("T")
 
@@ -52,12 +54,18 @@ def newest(files: Files, version: int) -> int:
 
 
 def _when_listed(files: Files, attempt: Callable[[], T], version: int) -> T:
-    """Tries something again while it fails because a listing is late: of a checkpoint, or of a `version` that is there by its name."""
-    deadline = time.monotonic() + PATIENCE
+    """Tries something again while it fails because a listing is late: of a checkpoint, or of a `version` that is there by its name.
+
+    Or of any store, some times: because a sweep has cleaned away a file of the log after it was listed, and before it was read.
+    """
+    deadline, cleaned = time.monotonic() + PATIENCE, 0
     while True:
         try:
             return attempt()
         except DeltaError as error:
+            if cleaned < _CLEANED and "/_delta_log/" in str(error) and "not found" in str(error):
+                cleaned += 1
+                continue
             late = files.lists_late and ("_last_checkpoint hint" in str(error) or files.exists(log_path(version)))
             if not late or time.monotonic() > deadline:
                 raise

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from handles import Injected, again, lease
 
-from spark_mq import Message, Queue, dead_letters, errors, leases
+from spark_mq import Message, Queue, dead_letters, errors, leases, listings
 from spark_mq.dead_letters import copy_dead, route
 from spark_mq.leases import DeltaLeases
 from spark_mq.sweep import SweepReport, clean, expire, housekeep, sweep, trim
@@ -575,6 +576,25 @@ def test_two_sweepers_clean_at_once(delta_queue: Make, monkeypatch: pytest.Monke
     assert injected.calls >= at
     assert again(queue).group().stats().ready == 1
     assert lease(queue).ack().settled == 1
+
+
+@pytest.mark.parametrize("times", [1, 3, 4])
+def test_a_log_cleaned_while_it_is_opened_is_opened_again(delta_queue: Make, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """A checkpoint goes between the listing and the read; one that is missing for good is told."""
+    queue, left = delta_queue(), [times]
+
+    def opened(*args: Any, **options: Any) -> DeltaTable:
+        if left[0]:
+            left[0] -= 1
+            raise DeltaError(f"Object at location {queue.leases.path}/_delta_log/00000000000000000002.checkpoint.parquet not found")
+        return DeltaTable(*args, **options)
+
+    monkeypatch.setattr(listings, "DeltaTable", opened)
+    if times > 3:
+        with pytest.raises(DeltaError, match="checkpoint"):
+            listings.load(queue.leases.path)
+    else:
+        assert listings.load(queue.leases.path).version() == DeltaTable(queue.leases.path).version()
 
 
 def test_files_of_lost_races_are_cleaned_away(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
