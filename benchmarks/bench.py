@@ -1,6 +1,7 @@
 """Measures what spark_mq promises of its cost, side by side in one run. Writes results.json and prints a table.
 
     make bench                                                    # all
+    make bench-short                                              # just so much of the peers that every figure is there
     .venv/bin/python benchmarks/bench.py --only commits           # one part
 
 Figures of one machine in one run mean little; the ratios between rows of one run are what to look at.
@@ -12,17 +13,22 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
+from measure import Result, median_ms
+from peers.parts import expected, parts
+from peers.sizes import SHORT, Sizes
+from session import session
 
 from spark_mq import Message, Queue
 from spark_mq.leases import DeltaLeases
@@ -30,28 +36,6 @@ from spark_mq.ledger_rows import LEASES_SCHEMA, to_rows
 from spark_mq.ranges import Head, Ledger, Range
 
 HERE = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True)
-class Result:
-    """One figure. ``against``: what it was compared with in the same run, and the ratio to that."""
-
-    name: str
-    value: float
-    unit: str
-    against: str = ""
-    goal: str = ""
-
-
-def median_ms(action: Callable[[], object], rounds: int, warmup: int = 2) -> float:
-    """Median milliseconds of one call."""
-    times = []
-    for number in range(rounds + warmup):
-        start = time.perf_counter()
-        action()
-        if number >= warmup:
-            times.append((time.perf_counter() - start) * 1000)
-    return statistics.median(times)
 
 
 def commits(folder: Path, rounds: int) -> Iterator[Result]:
@@ -133,14 +117,11 @@ def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
 
 def micro_batch(folder: Path, rounds: int) -> Iterator[Result]:
     """What settling adds to a micro-batch of 10,000: the time of the foreachBatch function less that of the handler."""
-    from pyspark.sql import SparkSession
+    with session(folder) as spark:
+        yield from _micro_batch(spark, folder, rounds)
 
-    from spark_mq.spark import register
 
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
+def _micro_batch(spark: Any, folder: Path, rounds: int) -> Iterator[Result]:
     queue = Queue.create(folder / "stream")
     queue.publish(pa.table({"value": pa.array([b"x" * 1000] * 10_000 * (rounds + 2), pa.binary())}))
     group = queue.group("bench")
@@ -164,7 +145,6 @@ def micro_batch(folder: Path, rounds: int) -> Iterator[Result]:
         stream.writeStream.foreachBatch(timed).trigger(availableNow=True).option("checkpointLocation", str(folder / "checkpoint")).start()
     )
     query.awaitTermination()
-    spark.stop()
     added = [all_ - own for all_, own in zip(whole, inside, strict=True)]
     assert len(added) == rounds + 2
     assert group.stats().acked == 10_000 * (rounds + 2)
@@ -194,25 +174,52 @@ PARTS: dict[str, Callable[[Path, int], Iterator[Result]]] = {
 }
 
 
+ALL = [*PARTS, *parts(Sizes())]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=sorted(PARTS), action="append", help="a part (repeatable); default: all")
-    parser.add_argument("--rounds", type=int, default=30, help="measured rounds of each figure (30)")
+    parser.add_argument("--only", choices=ALL, action="append", help="a part (repeatable); default: all")
+    parser.add_argument("--rounds", type=int, help="measured rounds of each quick figure (30; short: 5)")
+    parser.add_argument("--messages", type=int, default=Sizes.drain, help="messages to drain through Spark (2,400,000), 200,000 a batch")
+    parser.add_argument("--short", action="store_true", help="just so much of the peers that every figure is there: they mean nothing")
     parser.add_argument("--out", type=Path, default=HERE / "results.json", help="where the figures go")
     given = parser.parse_args()
+    if given.messages < 4 * Sizes.drain_batch or given.messages % Sizes.drain_batch:
+        parser.error(f"--messages: a multiple of {Sizes.drain_batch:,}, and at least 4 of them, since the first two batches do not count")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped
+    sizes = SHORT if given.short else Sizes(drain=given.messages)
+    rounds = given.rounds or (5 if given.short else 30)
+    every = PARTS | parts(sizes)
     results: list[Result] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in given.only or PARTS:
-            print(f"measuring {name} ...", file=sys.stderr, flush=True)
-            results += PARTS[name](Path(folder), given.rounds)
+    absent: list[str] = []
+    for name in given.only or (list(parts(sizes)) if given.short else every):
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            found = list(every[name](Path(folder), rounds))
+        results += found
+        absent += sorted(expected(name, sizes) - {r.name for r in found if r.value is None or r.value > 0})
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
-    given.out.write_text(json.dumps({"machine": machine, "rounds": given.rounds, "results": [asdict(r) for r in results]}, indent=2) + "\n")
+    given.out.write_text(json.dumps({"machine": machine, "rounds": rounds, "results": [asdict(r) for r in results]}, indent=2) + "\n")
+    print(f"\n{machine}; {rounds} rounds\n")
+    show(results)
+    for name in absent:
+        print(f"not measured: {name}", file=sys.stderr)
+    return 1 if absent else 0
+
+
+def show(results: list[Result]) -> None:
+    """The table, and what a power cut leaves on each side."""
     width = max(len(r.name) for r in results)
-    print(f"\n{machine}; {given.rounds} rounds\n")
     for r in results:
-        print(f"{r.name:<{width}}  {r.value:9.1f} {r.unit:<3} {r.against:<28} {('goal ' + r.goal) if r.goal else ''}".rstrip())
-    return 0
+        value = "-" if r.value is None else f"{r.value:,.1f}"
+        print(f"{r.name:<{width}}  {value:>13} {r.unit:<3} {r.against:<28} {('goal ' + r.goal) if r.goal else ''}".rstrip())
+    survives = {r.name.rsplit(": ", 1)[-1]: r.survives for r in results if r.survives}
+    if survives:
+        print("\nwhat a power cut leaves of what was reported as done:")
+    for name, what in survives.items():
+        print(f"  {name}: {what}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""Draining a backlog: through Spark from a queue and from a plain Delta table, and by a Python consumer from each broker.
+
+The Spark sides run ``sum(crc32(value))`` in foreachBatch; the consumer of a broker is one Python process that takes the crc32 of every
+value that it leased, then acks. Steady state: the median of the batches after the second.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from measure import Result
+from session import session
+
+from peers.all import BROKERS, OURS, PGMQ, POSTGRES, VALKEY
+from peers.base import Missing, Opener, read_all
+from peers.mq import LOCAL_FILES
+from peers.sides import Sides, table
+from peers.sizes import Sizes
+from peers.streams import Drained, Stores
+from peers.values import values
+
+ALL_COLUMNS = "spark_mq, all columns"
+DELTA = "plain Delta stream, no leases"
+STEADY, TOTAL = "steady state", "with start-up"
+GOALS = {
+    STEADY: {DELTA: ">= 1.5x", POSTGRES: "10x", PGMQ: "10x", VALKEY: "3x"},
+    TOTAL: {DELTA: ">= 1.5x"},
+}
+SURVIVES = {OURS: LOCAL_FILES, ALL_COLUMNS: LOCAL_FILES, DELTA: "what the system had written out: Hadoop does not sync local files"}
+
+
+def what(kind: str, which: str) -> str:
+    return f"drain, {kind}, {which}"
+
+
+def figures(sizes: Sizes) -> set[str]:
+    sides = (OURS, ALL_COLUMNS, DELTA, *BROKERS)
+    return {f"{what(kind, which)}: {name}" for kind in sizes.kinds for which in (STEADY, TOTAL) for name in sides}
+
+
+def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
+    """All sides in turn. ``rounds`` counts for nothing: see ``Sizes.drain_rounds``."""
+    for kind in sizes.kinds:
+        steady: dict[str, list[float] | Missing] = {}
+        total: dict[str, list[float] | Missing] = {}
+        survives = dict(SURVIVES)
+        with tempfile.TemporaryDirectory(dir=folder) as place, session(Path(place)) as spark:
+            stores = Stores(spark, Path(place) / "stores", kind, sizes.drain_batch)
+            stores.fill(sizes.drain)
+            streams: dict[str, Callable[[], Drained]] = {
+                OURS: lambda stores=stores: stores.from_queue(narrow=True),
+                ALL_COLUMNS: lambda stores=stores: stores.from_queue(narrow=False),
+                DELTA: stores.from_delta,
+            }
+            checksums = set()
+            for number in range(sizes.drain_rounds):
+                for name in list(streams)[:: -1 if number % 2 else 1]:  # none is always the first
+                    drained = streams[name]()
+                    checksums.add(drained.checksum)
+                    note(steady, name, sizes.drain_batch / statistics.median(drained.steady()))
+                    note(total, name, sizes.drain / drained.seconds)
+            assert len(checksums) == 1, "the sides read different messages"
+        for _ in range(sizes.drain_rounds):
+            for name, opener in BROKERS.items():
+                try:
+                    with tempfile.TemporaryDirectory(dir=folder) as place:
+                        batches, seconds, survives[name] = drain(opener, Path(place), kind, sizes.brokers, sizes.brokers_batch)
+                except Missing as why:
+                    steady[name] = total[name] = why
+                else:
+                    note(steady, name, sizes.brokers_batch / statistics.median(batches[2:]))
+                    note(total, name, sizes.brokers / seconds)
+        yield from table(what(kind, STEADY), in_order(steady), "/s", survives, GOALS[STEADY])
+        yield from table(what(kind, TOTAL), in_order(total), "/s", survives, GOALS[TOTAL])
+
+
+def note(sides: dict[str, list[float] | Missing], name: str, value: float) -> None:
+    side = sides.setdefault(name, [])
+    if not isinstance(side, Missing):
+        side.append(value)
+
+
+def in_order(sides: Sides) -> Sides:
+    return {name: sides[name] for name in (OURS, ALL_COLUMNS, DELTA, *BROKERS)}
+
+
+def drain(opener: Opener, folder: Path, kind: str, count: int, batch: int) -> tuple[list[float], float, str]:
+    """Seconds of each batch and of all, by one Python consumer; and what a power cut leaves."""
+    with opener(folder) as peer:
+        messages = values(kind, count)
+        peer.fill(messages)
+        expected = read_all(messages)
+        del messages
+        took, checksum, begin = [], 0, time.perf_counter()
+        start = begin
+        while leased := peer.lease(batch):
+            checksum += read_all(leased.read())
+            peer.ack(leased)
+            took.append(time.perf_counter() - start)
+            start = time.perf_counter()
+        assert checksum == expected, "it gave other messages than it took"
+        return took, start - begin, peer.survives

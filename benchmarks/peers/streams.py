@@ -1,0 +1,116 @@
+"""Draining through Spark: readStream, foreachBatch that reads every byte, ack. From a queue, and from a plain Delta table."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from peers.values import values
+from spark_mq import Queue
+
+READ_EVERY_BYTE = ("count(*)", "sum(length(value))", "sum(crc32(value))")
+"""No reader answers the last one without decoding the bytes."""
+NARROW = "sequence bigint, lease_id string, value binary"
+
+
+@dataclass
+class Drained:
+    """One drain: seconds from the start of the query to its end, when each batch ended, and what Spark says of them."""
+
+    seconds: float = 0.0
+    ends: list[float] = field(default_factory=list)
+    handler: list[float] = field(default_factory=list)
+    rows: int = 0
+    checksum: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+
+    def steady(self) -> list[float]:
+        """Seconds of each batch after the second, from the end of the one before to its own."""
+        return [end - before for before, end in zip(self.ends[1:], self.ends[2:], strict=False)]
+
+    def read(self, batch: Any) -> None:
+        start = time.perf_counter()
+        count, _, checksum = batch.selectExpr(*READ_EVERY_BYTE).collect()[0]
+        self.rows += count
+        self.checksum += checksum or 0
+        self.handler.append(time.perf_counter() - start)
+
+
+class Stores:
+    """The same messages in a queue and in a Delta table, by appends of `batch` messages, each two files in both."""
+
+    def __init__(self, spark: Any, folder: Path, kind: str, batch: int) -> None:
+        self.spark, self.folder, self.batch = spark, folder, batch
+        source = folder / "source"
+        source.mkdir(parents=True)
+        half = batch // 2
+        for name in ("a", "b"):  # no larger groups than a task reads
+            pq.write_table(
+                pa.table({"value": pa.array(values(kind, half), pa.binary())}), source / f"{name}.parquet", row_group_size=half // 4
+            )
+        self.frame = spark.read.parquet(str(source)).coalesce(2)
+        self.queue = Queue.create(folder / "queue", visibility_timeout="10m")
+        self.delta = str(folder / "delta")
+        self.count = 0
+        self.drains = 0
+
+    def publish(self) -> float:
+        """Seconds to publish the batch through Spark."""
+        start = time.perf_counter()
+        self.frame.write.format("spark_mq").mode("append").save(self.queue.path)
+        return time.perf_counter() - start
+
+    def append(self) -> float:
+        """Seconds to append it with delta-spark."""
+        start = time.perf_counter()
+        self.frame.write.format("delta").mode("append").save(self.delta)
+        return time.perf_counter() - start
+
+    def fill(self, count: int) -> None:
+        for _ in range(count // self.batch):
+            self.publish()
+            self.append()
+        self.count += count
+
+    def from_queue(self, narrow: bool) -> Drained:
+        """By a group of its own. ``narrow``: its schema has only the columns that are used, for Spark prunes none of a Python source."""
+        self.drains += 1
+        group = self.queue.group(f"drain-{self.drains}")
+        stream = self.spark.readStream.format("spark_mq").option("consumerGroup", group.name).option("maxMessagesPerTrigger", self.batch)
+        stream = (stream.schema(NARROW) if narrow else stream).load(self.queue.path)
+        drained = Drained()
+        return self._run(stream, drained, group.for_each_batch(lambda batch, lease: drained.read(batch)))
+
+    def from_delta(self) -> Drained:
+        """Spark's own source, without leases: the limit to beat."""
+        self.drains += 1
+        drained = Drained()
+        stream = self.spark.readStream.format("delta").option("maxFilesPerTrigger", 2).load(self.delta)
+        return self._run(stream, drained, lambda batch, _: drained.read(batch))
+
+    def _run(self, stream: Any, drained: Drained, handler: Callable[[Any, int], None]) -> Drained:
+        def each(batch: Any, batch_id: int) -> None:
+            handler(batch, batch_id)
+            drained.ends.append(time.perf_counter())
+
+        writer = stream.writeStream.foreachBatch(each).trigger(availableNow=True)
+        start = time.perf_counter()
+        query = writer.option("checkpointLocation", str(self.folder / f"checkpoint-{self.drains}")).start()
+        query.awaitTermination()
+        drained.seconds = time.perf_counter() - start
+        assert drained.rows == self.count, f"{drained.rows} of {self.count} messages came"
+        took = defaultdict(list)
+        for progress in query.recentProgress[2:]:
+            if progress["numInputRows"]:
+                for stage, ms in progress["durationMs"].items():
+                    took[stage].append(ms)
+        drained.stages = {stage: statistics.median(all_) for stage, all_ in took.items()}
+        return drained
