@@ -14,19 +14,19 @@ from peers.rows_delta_rs import RowsDeltaRs
 
 
 class RowsMerge(RowsDeltaRs):
-    """Filled by delta-rs, so with the same files. With deletion vectors: a MERGE then writes the rows that it changes, not their files."""
+    """Filled by delta-rs, so with the same files. ``vectors``: deletion vectors, so a MERGE writes the rows that it changes, not files."""
 
     survives = "what the system had written out: Hadoop does not sync local files"
 
-    def __init__(self, path: Path, spark: Any) -> None:
+    def __init__(self, path: Path, spark: Any, vectors: bool) -> None:
         super().__init__(path)
         self.spark = spark
-        self._filled = False
+        self._to_enable = vectors
 
     def lease(self, count: int) -> Leased | None:
-        if not self._filled:  # from here on delta-rs does not write it any more
+        if self._to_enable:  # from here on delta-rs cannot write it any more
             self.spark.sql(f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-            self._filled = True
+            self._to_enable = False
         table = self.spark.read.format("delta").load(self.path)
         found = table.where(f"id > {self.done} AND state = 'ready'").orderBy("id").limit(count).select("id").collect()
         if not found:
@@ -53,11 +53,11 @@ class RowsMerge(RowsDeltaRs):
         table.merge(taken, f"t.id = s.id AND {where}").whenMatchedUpdate(set=new).execute()
 
 
-def opener(spark: Any) -> Opener:
+def opener(spark: Any, vectors: bool) -> Opener:
     """Opens a new table."""
 
     @contextlib.contextmanager
     def opened(folder: Path) -> Iterator[Peer]:
-        yield RowsMerge(folder / "rows", spark)
+        yield RowsMerge(folder / "rows", spark, vectors)
 
     return opened
