@@ -1,0 +1,105 @@
+"""Where a drain through Spark loses its time: medians of each stage of a batch, and a profile of the reader that the tasks run.
+
+    .venv/bin/python benchmarks/profile_drain.py --messages 800000 --batch 200000
+    .venv/bin/python benchmarks/profile_drain.py --only reader    # no Spark: one batch's partitions, under cProfile
+
+The stages are Spark's (``durationMs`` of its progress), but of ``addBatch``, which is all of foreachBatch: the handler, and the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import pstats
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+from peers.streams import Drained, Stores
+from peers.values import KINDS, values
+from pyspark.sql.types import StructType
+from session import session
+
+from spark_mq import Queue
+from spark_mq.payload import ROW_GROUP_ROWS
+from spark_mq.spark import partitions
+from spark_mq.spark.schema import READ_SCHEMA
+
+
+def stages(folder: Path, kind: str, messages: int, batch: int) -> None:
+    """Drains by each side twice, in turn; the second time is told."""
+    with session(folder) as spark:
+        stores = Stores(spark, folder / "stores", kind, batch)
+        stores.fill(messages)
+        sides = {
+            "plain Delta": stores.from_delta,
+            "spark_mq": lambda: stores.from_queue(narrow=True),
+            "spark_mq, all columns": lambda: stores.from_queue(narrow=False),
+        }
+        for number in range(2):
+            for name, drain in sides.items():
+                drained = drain()
+                if number:
+                    tell(name, drained, batch)
+
+
+def tell(name: str, drained: Drained, batch: int) -> None:
+    cycle, handler = statistics.median(drained.steady()), statistics.median(drained.handler[2:])
+    print(f"\n{name}: {drained.seconds:.2f} s in all; steady state {batch / cycle:,.0f} messages/s, {cycle * 1000:.0f} ms a batch")
+    print(f"  {'the handler: reads every byte':<34}{handler * 1000:8.0f} ms")
+    print(f"  {'the rest of addBatch: settling':<34}{drained.stages.get('addBatch', 0) - handler * 1000:8.0f} ms")
+    for stage, ms in sorted(drained.stages.items(), key=lambda item: -item[1]):
+        if stage not in ("addBatch", "triggerExecution"):
+            print(f"  {stage:<34}{ms:8.0f} ms")
+
+
+def reader(folder: Path, kind: str, batch: int) -> None:
+    """One batch's partitions, read as tasks read them but one after the other in this process; then the same under a profiler."""
+    queue = Queue.create(folder / "queue")
+    for _ in range(2):
+        queue.publish(pa.table({"value": pa.array(values(kind, batch // 2), pa.binary())}))
+    lease = queue.group("profile").lease("profile", max_messages=batch)
+    assert lease is not None
+    index = queue.log.index()
+    pieces = [(piece, of) for of in lease.ranges for piece in index.slices(of.first, of.last)]
+    parts = partitions.cut(queue.path, pieces, {}, 1)
+    schema = StructType([READ_SCHEMA[name] for name in ("sequence", "lease_id", "value")])
+
+    def read() -> int:
+        return sum(rows.num_rows for part in parts for rows in partitions.read(part, schema))
+
+    start = time.perf_counter()
+    assert read() == batch
+    seconds = time.perf_counter() - start
+    with cProfile.Profile() as profile:
+        read()
+    stats = pstats.Stats(profile)
+    decoded = sum(calls for (_, _, name), (_, calls, *_) in stats.stats.items() if "read_row_group" in name)  # type: ignore[attr-defined]
+    groups = -(-batch // 2 // ROW_GROUP_ROWS) * 2
+    print(f"\nreader: {batch:,} messages in {seconds * 1000:.0f} ms by one process ({batch / seconds:,.0f}/s), {len(parts)} partitions;")
+    print(f"  {decoded} row groups decoded where the files have {groups}: one that two partitions share is decoded by both")
+    stats.sort_stats("tottime").print_stats(12)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("stages", "reader"), help="default: both")
+    parser.add_argument("--messages", type=int, default=800_000, help="to drain; at least four batches")
+    parser.add_argument("--batch", type=int, default=200_000)
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
+    given = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with tempfile.TemporaryDirectory() as folder:
+        if given.only != "stages":
+            reader(Path(folder) / "reader", given.kind, given.batch)
+        if given.only != "reader":
+            stages(Path(folder), given.kind, given.messages, given.batch)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
