@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/profile_drain.py --messages 800000 --batch 200000
     .venv/bin/python benchmarks/profile_drain.py --only reader    # no Spark: one batch's partitions, under cProfile
 
-The stages are Spark's (``durationMs`` of its progress), but of ``addBatch``, which is all of foreachBatch: the handler, and the rest.
+The stages are Spark's (``durationMs`` of its progress), but of ``addBatch``, which is all of foreachBatch: the handler, and the rest (settling, if any).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def tell(name: str, drained: Drained, batch: int) -> None:
     cycle, handler = statistics.median(drained.steady()), statistics.median(drained.handler[2:])
     print(f"\n{name}: {drained.seconds:.2f} s in all; steady state {batch / cycle:,.0f} messages/s, {cycle * 1000:.0f} ms a batch")
     print(f"  {'the handler: reads every byte':<34}{handler * 1000:8.0f} ms")
-    print(f"  {'the rest of addBatch: settling':<34}{drained.stages.get('addBatch', 0) - handler * 1000:8.0f} ms")
+    print(f"  {'the rest of addBatch (and settling)':<34}{drained.stages.get('addBatch', 0) - handler * 1000:8.0f} ms")
     for stage, ms in sorted(drained.stages.items(), key=lambda item: -item[1]):
         if stage not in ("addBatch", "triggerExecution"):
             print(f"  {stage:<34}{ms:8.0f} ms")

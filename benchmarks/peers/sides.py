@@ -24,5 +24,5 @@ def table(what: str, sides: Sides, unit: str, survives: Mapping[str, str], goals
             continue
         value, own = statistics.median(given), statistics.median(ours)
         ratio = own / value if unit == "/s" else value / own
-        against = f"spark_mq {ratio:.2f}x as good" if name != OURS else ""
+        against = f"spark_mq {ratio:.2f}x as fast" if name != OURS else ""
         yield Result(f"{what}: {name}", value, unit, against, goals.get(name, ""), survives.get(name, ""))
