@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/profile_drain.py --messages 800000 --batch 200000
     .venv/bin/python benchmarks/profile_drain.py --only reader    # no Spark: one batch's partitions, under cProfile
 
-The stages are Spark's (``durationMs`` of its progress), but of ``addBatch``, which is all of foreachBatch: the handler, and the rest (settling, if any).
+The stages are Spark's (``durationMs`` of its progress), but of ``addBatch``, which is all of foreachBatch: the handler, and
+the rest (settling, if any).
 """
 
 from __future__ import annotations
