@@ -97,20 +97,27 @@ lint: setup ## check style, formatting and types
 	$(python) -m ruff format --check
 	$(python) -m mypy
 
+.venv/.bench: .venv/.installed
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@
+
 # Servers that are not there for this machine are no error: the benchmark tells them as missing. No stamp then, so the next run tries again.
 .PHONY: bench-peers
-bench-peers: .venv/.installed
-	@test .venv/.bench -nt pyproject.toml \
-	  || { $(python) -m pip install --quiet --disable-pip-version-check --editable '.[bench]' && touch .venv/.bench; } \
+bench-peers: .venv/.bench
+	@test .venv/.peers -nt pyproject.toml \
+	  || { $(python) -m pip install --quiet --disable-pip-version-check --editable '.[peers]' && touch .venv/.peers; } \
 	  || echo "not all peers could be installed"
 
 .PHONY: bench
-bench: setup bench-peers ## run the benchmarks, beside PostgreSQL, Valkey and plain Delta
+bench: setup bench-peers ## run the benchmarks, beside PostgreSQL, Valkey and plain Delta, and draw their curves: hours
 	@$(with_spark) $(python) benchmarks/bench.py
+	@$(python) benchmarks/plots.py
 
 .PHONY: bench-short
-bench-short: setup bench-peers ## whether the benchmark beside its peers still gives all its figures, in a minute and a half
-	@$(with_spark) $(python) benchmarks/bench.py --short --out .venv/bench-short.json
+bench-short: setup bench-peers ## small sizes: whether all figures of the benchmarks are still produced
+	@rm -rf .venv/bench && mkdir .venv/bench
+	@$(with_spark) $(python) benchmarks/bench.py --short --out .venv/bench/results.json --curves .venv/bench/curves.json
+	@$(python) benchmarks/plots.py --all --curves .venv/bench/curves.json --out .venv/bench
 
 .PHONY: clean
 clean: ## remove .venv and all that builds, tests and Spark left behind

@@ -79,6 +79,7 @@ def probe(path: str) -> dict[str, float]:
         "first look at the log, ms": (indexed - opened) * 1000,
         "first lease, ms": (leased - indexed) * 1000,
         "poll, ms": median(queue.log.index),
+        "stats(), ms": median(group.stats),
         "next lease and ack, ms": median(lambda: group.lease("w").ack()),  # type: ignore[union-attr]
         "publish of one message, ms": median(lambda: queue.publish(b"y")),
     }

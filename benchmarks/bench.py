@@ -1,7 +1,7 @@
 """Measures what spark_mq promises of its cost, side by side in one run. Writes results.json and prints a table.
 
-    make bench                                                    # all
-    make bench-short                                              # just so much of the peers that every figure is there
+    make bench                                                    # all, and the plots
+    make bench-short                                              # whether all figures are still produced
     .venv/bin/python benchmarks/bench.py --only commits           # one part
 
 Figures of one machine in one run mean little; the ratios between rows of one run are what to look at.
@@ -14,194 +14,82 @@ import json
 import os
 import platform
 import signal
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from deltalake import DeltaTable, PostCommitHookProperties
-from measure import Result, median_ms
+from curves import CURVES
+from figures import Part, Point, Result
+from own import PARTS
 from peers.parts import expected, parts
 from peers.sizes import SHORT, Sizes
-from session import session
-
-from spark_mq import Message, Queue
-from spark_mq.leases import DeltaLeases
-from spark_mq.ledger_rows import LEASES_SCHEMA, to_rows
-from spark_mq.ranges import Head, Ledger, Range
 
 HERE = Path(__file__).resolve().parent
+ALL = [*PARTS, *parts(Sizes()), *CURVES]
+SHORT_ROUNDS = 5
 
 
-def commits(folder: Path, rounds: int) -> Iterator[Result]:
-    """One lease and one ack, each one commit, for batches of 1,000 and of 300,000 messages, taken in turn."""
-    sizes = (1_000, 300_000)
-    queue = Queue.create(folder / "commits", visibility_timeout="10m")
-    rows = 300_000
-    values = pa.table({"value": pa.array([b"x" * 20] * rows, pa.binary())})
-    for _ in range(-(-(rounds + 2) * sum(sizes) // rows)):
-        queue.publish(values)
-    group = queue.group("bench")
-    lease_ms: dict[int, list[float]] = {size: [] for size in sizes}
-    ack_ms: dict[int, list[float]] = {size: [] for size in sizes}
-    version = group.ensure().queue.leases.refresh().version()  # type: ignore[attr-defined]
-    for number in range(rounds + 2):
-        for size in sizes:
-            start = time.perf_counter()
-            lease = group.lease("bench", max_messages=size)
-            leased = time.perf_counter()
-            assert lease is not None, "the queue ran dry"
-            assert len(lease) == size
-            middle = time.perf_counter()
-            lease.ack()
-            end = time.perf_counter()
-            if number >= 2:
-                lease_ms[size].append((leased - start) * 1000)
-                ack_ms[size].append((end - middle) * 1000)
-    made = queue.leases.refresh().version() - version  # type: ignore[attr-defined]
-    assert made == (rounds + 2) * len(sizes) * 2, f"{made} commits"
-    small, large = sizes
-    for name, times in (("lease", lease_ms), ("ack", ack_ms)):
-        base = statistics.median(times[small])
-        yield Result(f"{name}, {small:,} messages, p50", base, "ms", goal="< 30 ms")
-        value = statistics.median(times[large])
-        yield Result(f"{name}, {large:,} messages, p50", value, "ms", f"{value / base:.2f}x of {small:,}", "< 30 ms, the same")
+def chosen(names: list[str] | None, sizes: Sizes, short: bool) -> dict[str, Part]:
+    """The parts with these names, or all."""
+    every: dict[str, Part] = PARTS | parts(sizes)
+    every |= {name: partial(load(), short=short) for name, load in CURVES.items() if name in (names or ALL)}
+    return {name: every[name] for name in names or ALL}
 
 
-def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
-    """Why a ledger commit replaces its partition: the same change by that, and by a MERGE of the changed rows, in turn."""
-    for ranges in (2, 16_000):
-        ledger = Ledger.of(Head(), [Range(i * 2, i * 2, "waiting", 1, available_at=i, delivery_count=1) for i in range(ranges)])
-        ours, theirs = (DeltaLeases(str(folder / f"{kind}-{ranges}")) for kind in ("replace", "merge"))
-        for table in (ours, theirs):
-            table.create("bench")
-            table.write(table.read("g"), ledger, operation_id=f"first-{ranges}", note={})
-        changed = to_rows("g", Ledger(ledger.head, ledger.ranges.slice(0, 2))).append_column(
-            "op", pa.array(["put"] * 3, pa.string())
-        )  # the floor row and two ranges
-
-        def by_replace(table: DeltaLeases = ours, ledger: Ledger = ledger) -> None:
-            stored = table.read("g")
-            head = replace(ledger.head, revision=stored.ledger.head.revision + 1)  # type: ignore[union-attr]
-            table.write(stored, Ledger(head, ledger.ranges), operation_id=str(time.monotonic_ns()), note={})
-
-        handle = DeltaTable(theirs.path)
-
-        def by_merge(handle: DeltaTable = handle, changed: pa.Table = changed) -> None:
-            handle.update_incremental()
-            columns = {name: f"s.{name}" for name in LEASES_SCHEMA.names}
-            (
-                handle.merge(
-                    changed, "t.consumer_group = 'g' AND t.first = s.first", source_alias="s", target_alias="t",
-                    post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
-                )
-                .when_matched_delete("s.op = 'delete'")
-                .when_matched_update(columns, "s.op = 'put'")
-                .when_not_matched_insert(columns, "s.op = 'put'")
-                .execute()
-            )  # fmt: skip
-
-        times: dict[str, list[float]] = {"replace": [], "merge": []}
-        for _ in range(rounds):
-            times["replace"].append(median_ms(by_replace, 1, 0))
-            times["merge"].append(median_ms(by_merge, 1, 0))
-        merge, own = statistics.median(times["merge"]), statistics.median(times["replace"])
-        yield Result(f"ledger commit by MERGE, {ranges:,} ranges, p50", merge, "ms")
-        yield Result(f"ledger commit by replacing the partition, {ranges:,} ranges, p50", own, "ms", f"{merge / own:.1f}x as fast as MERGE")
+def merged(file: Path, results: list[Result], told: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results of a file with those of this run in their places: what was not measured this time stays as it is."""
+    known = {r["name"]: r for r in json.loads(file.read_text())["results"]} if file.exists() else {}
+    return list((known | {r.name: {**asdict(r), **told} for r in results}).values())
 
 
-def micro_batch(folder: Path, rounds: int) -> Iterator[Result]:
-    """What settling adds to a micro-batch of 10,000: the time of the foreachBatch function less that of the handler."""
-    with session(folder) as spark:
-        yield from _micro_batch(spark, folder, rounds)
-
-
-def _micro_batch(spark: Any, folder: Path, rounds: int) -> Iterator[Result]:
-    queue = Queue.create(folder / "stream")
-    queue.publish(pa.table({"value": pa.array([b"x" * 1000] * 10_000 * (rounds + 2), pa.binary())}))
-    group = queue.group("bench")
-    inside: list[float] = []
-    whole: list[float] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        start = time.perf_counter()
-        batch.selectExpr("sum(length(value))").collect()
-        inside.append((time.perf_counter() - start) * 1000)
-
-    settle = group.for_each_batch(process)
-
-    def timed(batch: Any, batch_id: int) -> None:
-        start = time.perf_counter()
-        settle(batch, batch_id)
-        whole.append((time.perf_counter() - start) * 1000)
-
-    stream = spark.readStream.format("spark_mq").option("consumerGroup", "bench").option("maxMessagesPerTrigger", 10_000).load(queue.path)
-    query = (
-        stream.writeStream.foreachBatch(timed).trigger(availableNow=True).option("checkpointLocation", str(folder / "checkpoint")).start()
-    )
-    query.awaitTermination()
-    added = [all_ - own for all_, own in zip(whole, inside, strict=True)]
-    assert len(added) == rounds + 2
-    assert group.stats().acked == 10_000 * (rounds + 2)
-    handler, first, later = statistics.median(inside[2:]), added[0], statistics.median(added[2:])
-    yield Result("micro-batch of 10,000: the handler alone, p50", handler, "ms")
-    yield Result("micro-batch of 10,000: settling adds, p50", later, "ms", f"{later / handler:.2f}x of the handler", "< 100 ms")
-    yield Result("micro-batch of 10,000: settling adds to the first batch of a run", first, "ms", "learns the runner from a row")
-
-
-def buffered(folder: Path, rounds: int) -> Iterator[Result]:
-    """Single messages of 100 bytes, handed in by one thread, until all are durable."""
-    queue = Queue.create(folder / "buffered")
-    count = 10_000 * rounds
-    for kind, message in (("bytes", b"x" * 100), ("Message with a key", Message(b"x" * 100, key="k"))):
-        start = time.perf_counter()
-        with queue.publisher() as publisher:
-            for _ in range(count):
-                publisher.publish(message)
-        yield Result(f"buffered publisher, {kind}", count / (time.perf_counter() - start), "/s", goal="> 50,000 /s")
-
-
-PARTS: dict[str, Callable[[Path, int], Iterator[Result]]] = {
-    "commits": commits,
-    "ledger": ledger_commit,
-    "buffered": buffered,
-    "micro-batch": micro_batch,
-}
-
-
-ALL = [*PARTS, *parts(Sizes())]
+def keep(file: Path, points: dict[str, list[Point]], told: dict[str, Any]) -> None:
+    """Writes the points of curves, with what is told of their run; curves that were not measured this time stay as they are."""
+    curves = json.loads(file.read_text()) if file.exists() else {}
+    for name, found in points.items():
+        curves[name] = {**told, "points": [{"x": point.x, **point.lines} for point in found]}
+    if points:
+        file.write_text(json.dumps(curves, indent=1) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=ALL, action="append", help="a part (repeatable); default: all")
-    parser.add_argument("--rounds", type=int, help="measured rounds of each quick figure (30; short: 5)")
+    parser.add_argument("--short", action="store_true", help="small sizes, for a check that all figures are still produced")
+    parser.add_argument("--rounds", type=int, help=f"measured rounds of each quick figure (30; with --short {SHORT_ROUNDS})")
     parser.add_argument("--messages", type=int, default=Sizes.drain, help="messages to drain through Spark (2,400,000), 200,000 a batch")
-    parser.add_argument("--short", action="store_true", help="just so much of the peers that every figure is there: they mean nothing")
     parser.add_argument("--out", type=Path, default=HERE / "results.json", help="where the figures go")
+    parser.add_argument("--curves", type=Path, default=HERE / "curves.json", help="where the points of the curves go")
     given = parser.parse_args()
     if given.messages < 4 * Sizes.drain_batch or given.messages % Sizes.drain_batch:
         parser.error(f"--messages: a multiple of {Sizes.drain_batch:,}, and at least 4 of them, since the first two batches do not count")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped
     sizes = SHORT if given.short else Sizes(drain=given.messages)
-    rounds = given.rounds or (5 if given.short else 30)
-    every = PARTS | parts(sizes)
+    rounds = given.rounds or (SHORT_ROUNDS if given.short else 30)
+    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
+    told = {"machine": machine, "rounds": rounds, "short": given.short}
     results: list[Result] = []
     absent: list[str] = []
-    for name in given.only or (list(parts(sizes)) if given.short else every):
+    for name, part in chosen(given.only, sizes, given.short).items():
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        start, points = time.monotonic(), dict[str, list[Point]]()
+        new: list[Result] = []
         with tempfile.TemporaryDirectory() as folder:
-            found = list(every[name](Path(folder), rounds))
-        results += found
-        absent += sorted(expected(name, sizes) - {r.name for r in found if r.value is None or r.value > 0})
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
-    given.out.write_text(json.dumps({"machine": machine, "rounds": rounds, "results": [asdict(r) for r in results]}, indent=2) + "\n")
+            for found in part(Path(folder), rounds):
+                if isinstance(found, Result):
+                    new.append(found)
+                else:
+                    points.setdefault(found.curve, []).append(found)
+        results += new
+        absent += sorted(expected(name, sizes) - {r.name for r in new if r.value is None or r.value > 0})
+        # After each part: a run of hours may be stopped.
+        given.out.write_text(json.dumps({"results": merged(given.out, new, told)}, indent=2) + "\n")
+        keep(given.curves, points, told)
+        print(f"    {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     print(f"\n{machine}; {rounds} rounds\n")
     show(results)
     for name in absent:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import resource
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from spark_mq import Queue, doors
@@ -32,13 +34,14 @@ class Worker:
     group: str
     pause: float
     apart: bool
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 def contend(me: Worker, begin: Any, stop: Any, results: Any) -> None:
     """Leases, extends and acks until told to stop; puts its milliseconds by verb into `results`."""
     if me.apart:
         doors.fcntl = None
-    ours = Queue.open(me.path).group(me.group)
+    ours = Queue.open(me.path, storage_options=me.options).group(me.group)
     times: dict[str, list[float]] = {"lease": [], "extend": [], "ack": []}
     failed: Counter[str] = Counter()
 
@@ -54,49 +57,76 @@ def contend(me: Worker, begin: Any, stop: Any, results: Any) -> None:
             times[verb].append((time.perf_counter() - start) * 1000)
 
     begin.wait()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    before = used.ru_utime + used.ru_stime
     while not stop.is_set():
         lease = timed("lease", lambda: ours.lease(me.name, max_messages=100, wait=1))
         if lease is not None:
             timed("extend", lease.extend)
             timed("ack", lease.ack)
-    results.put((me.name, me.group, me.pause, times, dict(failed)))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    results.put((me.name, me.group, me.pause, times, dict(failed), used.ru_utime + used.ru_stime - before))
 
 
-def run(workers: int, groups: int, slow: float, seconds: float, apart: bool = False) -> dict[str, Any]:
-    """One contest. The first worker is the slow one, if there is one."""
+def run(
+    workers: int,
+    groups: int,
+    slow: float,
+    seconds: float,
+    *,
+    apart: bool = False,
+    root: str | None = None,
+    options: Mapping[str, str] | None = None,
+    messages: int = 1_000_000,
+    asked: Callable[[], int] = int,
+) -> dict[str, Any]:
+    """One contest. The first worker is the slow one, if there is one. ``root``: where, if not on this disk; ``messages``: enough of them;
+    ``asked``: tells how many requests a store has had.
+
+    ``cpu``: seconds of it that the workers used in all.
+    """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        queue = Queue.create(f"{folder}/q", visibility_timeout="5m")
+        queue = Queue.create(f"{root or folder}/q", visibility_timeout="5m", storage_options=options)
         for number in range(groups):
             queue.group(f"g{number}").ensure()
         for _ in range(10):
-            queue.publish([b"x"] * 100_000)
+            queue.publish([b"x"] * (messages // 10))
         begin, stop, results = context.Barrier(workers + 1), context.Event(), context.Queue()
         before = queue.leases.version()
         running = [
             context.Process(
-                target=contend, args=(Worker(f"w{n}", queue.path, f"g{n % groups}", slow * (n == 0), apart), begin, stop, results)
+                target=contend,
+                args=(Worker(f"w{n}", queue.path, f"g{n % groups}", slow * (n == 0), apart, options or {}), begin, stop, results),
             )
             for n in range(workers)
         ]
         for process in running:
             process.start()
         begin.wait(60)
-        start = time.perf_counter()
+        start, requests = time.perf_counter(), asked()
         time.sleep(seconds)
         stop.set()
         told = [results.get(timeout=120) for _ in running]
-        took = time.perf_counter() - start
+        took, requests = time.perf_counter() - start, asked() - requests
         for process in running:
             process.join()
         commits = queue.leases.version() - before
-    done = sum(len(ms) for _, _, _, times, _ in told for ms in times.values())
-    return {"done_per_second": done / took, "commits_per_second": commits / took, "workers": sorted(told)}
+    done = sum(len(ms) for _, _, _, times, _, _ in told for ms in times.values())
+    return {
+        "done_per_second": done / took,
+        "commits_per_second": commits / took,
+        "seconds": took,
+        "requests": requests,
+        "cpu": sum(one[-1] for one in told),
+        "workers": sorted(told),
+    }
 
 
 def show(found: dict[str, Any]) -> None:
-    print(f"{found['done_per_second']:.0f} leases and settles a second, {found['commits_per_second']:.0f} ledger commits")
-    for name, group, pause, times, failed in found["workers"]:
+    done, commits, busy = found["done_per_second"], found["commits_per_second"], found["cpu"] / found["seconds"]
+    print(f"{done:.0f} leases and settles a second, {commits:.0f} ledger commits, {busy:.1f} cores busy")
+    for name, group, pause, times, failed, _ in found["workers"]:
         cells = [
             f"{verb} {len(ms):4d} p50 {statistics.median(ms):6.0f} p95 {sorted(ms)[int(len(ms) * 0.95)]:6.0f} max {max(ms):6.0f} ms"
             for verb, ms in times.items()
@@ -113,7 +143,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--apart", action="store_true", help="as if on a machine each")
     args = parser.parse_args()
-    show(run(args.workers, args.groups, args.slow, args.seconds, args.apart))
+    show(run(args.workers, args.groups, args.slow, args.seconds, apart=args.apart))
     return 0
 
 

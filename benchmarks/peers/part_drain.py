@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from measure import Result
+from figures import Result
 from session import session
 
 from peers.all import BROKERS, OURS, PGMQ, POSTGRES, VALKEY

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from measure import Result
+from figures import Result
 from session import session
 
 from peers.all import BROKERS, OURS, PGMQ, PGMQ_ASYNC, PYTHON, ROWS

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from measure import Result
+from figures import Result
 
 from peers.all import OURS, PGMQ, POSTGRES, PYTHON
 from peers.base import Missing, Peer, read_all

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from measure import Result
+from figures import Result
 
 from peers import part_cost, part_drain, part_publish, part_python
 from peers.sizes import Sizes

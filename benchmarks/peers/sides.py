@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from measure import Result
+from figures import Result
 
 from peers.all import OURS
 from peers.base import Missing

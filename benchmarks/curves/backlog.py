@@ -1,0 +1,49 @@
+"""A long log: 100,000 commits of one message each, opened by a new process, before sweeps and after them. See ``backlog.py``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from backlog import fill
+from figures import Point, Result
+
+from spark_mq import Queue
+from spark_mq.sweep import sweep
+
+GOALS = {"open and first lease, ms": "< 3,000 ms", "poll, ms": "< 10 ms", "stats(), ms": "< 1,000 ms"}
+PROCESSES = 3
+"""An odd number: of each figure the middle one counts."""
+
+
+def probed(path: str, processes: int) -> dict[str, float]:
+    """Medians over a few new processes."""
+    script = Path(__file__).parents[1] / "backlog.py"
+    each = []
+    for _ in range(processes):
+        run = subprocess.run([sys.executable, str(script), "--probe", path], check=True, stdout=subprocess.PIPE, text=True)
+        told = json.loads(run.stdout)
+        each.append(told | {"open and first lease, ms": told["open, ms"] + told["first look at the log, ms"] + told["first lease, ms"]})
+    return {name: sorted(one[name] for one in each)[processes // 2] for name in each[0]}
+
+
+def backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
+    """Logs of several lengths; rounds do not count here."""
+    for commits in (500, 2_000) if short else (1_000, 10_000, 100_000):
+        queue = Queue.create(folder / f"log-{commits}")
+        fill(queue, commits, max(100, commits // 20))
+        before = probed(queue.path, 1 if short else PROCESSES)
+        for _ in range(2):
+            sweep(Queue.open(queue.path))
+        after = probed(queue.path, 1 if short else PROCESSES)
+        for kind, told in (("without a sweep", before), ("swept", after)):
+            for name, goal in GOALS.items():
+                what, unit = name.split(", ")
+                yield Result(f"{commits:,} commits of one message, {kind}: {what}", told[name], unit, goal=goal if kind == "swept" else "")
+        lines = {f"{name.removesuffix(', ms')}, {kind}": told[name]
+                 for kind, told in (("without a sweep", before), ("swept", after))
+                 for name in (*GOALS, "publish of one message, ms", "next lease and ack, ms")}  # fmt: skip
+        yield Point("log", commits, lines)

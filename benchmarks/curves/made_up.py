@@ -1,0 +1,32 @@
+"""Logs of many messages, made in no time: one data file under many names. What a lease costs goes by ranges and files, not by values."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+
+from spark_mq import Queue
+from spark_mq.payload import WrittenFile, write_file
+
+__all__ = ["NO_LANE", "fill"]
+
+NO_LANE = "lane=__HIVE_DEFAULT_PARTITION__"
+LINKS = 10_000
+"""Names a file may have; ext4 allows 65,000."""
+
+
+def fill(queue: Queue, messages: int, commit: int = 100_000, value: bytes = b"x" * 20) -> None:
+    """Publishes so many messages, `commit` to a commit (and a file); message ids are left null, as a plain Delta writer may."""
+    root = Path(queue.log.path)
+    made: dict[int, WrittenFile] = {}
+    for number, start in enumerate(range(0, messages, commit)):
+        rows = min(commit, messages - start)
+        if rows not in made or number % LINKS == 0:
+            file = made[rows] = write_file(queue.log.files, pa.table({"value": pa.repeat(pa.scalar(value), rows)}))
+        else:
+            file = WrittenFile(f"{NO_LANE}/part-{uuid.uuid4()}.parquet", made[rows].size, rows)
+            os.link(root / made[rows].path, root / file.path)
+        queue.log.commit([file])

@@ -1,0 +1,95 @@
+"""Over an S3 endpoint with the latency of a real one: what a lease and an ack ask of the store, and what competing workers get done.
+
+Then the same line of commits with 50 and 500 workers, simulated with what was measured (``line.py``). The latency is an assumption.
+"""
+
+from __future__ import annotations
+
+import statistics
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from contention import run
+from figures import Point, Result
+
+from curves.commits import Times, cycle
+from curves.line import simulate
+from curves.slow_s3 import SlowS3, slow_s3
+from curves.workers import contest_name, told
+from spark_mq import Queue
+
+LATENCY = 0.03
+"""Seconds that each request takes: S3 itself takes some 20 to 60 ms for small objects."""
+RATE = 20_000
+"""Messages a second that one worker gets through, in the simulation."""
+
+
+def s3(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
+    """``folder`` is not used: all is in the store."""
+    with slow_s3(LATENCY) as store:
+        yield from requests(store, max(3, rounds // 3))
+        rates: dict[int, float] = {}
+        contests = ((1, 1), (2, 1)) if short else ((1, 1), (2, 1), (4, 1), (8, 1), (8, 4))
+        for workers, groups in contests:
+            root = f"{store.root}/{uuid.uuid4().hex}"
+            found = run(workers, groups, 0.0, 3.0 if short else 20.0, root=root, options=store.options, messages=100_000, asked=store.total)
+            figures = told(found)
+            name = f"S3 at {LATENCY * 1000:.0f} ms a request, {contest_name(workers, groups)}"
+            yield Result(f"{name}: operations/s", figures["operations/s"], "/s", f"{figures['commits/s']:.2f} commits/s")
+            requests_each = found["requests"] / (figures["operations/s"] * found["seconds"])
+            yield Result(f"{name}: requests of an operation", requests_each, "")
+            yield Result(f"{name}: p50", figures["p50"], "ms")
+            yield Result(f"{name}: fairness, least over most operations of a worker", figures["fairness"], "x")
+            if groups == 1:
+                rates[workers] = figures["operations/s"]
+                yield Point("S3 workers", workers, figures)
+        # The last contest, on several groups, tells what the log takes.
+        measured = {"alone": 1 / rates[1], "contended": 1 / rates[max(rates)], "log": 1 / figures["operations/s"]}
+        for workers, rate in rates.items():  # does the simulation tell what was not given to it?
+            guess = 2 * simulate(workers, 1, 0.0, **measured).batches_per_second
+            name = f"simulated: {contest_name(workers, 1)}, no work, operations/s"
+            yield Result(name, guess, "/s", f"{guess / rate:.2f}x of the measured ones")
+    yield from simulated(measured)
+
+
+def requests(store: SlowS3, rounds: int) -> Iterator[Result]:
+    """What one worker alone asks for; and how long it takes, each time just after a publish."""
+    queue = Queue.create(f"{store.root}/requests/q", storage_options=store.options)
+    queue.publish([b"x"] * 100 * (rounds + 3))
+    group = queue.group("bench").ensure()
+    for _ in range(3):
+        cycle(group, 100)
+    asked: dict[str, Counter[str]] = {"lease": Counter(), "ack": Counter()}
+    times: Times = {"lease": [], "ack": []}
+    for _ in range(rounds):
+        start = store.counts()
+        lease = group.lease("bench", max_messages=100)
+        leased = store.counts()
+        assert lease is not None
+        lease.ack()
+        asked["lease"] += leased - start
+        asked["ack"] += store.counts() - leased
+        group.queue.publish([b"x"] * 100)
+        cycle(group, 100, times)
+    for verb, kinds in asked.items():
+        each = ", ".join(f"{count / rounds:.1f} {kind}" for kind, count in sorted(kinds.items()))
+        yield Result(f"S3: requests of one {verb}", sum(kinds.values()) / rounds, "", each)
+        yield Result(f"S3 at {LATENCY * 1000:.0f} ms a request: {verb} of 100, one worker, p50", statistics.median(times[verb]), "ms")
+
+
+def simulated(measured: dict[str, float]) -> Iterator[Result | Point]:
+    """Workers that get through RATE messages a second each, by the size of their batches."""
+    for workers in (50, 500):
+        for groups in (1, 8):
+            for batch in (1_000, 10_000, 100_000, 1_000_000):
+                found = simulate(workers, groups, batch / RATE, **measured)
+                each = found.batches_per_second * batch
+                of_all = each / (workers * RATE)
+                name = f"simulated: {contest_name(workers, groups)}, {batch:,} a lease"
+                yield Result(name, each, "/s", f"{of_all:.0%} of the workers' own, commit p50 {found.commit_p50:.1f} s")
+                if groups == 1:
+                    yield Point(
+                        f"simulated, {workers} workers", batch, {"messages/s": each, "share": of_all, "commit p50": found.commit_p50}
+                    )

@@ -1,0 +1,158 @@
+"""What spark_mq's own operations cost: commits beside a MERGE, settling beside a handler, the buffered publisher."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, PostCommitHookProperties
+from figures import Part, Result, median_ms
+from session import session
+
+from spark_mq import Message, Queue
+from spark_mq.leases import DeltaLeases
+from spark_mq.ledger_rows import LEASES_SCHEMA, to_rows
+from spark_mq.ranges import Head, Ledger, Range
+
+__all__ = ["PARTS"]
+
+
+def commits(folder: Path, rounds: int) -> Iterator[Result]:
+    """One lease and one ack, each one commit, for batches of 1,000 and of 300,000 messages, taken in turn."""
+    sizes = (1_000, 300_000)
+    queue = Queue.create(folder / "commits", visibility_timeout="10m")
+    rows = 300_000
+    values = pa.table({"value": pa.array([b"x" * 20] * rows, pa.binary())})
+    for _ in range(-(-(rounds + 2) * sum(sizes) // rows)):
+        queue.publish(values)
+    group = queue.group("bench")
+    lease_ms: dict[int, list[float]] = {size: [] for size in sizes}
+    ack_ms: dict[int, list[float]] = {size: [] for size in sizes}
+    version = group.ensure().queue.leases.refresh().version()  # type: ignore[attr-defined]
+    for number in range(rounds + 2):
+        for size in sizes:
+            start = time.perf_counter()
+            lease = group.lease("bench", max_messages=size)
+            leased = time.perf_counter()
+            assert lease is not None, "the queue ran dry"
+            assert len(lease) == size
+            middle = time.perf_counter()
+            lease.ack()
+            end = time.perf_counter()
+            if number >= 2:
+                lease_ms[size].append((leased - start) * 1000)
+                ack_ms[size].append((end - middle) * 1000)
+    made = queue.leases.refresh().version() - version  # type: ignore[attr-defined]
+    assert made == (rounds + 2) * len(sizes) * 2, f"{made} commits"
+    small, large = sizes
+    for name, times in (("lease", lease_ms), ("ack", ack_ms)):
+        base = statistics.median(times[small])
+        yield Result(f"{name}, {small:,} messages, p50", base, "ms", goal="< 30 ms")
+        value = statistics.median(times[large])
+        yield Result(f"{name}, {large:,} messages, p50", value, "ms", f"{value / base:.2f}x of {small:,}", "< 30 ms, the same")
+
+
+def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
+    """Why a ledger commit replaces its partition: the same change by that, and by a MERGE of the changed rows, in turn."""
+    for ranges in (2, 16_000):
+        ledger = Ledger.of(Head(), [Range(i * 2, i * 2, "waiting", 1, available_at=i, delivery_count=1) for i in range(ranges)])
+        ours, theirs = (DeltaLeases(str(folder / f"{kind}-{ranges}")) for kind in ("replace", "merge"))
+        for table in (ours, theirs):
+            table.create("bench")
+            table.write(table.read("g"), ledger, operation_id=f"first-{ranges}", note={})
+        changed = to_rows("g", Ledger(ledger.head, ledger.ranges.slice(0, 2))).append_column(
+            "op", pa.array(["put"] * 3, pa.string())
+        )  # the floor row and two ranges
+
+        def by_replace(table: DeltaLeases = ours, ledger: Ledger = ledger) -> None:
+            stored = table.read("g")
+            head = replace(ledger.head, revision=stored.ledger.head.revision + 1)  # type: ignore[union-attr]
+            table.write(stored, Ledger(head, ledger.ranges), operation_id=str(time.monotonic_ns()), note={})
+
+        handle = DeltaTable(theirs.path)
+
+        def by_merge(handle: DeltaTable = handle, changed: pa.Table = changed) -> None:
+            handle.update_incremental()
+            columns = {name: f"s.{name}" for name in LEASES_SCHEMA.names}
+            (
+                handle.merge(
+                    changed, "t.consumer_group = 'g' AND t.first = s.first", source_alias="s", target_alias="t",
+                    post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+                )
+                .when_matched_delete("s.op = 'delete'")
+                .when_matched_update(columns, "s.op = 'put'")
+                .when_not_matched_insert(columns, "s.op = 'put'")
+                .execute()
+            )  # fmt: skip
+
+        times: dict[str, list[float]] = {"replace": [], "merge": []}
+        for _ in range(rounds):
+            times["replace"].append(median_ms(by_replace, 1, 0))
+            times["merge"].append(median_ms(by_merge, 1, 0))
+        merge, own = statistics.median(times["merge"]), statistics.median(times["replace"])
+        yield Result(f"ledger commit by MERGE, {ranges:,} ranges, p50", merge, "ms")
+        yield Result(f"ledger commit by replacing the partition, {ranges:,} ranges, p50", own, "ms", f"{merge / own:.1f}x as fast as MERGE")
+
+
+def micro_batch(folder: Path, rounds: int) -> Iterator[Result]:
+    """What settling adds to a micro-batch of 10,000: the time of the foreachBatch function less that of the handler."""
+    with session(folder) as spark:
+        yield from _micro_batch(spark, folder, rounds)
+
+
+def _micro_batch(spark: Any, folder: Path, rounds: int) -> Iterator[Result]:
+    queue = Queue.create(folder / "stream")
+    queue.publish(pa.table({"value": pa.array([b"x" * 1000] * 10_000 * (rounds + 2), pa.binary())}))
+    group = queue.group("bench")
+    inside: list[float] = []
+    whole: list[float] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        start = time.perf_counter()
+        batch.selectExpr("sum(length(value))").collect()
+        inside.append((time.perf_counter() - start) * 1000)
+
+    settle = group.for_each_batch(process)
+
+    def timed(batch: Any, batch_id: int) -> None:
+        start = time.perf_counter()
+        settle(batch, batch_id)
+        whole.append((time.perf_counter() - start) * 1000)
+
+    stream = spark.readStream.format("spark_mq").option("consumerGroup", "bench").option("maxMessagesPerTrigger", 10_000).load(queue.path)
+    query = (
+        stream.writeStream.foreachBatch(timed).trigger(availableNow=True).option("checkpointLocation", str(folder / "checkpoint")).start()
+    )
+    query.awaitTermination()
+    added = [all_ - own for all_, own in zip(whole, inside, strict=True)]
+    assert len(added) == rounds + 2
+    assert group.stats().acked == 10_000 * (rounds + 2)
+    handler, first, later = statistics.median(inside[2:]), added[0], statistics.median(added[2:])
+    yield Result("micro-batch of 10,000: the handler alone, p50", handler, "ms")
+    yield Result("micro-batch of 10,000: settling adds, p50", later, "ms", f"{later / handler:.2f}x of the handler", "< 100 ms")
+    yield Result("micro-batch of 10,000: settling adds to the first batch of a run", first, "ms", "learns the runner from a row")
+
+
+def buffered(folder: Path, rounds: int) -> Iterator[Result]:
+    """Single messages of 100 bytes, handed in by one thread, until all are durable."""
+    queue = Queue.create(folder / "buffered")
+    count = 10_000 * rounds
+    for kind, message in (("bytes", b"x" * 100), ("Message with a key", Message(b"x" * 100, key="k"))):
+        start = time.perf_counter()
+        with queue.publisher() as publisher:
+            for _ in range(count):
+                publisher.publish(message)
+        yield Result(f"buffered publisher, {kind}", count / (time.perf_counter() - start), "/s", goal="> 50,000 /s")
+
+
+PARTS: dict[str, Part] = {
+    "commits": commits,
+    "ledger": ledger_commit,
+    "buffered": buffered,
+    "micro-batch": micro_batch,
+}
