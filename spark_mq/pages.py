@@ -7,7 +7,10 @@ row it begins (parquet-format, PageIndex.md). So the wanted pages are put into a
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,23 +48,48 @@ class _Chunk:
     first: list[int]
 
 
-class PagedFile:
-    """``raw``: a random-access file. Raises ValueError where its metadata is none."""
+class Footer:
+    """What the end of a file tells. Files never change, so what is known of one stays so."""
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, data: bytes) -> None:
+        self.meta, _ = decode(data)
+        self.leaves = _leaves(value(self.meta, _SCHEMA))
+        self.chunks: dict[tuple[int, str], _Chunk | None] = {}
+
+
+_KNOWN: Final = 16
+_footers: OrderedDict[Hashable, Footer] = OrderedDict()
+"""Of the files that were read last: to read one takes a millisecond for every 4 row groups, and leases come one after the other."""
+
+
+def _footer(key: Hashable, read: Callable[[], bytes]) -> Footer:
+    found = _footers.pop(key, None) or Footer(read())
+    _footers[key] = found
+    while len(_footers) > _KNOWN:
+        with contextlib.suppress(KeyError):  # another thread has
+            _footers.popitem(last=False)
+    return found
+
+
+class PagedFile:
+    """``raw``: a random-access file; ``name``: tells it from all others. Raises ValueError where its metadata is none."""
+
+    def __init__(self, raw: Any, name: Hashable) -> None:
         self._raw = raw
         size = raw.size()
-        length = int.from_bytes(self._read(size - 8, 4), "little")
-        self._meta, _ = decode(self._read(size - 8 - length, length))
-        self._leaves = _leaves(value(self._meta, _SCHEMA))
-        self._chunks: dict[tuple[int, str], _Chunk | None] = {}
+        self._footer = _footer((name, size), lambda: self._end(size))
         self._last: dict[str, tuple[int, int, int, pa.ChunkedArray]] = {}
+
+    def _end(self, size: int) -> bytes:
+        length = int.from_bytes(self._read(size - 8, 4), "little")
+        return self._read(size - 8 - length, length)
 
     def column(self, group: int, name: str, first: int, end: int) -> pa.ChunkedArray | None:
         """Rows `first` up to `end` of a row group in a column; None where only all before them can tell (no index, or a nested column)."""
-        if (group, name) not in self._chunks:
-            self._chunks[group, name] = self._chunk(group, name)
-        chunk = self._chunks[group, name]
+        chunks = self._footer.chunks
+        if (group, name) not in chunks:
+            chunks[group, name] = self._chunk(group, name)
+        chunk = chunks[group, name]
         if chunk is None:
             return None
         if not chunk.at:
@@ -75,10 +103,10 @@ class PagedFile:
         return last[3].slice(first - last[1], end - first)
 
     def _chunk(self, group: int, name: str) -> _Chunk | None:
-        leaf = self._leaves.get(name)
+        leaf = self._footer.leaves.get(name)
         if leaf is None:
             return None
-        column: Struct = value(value(self._meta, _GROUPS)[group], _COLUMNS)[leaf[0]]
+        column: Struct = value(value(self._footer.meta, _GROUPS)[group], _COLUMNS)[leaf[0]]
         if _CRYPTO in column:
             return None
         meta = value(column, _META)
@@ -101,7 +129,7 @@ class PagedFile:
         begin = chunk.at[low]
         pages = self._read(begin, chunk.at[high - 1] + chunk.size[high - 1] - begin)
         values = sum(_values(pages, at - begin) for at in chunk.at[low:high])
-        _, (root, element) = self._leaves[name]
+        _, (root, element) = self._footer.leaves[name]
         size = len(dictionary) + len(pages)
         meta: Struct = {number: chunk.meta[number] for number in (1, 2, 3, 4)}
         meta |= {_VALUES: (I64, values), _BYTES: (I64, size), _PACKED_BYTES: (I64, size), _DATA_AT: (I64, len(_MAGIC) + len(dictionary))}
@@ -111,7 +139,7 @@ class PagedFile:
         group: Struct = {_COLUMNS: (LIST, (STRUCT, [column])), 2: (I64, size), _ROWS: (I64, values)}
         footer = encode({
             1: (I32, 1), _SCHEMA: (LIST, (STRUCT, [root, element])), 3: (I64, values), _GROUPS: (LIST, (STRUCT, [group])),
-            6: self._meta.get(6, (BINARY, b"")),
+            6: self._footer.meta.get(6, (BINARY, b"")),
         })  # fmt: skip
         whole = b"".join((_MAGIC, dictionary, pages, footer, len(footer).to_bytes(4, "little"), _MAGIC))
         return pq.ParquetFile(pa.BufferReader(whole), coerce_int96_timestamp_unit="us", page_checksum_verification=True).read().column(0)

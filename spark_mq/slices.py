@@ -121,7 +121,7 @@ class SliceReader:
     def _paged(self, group: int, first: int, end: int) -> pa.Table:
         try:
             if self._pages is None:
-                self._pages = PagedFile(self._raw)
+                self._pages = PagedFile(self._raw, (self.files.root, self._path))
             found = {name: self._pages.column(group, name, first, end) for name in self._present}
         except ValueError as error:
             raise pa.ArrowInvalid(str(error)) from error

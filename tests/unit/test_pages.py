@@ -137,7 +137,7 @@ def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path) -> None:
     cost = {}
     for at in (0, 200_000, 399_000):
         raw = Counted(pa.OSFile(str(tmp_path / "f")))
-        column = PagedFile(raw).column(0, "value", at, at + 1_000)
+        column = PagedFile(raw, str(tmp_path)).column(0, "value", at, at + 1_000)
         assert column is not None
         assert column.to_pylist() == values["value"].slice(at, 1_000).to_pylist()
         cost[at] = raw.bytes
