@@ -29,6 +29,8 @@ _COLUMNS, _ROWS = 1, 3  # RowGroup
 _META, _INDEX_AT, _INDEX_SIZE, _CRYPTO = 3, 4, 5, 8  # ColumnChunk
 _VALUES, _BYTES, _PACKED_BYTES, _DATA_AT, _DICTIONARY_AT = 5, 6, 7, 9, 11  # ColumnMetaData
 _STATISTICS, _NULLS = 12, 3  # ColumnMetaData, Statistics
+_SIZES, _LEVELS = 16, 3  # ColumnMetaData; SizeStatistics: how many values there are of each definition level, 0 being null at the top
+_REPETITION, _OPTIONAL = 3, 1  # SchemaElement, FieldRepetitionType
 _NAME, _CHILDREN = 4, 5  # SchemaElement
 _PAGES, _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 1, 2, 3  # OffsetIndex, PageLocation
 _PAGE_V1, _PAGE_V2 = 5, 8  # PageHeader
@@ -53,7 +55,7 @@ class Footer:
 
     def __init__(self, data: bytes) -> None:
         self.meta, _ = decode(data)
-        self.leaves = _leaves(value(self.meta, _SCHEMA))
+        self.leaves, self.nested = _leaves(value(self.meta, _SCHEMA))
         self.chunks: dict[tuple[int, str], _Chunk | None] = {}
 
 
@@ -103,10 +105,11 @@ class PagedFile:
         return last[3].slice(first - last[1], end - first)
 
     def _chunk(self, group: int, name: str) -> _Chunk | None:
+        columns: list[Struct] = value(value(self._footer.meta, _GROUPS)[group], _COLUMNS)
         leaf = self._footer.leaves.get(name)
         if leaf is None:
-            return None
-        column: Struct = value(value(self._footer.meta, _GROUPS)[group], _COLUMNS)[leaf[0]]
+            return self._nothing(columns, name)
+        column = columns[leaf[0]]
         if _CRYPTO in column:
             return None
         meta = value(column, _META)
@@ -122,6 +125,15 @@ class PagedFile:
             meta, (begin, ahead) if ahead > 0 else None, [value(p, _PAGE_AT) for p in pages], [value(p, _PAGE_SIZE) for p in pages],
             [value(p, _PAGE_ROW) for p in pages],
         )  # fmt: skip
+
+    def _nothing(self, columns: list[Struct], name: str) -> _Chunk | None:
+        """Of a nested column: its chunk where all of it is null, as the headers of most foreign writers."""
+        first = self._footer.nested.get(name)
+        if first is None:
+            return None
+        meta = value(columns[first], _META)
+        levels = value(value(meta, _SIZES, {}), _LEVELS) or [0]
+        return _Chunk(meta, None, [], [], []) if levels[0] == value(meta, _VALUES) else None
 
     def _decoded(self, chunk: _Chunk, name: str, low: int, high: int) -> pa.ChunkedArray:
         """Pages `low` up to `high`, as a file of their own."""
@@ -158,17 +170,24 @@ def _values(pages: bytes, at: int) -> int:
     return int(value(value(header, _PAGE_V1) or value(header, _PAGE_V2), 1))
 
 
-def _leaves(schema: list[Struct]) -> dict[str, tuple[int, tuple[Struct, Struct]]]:
-    """The columns that are not nested, by name: their number among all, and a schema that has this one alone."""
-    found: dict[str, tuple[int, tuple[Struct, Struct]]] = {}
+def _leaves(schema: list[Struct]) -> tuple[dict[str, tuple[int, tuple[Struct, Struct]]], dict[str, int]]:
+    """The columns that are not nested, by name: their number among all, and a schema that has this one alone.
+
+    And those that are, and may be null: the number of their first leaf.
+    """
+    flat: dict[str, tuple[int, tuple[Struct, Struct]]] = {}
+    nested: dict[str, int] = {}
     at, number = 1, 0
     root = {**schema[0], _CHILDREN: (I32, 1)}
     while at < len(schema):
+        name = value(schema[at], _NAME).decode()
         leaves, after = _subtree(schema, at)
         if after == at + 1:
-            found[value(schema[at], _NAME).decode()] = number, (root, schema[at])
+            flat[name] = number, (root, schema[at])
+        elif value(schema[at], _REPETITION) == _OPTIONAL:
+            nested[name] = number
         at, number = after, number + leaves
-    return found
+    return flat, nested
 
 
 def _subtree(schema: list[Struct], at: int) -> tuple[int, int]:

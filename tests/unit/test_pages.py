@@ -114,6 +114,19 @@ def test_more_rows_than_the_file_has_are_an_error(written: Written) -> None:
         SliceReader(written.files).read(written.slice(ROWS - 1, 2))
 
 
+@pytest.mark.parametrize(("last", "told"), [(None, True), ([], False), ([("a", None)], False)])
+def test_headers_that_nobody_set_are_not_read(tmp_path: Path, last: list[tuple[str, str]] | None, told: bool) -> None:
+    """But one empty map among a million, or one without a value, is none of these."""
+    rows = 60_000
+    headers = pa.array([None] * (rows - 1) + [last], pa.map_(pa.string(), pa.string()))
+    write_deltalake(tmp_path, pa.table({"value": pa.array([b"x"] * rows), "headers": headers}))
+    name = next(p.name for p in tmp_path.glob("*.parquet"))
+    column = PagedFile(pa.OSFile(str(tmp_path / name)), name).column(0, "headers", rows - 2, rows)
+    assert (column is not None) == told
+    found = SliceReader(Files(str(tmp_path))).read(Slice(name, rows - 2, 2, 0, 0, 0))["headers"].to_pylist()
+    assert found == [None, last]
+
+
 class Counted:
     """A file that counts the bytes that are read of it."""
 
