@@ -1,10 +1,11 @@
 """The files under a table's root, as raw bytes and as Parquet.
 
-All access, local or object store, goes through delta-rs and its storage options, so that there is one way to configure it.
+All access to an object store goes through delta-rs and its storage options, so that there is one way to configure it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, cast
@@ -35,6 +36,8 @@ class Files:
 
     def open(self, path: str) -> Any:
         """A random-access file for pyarrow. Raises FileNotFoundError."""
+        if not self.lists_late:  # without a copy in Python of what is read: a third of a reader's time
+            return pa.OSFile(os.path.join(self.root, path))
         return self._files.open_input_file(path)
 
     def read(self, path: str) -> bytes:

@@ -19,7 +19,7 @@ from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 
 __all__ = ["SlicePartition", "cut", "cut_all", "read"]
 
-PARTITION_BYTES = 32 * 2**20
+PARTITION_BYTES = 64 * 2**20
 PARTITION_ROWS = 50_000
 _BATCH_ROWS = 10_000
 
