@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,7 +39,7 @@ _PAGE_V1, _PAGE_V2 = 5, 8  # PageHeader
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One column in one row group: where its dictionary and its pages begin, how many bytes they take, and their first rows.
+    """One column in one row group: where its dictionary and its pages begin, how many bytes they take, and their first rows (and the end).
 
     Without pages all of it is null.
     """
@@ -77,14 +78,17 @@ class PagedFile:
     """``raw``: a random-access file; ``name``: tells it from all others. Raises ValueError where its metadata is none."""
 
     def __init__(self, raw: Any, name: Hashable) -> None:
-        self._raw = raw
-        size = raw.size()
-        self._footer = _footer((name, size), lambda: self._end(size))
+        self._raw, self._name = raw, (name, raw.size())
+        self._footer = _footer(self._name, lambda: self._end(raw.size()))
         self._last: dict[str, tuple[int, int, int, pa.ChunkedArray]] = {}
 
     def _end(self, size: int) -> bytes:
         length = int.from_bytes(self._read(size - 8, 4), "little")
         return self._read(size - 8 - length, length)
+
+    def forget(self) -> None:
+        """For a file that could not be read: it may be restored under its name."""
+        _footers.pop(self._name, None)
 
     def column(self, group: int, name: str, first: int, end: int) -> pa.ChunkedArray | None:
         """Rows `first` up to `end` of a row group in a column; None where only all before them can tell (no index, or a nested column)."""
@@ -98,9 +102,11 @@ class PagedFile:
             return pa.chunked_array([pa.nulls(end - first)])
         last = self._last.get(name)
         if last is None or last[0] != group or not last[1] <= first <= end <= last[2]:
-            low = bisect_right(chunk.first, first) - 1
+            low = min(bisect_right(chunk.first, first), len(chunk.at)) - 1
             high = max(low + 1, bisect_left(chunk.first, end))
             rows = self._decoded(chunk, name, low, high)
+            if len(rows) != chunk.first[high] - chunk.first[low]:
+                raise ValueError(f"its index tells of other rows of {name} than its pages have")
             last = self._last[name] = (group, chunk.first[low], chunk.first[low] + len(rows), rows)
         return last[3].slice(first - last[1], end - first)
 
@@ -115,16 +121,19 @@ class PagedFile:
         meta = value(column, _META)
         if value(value(meta, _STATISTICS, {}), _NULLS) == value(meta, _VALUES):
             return _Chunk(meta, None, [], [], [])
-        at, size = value(column, _INDEX_AT), value(column, _INDEX_SIZE)
-        pages = value(decode(self._read(at, size))[0], _PAGES) if at and size else ()
+        place = value(column, _INDEX_AT), value(column, _INDEX_SIZE)
+        pages = value(decode(self._read(*place))[0], _PAGES) if all(place) else ()
         if not pages:
             return None
         begin = min(value(meta, _DICTIONARY_AT) or value(meta, _DATA_AT), value(meta, _DATA_AT))
         ahead = value(pages[0], _PAGE_AT) - begin
-        return _Chunk(
-            meta, (begin, ahead) if ahead > 0 else None, [value(p, _PAGE_AT) for p in pages], [value(p, _PAGE_SIZE) for p in pages],
-            [value(p, _PAGE_ROW) for p in pages],
-        )  # fmt: skip
+        at, size, first = ([value(page, number) for page in pages] for number in (_PAGE_AT, _PAGE_SIZE, _PAGE_ROW))
+        rows = value(value(self._footer.meta, _GROUPS)[group], _ROWS)
+        # No checksum guards the index: pages that do not follow one another are not what it says they are.
+        follow = all(a + b == c for a, b, c in zip(at, size, [*at[1:], begin + value(meta, _PACKED_BYTES)], strict=True))
+        if not follow or first[0] != 0 or any(a >= b for a, b in pairwise([*first, rows])):
+            return None
+        return _Chunk(meta, (begin, ahead) if ahead > 0 else None, at, size, [*first, rows])
 
     def _nothing(self, columns: list[Struct], name: str) -> _Chunk | None:
         """Of a nested column: its chunk where all of it is null, as the headers of most foreign writers."""

@@ -123,8 +123,10 @@ class SliceReader:
             if self._pages is None:
                 self._pages = PagedFile(self._raw, (self.files.root, self._path))
             found = {name: self._pages.column(group, name, first, end) for name in self._present}
-        except ValueError as error:
-            raise pa.ArrowInvalid(str(error)) from error
+        except (ValueError, OSError, pa.ArrowException) as error:
+            if self._pages is not None:
+                self._pages.forget()
+            raise error if isinstance(error, OSError | pa.ArrowException) else pa.ArrowInvalid(str(error)) from error
         rest = tuple(name for name, column in found.items() if column is None)
         if rest:
             walk = self._walks.get((group, rest))
