@@ -193,3 +193,6 @@ WORLDS: dict[str, Callable[[bool], World]] = {
         routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
     )
 }  # fmt: skip
+
+LARGE: set[str] = {"zombie_and_crashes"}
+"""Looked at as a whole in the long form only, for half a minute; a mutant is found in it in a second."""
