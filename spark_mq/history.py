@@ -60,7 +60,8 @@ dropped, expired, skipped, lost, redriven."""
 BATCH: Final = 1_000
 """Ledger commits archived by one commit."""
 MOST_FILES: Final = 100
-"""Files from which on they are put together."""
+"""Files of one day from which on they are put together, in memory: as long as the day is smaller than that."""
+MOST_BYTES: Final = 64 * 2**20
 
 
 # -- reading
@@ -224,8 +225,32 @@ def _tidy(table: DeltaTable, retention: int) -> None:
         days = pa.table(table.get_add_actions(flatten=True))
         if oldest is not None and days.num_rows and pc.min(days["partition.day"]).as_py() < oldest:
             table.delete(f"day < '{oldest.isoformat()}'")
-        if days.num_rows > MOST_FILES:
-            table.optimize.compact()
+        elif _put_together(table, days):
             table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
     except DeltaError as error:
         _log.warning("history/ could not be tidied: %s", error)
+
+
+def _put_together(table: DeltaTable, files: pa.Table) -> bool:
+    """Writes a day of many small files as one. Whether it did.
+
+    Not by OPTIMIZE: delta-rs lets one pass over another that has removed the same files, and then each row is there twice. A partition
+    that was changed meanwhile, by whatever, it does not let anybody replace.
+    """
+    if not files.num_rows:
+        return False
+    sizes = files.group_by("partition.day").aggregate([("size_bytes", "sum"), ("size_bytes", "count")]).to_pylist()
+    many = [one["partition.day"] for one in sizes if one["size_bytes_count"] > MOST_FILES and one["size_bytes_sum"] < MOST_BYTES]
+    if not many:
+        return False
+    day = min(many)
+    rows = table.to_pyarrow_table(filters=[("day", "=", day)])
+    write_deltalake(
+        table,
+        rows.sort_by([("version", "ascending"), ("ordinal", "ascending")]),
+        mode="overwrite",
+        predicate=f"day = '{day.isoformat()}'",
+        commit_properties=delta.commit_properties(uuid.uuid4().hex, {"operation": "tidy"}, retries=0),
+        post_commithook_properties=delta.no_housekeeping(),
+    )
+    return True

@@ -56,14 +56,15 @@ def newest(files: Files, version: int) -> int:
 def _when_listed(files: Files, attempt: Callable[[], T], version: int) -> T:
     """Tries something again while it fails because a listing is late: of a checkpoint, or of a `version` that is there by its name.
 
-    Or of any store, some times: because a sweep has cleaned away a file of the log after it was listed, and before it was read.
+    Or of any store, some times: because a sweep has cleaned away a file of the log after it was listed, and before it was read; or has
+    written the same checkpoint once more.
     """
     deadline, cleaned = time.monotonic() + PATIENCE, 0
     while True:
         try:
             return attempt()
         except DeltaError as error:
-            if cleaned < _CLEANED and "/_delta_log/" in str(error) and "not found" in str(error):
+            if cleaned < _CLEANED and (("/_delta_log/" in str(error) and "not found" in str(error)) or "range was invalid" in str(error)):
                 cleaned += 1
                 continue
             late = files.lists_late and ("_last_checkpoint hint" in str(error) or files.exists(log_path(version)))

@@ -151,6 +151,31 @@ def test_an_archive_longer_than_a_batch_is_whole(delta_queue: Make, monkeypatch:
     assert Counter(event for event, *_ in expected) == {"leased": 7, "released": 7}
 
 
+def test_two_sweeps_that_put_files_together_at_once_double_nothing(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """delta-rs lets an OPTIMIZE pass over another one of the same files, and then each row is there twice (found by make fault)."""
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(30)])
+    for _ in range(6):
+        lease(queue, 5).ack()
+        archive(queue)
+    before = told(queue)
+    monkeypatch.setattr(history_of, "MOST_FILES", 3)
+    other, real = again(queue), history_of.delta.commit_properties
+    files: list[int] = []
+
+    def properties(operation_id: str, note: dict[str, Any], marks: Any = (), retries: int | None = None) -> Any:
+        if note["operation"] == "tidy" and not files:
+            files.append(len(DeltaTable(f"{queue.path}/history").file_uris()))
+            archive(other)  # nothing to archive; it puts them together first
+            files.append(len(DeltaTable(f"{queue.path}/history").file_uris()))
+        return real(operation_id, note, marks, retries)
+
+    monkeypatch.setattr(history_of.delta, "commit_properties", properties)
+    archive(queue)
+    assert files[1] < files[0]
+    assert told(again(queue)) == before
+
+
 def test_the_files_of_the_archive_are_put_together(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_of, "MOST_FILES", 5)
     queue = delta_queue()
