@@ -21,7 +21,7 @@ from spark_mq.keepalive import KeepAlive
 from spark_mq.messages import DELIVERY_SCHEMA, Received, received
 from spark_mq.ranges import Range
 from spark_mq.settling import Outcome
-from spark_mq.slices import sequences_of, spread
+from spark_mq.slices import SliceReader, sequences_of, spread
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
@@ -98,7 +98,7 @@ class Lease:
         pieces = [
             (piece, r.delivery_count) for r in sorted(self.ranges, key=attrgetter("first")) for piece in index.slices(r.first, r.last)
         ]
-        return deliver(log.read_all([piece for piece, _ in pieces]), pieces, self.lease_id, self._expires_at)
+        return deliver(SliceReader(log.files).told(*(piece for piece, _ in pieces)), pieces, self.lease_id, self._expires_at)
 
     # -- settling: each one commit at most, those of several threads share one
 

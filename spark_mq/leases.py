@@ -27,7 +27,7 @@ from spark_mq.checks import RESERVED_PREFIX
 from spark_mq.commit_log import log_path
 from spark_mq.damage import STORE_ERRORS, explained, plain, telling
 from spark_mq.doors import Door, door_at
-from spark_mq.errors import CorruptLog, LostRace, NotAQueue, SparkMQError
+from spark_mq.errors import CorruptLog, LostRace, NotAQueue, SparkMQError, UnsupportedTable
 from spark_mq.lease_store import LeaseCommit, Stored
 from spark_mq.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.ranges import Ledger
@@ -70,7 +70,6 @@ class DeltaLeases:
         self.bell = bell_at(path)
         self._table: DeltaTable | None = None
         self._id: str | None = None
-        self._refused = False  # whether the handle stands on a version whose features are not known to be supported
         self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = {}
         self._lock = threading.RLock()
         self._doors: dict[str, Door] = {}
@@ -102,15 +101,16 @@ class DeltaLeases:
         """The table at its latest version."""
         with self._lock:
             if self._table is not None:
-                if not self._refused and self._is_latest(self._table.version()):
+                if self._is_latest(self._table.version()):
                     return self._table
                 try:
                     with telling(self.path, self.storage_options, "reading", only=OSError):
                         delta.update(self._table, self.files)
-                    self._refused = True
                     delta.check_features(self._table, self.path)
-                    self._refused = False
                     return self._table
+                except UnsupportedTable:
+                    self._table = None  # so that it is refused again
+                    raise
                 except DeltaError:
                     self._table = None  # a handle older than what housekeeping left: open anew, once
             opened = delta.open_table(self.path, self.storage_options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from spark_mq import delta
 from spark_mq.errors import DuplicatePublish, StoreFailed
 from spark_mq.index import CommitIndex, Slice
-from spark_mq.payload import WrittenFile, unreadable, why_unreadable, write_file
+from spark_mq.payload import WrittenFile, why_unreadable, write_file
 from spark_mq.slices import SliceReader
 from spark_mq.waking import Bell
 
@@ -127,19 +127,7 @@ class MessageLog(ABC):
         """
         reader = SliceReader(self.files, columns)
         for piece in slices:
-            try:
-                rows = reader.read(piece)
-            except (OSError, pa.ArrowException) as error:
-                raise unreadable(self.files, piece, error) from error
-            yield piece, rows
-
-    def read_all(self, slices: Sequence[Slice], columns: list[str] | None = None) -> pa.Table:
-        """The messages of some slices in one table, in their order. Raises as :meth:`read`, for the slice that it is about."""
-        reader = SliceReader(self.files, columns)
-        try:
-            return reader.read(*slices)
-        except (OSError, pa.ArrowException):
-            return pa.concat_tables([rows for _, rows in self.read(slices, columns)])  # one by one, to tell which
+            yield piece, reader.told(piece)
 
 
 def check_mark(last: int | None, mark: tuple[str, int]) -> None:

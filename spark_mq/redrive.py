@@ -31,6 +31,7 @@ from spark_mq.lease_store import Stored, change
 from spark_mq.message_log import MessageLog
 from spark_mq.payload import FILE_SCHEMA, write_file
 from spark_mq.ranges import ROUTING, Head, Ledger
+from spark_mq.slices import SliceReader, sequences_of
 
 if TYPE_CHECKING:
     from spark_mq.queue import Queue
@@ -133,10 +134,11 @@ def _schema() -> pa.Schema:
     return pa.schema([*payload, *(pa.field(_AS.get(name, name), _TYPES.get(name, pa.string())) for name in _TOLD)])
 
 
-def _read(log: MessageLog, first: int, last: int, skip: bool) -> Iterator[tuple[Slice, pa.Table]]:
-    for piece in log.index().slices(first, last):
+def _read(log: MessageLog, intervals: Sequence[Interval], skip: bool) -> Iterator[tuple[Slice, pa.Table]]:
+    reader = SliceReader(log.files)  # one for all: dead letters that lie apart share the read of their row group
+    for piece in (piece for interval in intervals for piece in log.index().slices(*interval)):
         try:
-            yield from log.read([piece])
+            yield piece, reader.told(piece)
         except CorruptLog as error:
             if not skip:
                 raise
@@ -148,18 +150,17 @@ def _table(queue: Queue, intervals: Sequence[Interval], *, skip: bool = False) -
     log = queue.dead_letters.log
     schema = _schema()
     parts = [schema.empty_table()]
-    for first, last in intervals:
-        for piece, rows in _read(log, first, last, skip):
-            headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
-            own = [[(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)] for one in headers]
-            columns = {
-                "sequence": pa.array(range(piece.first, piece.first + rows.num_rows), pa.int64()),
-                "headers": pa.array(own, schema.field("headers").type),
-            }
-            for name in _TOLD:
-                texts = pa.array([one.get(HEADER_PREFIX + name) for one in headers], pa.string())
-                columns[_AS.get(name, name)] = texts.cast(_TYPES.get(name, pa.string()))
-            parts.append(pa.table([columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema))
+    for piece, rows in _read(log, intervals, skip):
+        headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
+        own = [[(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)] for one in headers]
+        columns = {
+            "sequence": sequences_of([piece]),
+            "headers": pa.array(own, schema.field("headers").type),
+        }
+        for name in _TOLD:
+            texts = pa.array([one.get(HEADER_PREFIX + name) for one in headers], pa.string())
+            columns[_AS.get(name, name)] = texts.cast(_TYPES.get(name, pa.string()))
+        parts.append(pa.table([columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema))
     return pa.concat_tables(parts)
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from spark_mq import delta
 from spark_mq.index import Slice
 from spark_mq.pages import PagedFile
-from spark_mq.payload import FILE_SCHEMA, column_as
+from spark_mq.payload import FILE_SCHEMA, column_as, unreadable
 
 __all__ = ["SliceReader", "sequences_of", "spread"]
 
@@ -56,6 +56,15 @@ class SliceReader:
         """
         parts = [self._of_file(list(those)) for _, those in groupby(pieces, key=lambda piece: piece.path)]
         return pa.concat_tables(parts) if parts else self._schema.empty_table()
+
+    def told(self, *pieces: Slice) -> pa.Table:
+        """As :meth:`read`. Raises CorruptLog for the slice that cannot be read, StoreFailed where that is the store's doing."""
+        try:
+            return self.read(*pieces)
+        except (OSError, pa.ArrowException) as error:
+            if len(pieces) > 1:
+                return pa.concat_tables([self.told(piece) for piece in pieces])  # one by one, to tell which
+            raise unreadable(self.files, pieces[0], error) from error
 
     def _of_file(self, pieces: list[Slice]) -> pa.Table:
         if pieces[0].path != self._path:
@@ -99,14 +108,14 @@ class SliceReader:
 
     def _typed(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
         """Rows of one row group in one and the same types, however they are read."""
+        if not self._present:
+            return pa.table({"": pa.nulls(sum(end - first for first, end in spans))})
         rows = self._rows(group, spans)
         # Not safe: a foreign writer's nanoseconds are cut off, not refused.
-        return pa.table({name: rows[name].cast(FILE_SCHEMA.field(name).type, safe=False) for name in rows.schema.names if name} or rows)
+        return pa.table({name: rows[name].cast(FILE_SCHEMA.field(name).type, safe=False) for name in self._present})
 
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
         """Rows of one row group, by their numbers in it: each span up to its second number."""
-        if not self._present:
-            return pa.table({"": pa.nulls(sum(end - first for first, end in spans))})
         meta = self._file.metadata.row_group(group)
         large = meta.num_rows > _WHOLE_ROWS or meta.total_byte_size > _WHOLE_BYTES
         few = len(spans) <= _FEW_SPANS and 2 * sum(end - first for first, end in spans) <= meta.num_rows

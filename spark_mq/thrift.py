@@ -16,7 +16,7 @@ TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID =
 _INTEGERS: Final = (I16, I32, I64)
 
 Struct = dict[int, tuple[int, Any]]
-"""Field number to (type, value). A list or set is (type of its items, items), a map (type of keys, type of values, pairs)."""
+"""Field number to (type, value). A list or set is (type of its items, items). There are no maps in the metadata of Parquet files."""
 
 
 def value(of: Mapping[int, tuple[int, Any]], number: int, otherwise: Any = None) -> Any:

@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 
 from spark_mq import delta
 from spark_mq.index import Slice
-from spark_mq.payload import unreadable
 from spark_mq.ranges import RANGE_SCHEMA, Range
 from spark_mq.slices import SliceReader, sequences_of, spread
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
@@ -80,18 +79,9 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
     reader = SliceReader(delta.Files(delta.child(partition.queue, "messages"), partition.storage_options), payload)
     for pieces in _in_batches(partition.pieces):
-        rows = _read(reader, [piece for piece, _ in pieces]) if payload else None
+        rows = reader.told(*(piece for piece, _ in pieces)) if payload else None
         columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, pieces, partition) for f in wanted]
         yield from pa.table(columns, schema=wanted).to_batches()
-
-
-def _read(reader: SliceReader, pieces: Sequence[Slice]) -> pa.Table:
-    try:
-        return reader.read(*pieces)
-    except (OSError, pa.ArrowException) as error:
-        if len(pieces) > 1:
-            return pa.concat_tables([_read(reader, [piece]) for piece in pieces])  # one by one, to tell which
-        raise unreadable(reader.files, pieces[0], error) from error
 
 
 def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
