@@ -103,12 +103,15 @@ class Draft:
                 span = self._join_row(after, piece, span)
             out.append((piece, span))
         return [
-            piece if span[2] == piece.message_count else replace(piece, first=span[0], last=span[1], message_count=span[2])
+            piece if span[2] == piece.message_count else piece._replace(first=span[0], last=span[1], message_count=span[2])
             for piece, span in out
         ]
 
     def _untouched(self, rows: range) -> int | None:
-        return next((row for row in rows if row not in self._taken), None)
+        for row in rows:  # no generator: it is asked twice for each range that is put
+            if row not in self._taken:
+                return row
+        return None
 
     def _join_row(self, row: int, piece: Range, span: _Span) -> _Span:
         """The piece's span, with that of the untouched range of the row if it is alike."""
@@ -120,23 +123,25 @@ class Draft:
         return _join((ledger.firsts[row], ledger.lasts[row], ledger.counts[row]), span)
 
     def _table(self, merged: list[Range]) -> pa.Table:
-        table = self.ledger.ranges
-        if self._taken:
-            table = table.filter(_all_but(self._taken, table.num_rows))
-        if not merged:
+        """The ledger's ranges without what was taken, with what was put. Only rows between the first and last of these change."""
+        table, firsts = self.ledger.ranges, self.ledger.firsts
+        places = [*self._taken, *(bisect_left(firsts, r.first) for r in (*merged[:1], *merged[-1:]))]
+        if not places:
             return table
-        appended = not table.num_rows or table["last"][-1].as_py() < merged[0].first
-        table = pa.concat_tables([table, to_table(merged)])
-        return table if appended else table.sort_by("first")
+        start, stop = min(places), min(max(places) + 1, table.num_rows)
+        between = table.slice(start, stop - start).filter(_all_but((row - start for row in self._taken), stop - start))
+        if merged:
+            between = pa.concat_tables([between, to_table(merged)]).sort_by("first")
+        return pa.concat_tables([table.slice(0, start), between, table.slice(stop)])
 
 
 def _as_event(piece: Range, was: Range) -> Range:
     """What is told of a range: what it is now, and whose it was."""
     if piece.state == SETTLED and piece.reason is None:
-        return replace(was, state=SETTLED)
+        return was._replace(state=SETTLED)
     if piece.lease_id == was.lease_id and piece.worker_id == was.worker_id:
         return piece
-    return replace(piece, lease_id=was.lease_id, worker_id=was.worker_id, leased_at=was.leased_at, expires_at=was.expires_at)
+    return piece._replace(lease_id=was.lease_id, worker_id=was.worker_id, leased_at=was.leased_at, expires_at=was.expires_at)
 
 
 def _join(one: _Span, other: _Span) -> _Span:

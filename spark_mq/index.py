@@ -135,6 +135,9 @@ class CommitIndex:
 
     def count(self, first: int, last: int) -> int:
         """How many messages lie in ``first..last``, inclusive."""
+        at = bisect_right(self._firsts, first) - 1
+        if at >= 0 and first <= last <= self.files[at].last:
+            return last - first + 1
         return max(0, self._rank(last) - self._rank(first - 1)) if last >= first else 0
 
     def cut(self, first: int, count: int) -> int:

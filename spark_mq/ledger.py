@@ -18,7 +18,6 @@ operation first folds: other leases past their deadline become waiting or dead. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -93,12 +92,12 @@ def _expired(r: Range, rules: GroupSettings) -> Range:
         return past_limit(r, rules, reason, error)
     # What belongs to the lease stays with its id, for an extension would revive it.
     back = to_waiting(r, at, error)
-    return replace(back, lease_id=r.lease_id, worker_id=r.worker_id, leased_at=r.leased_at, lease_size=r.lease_size, suspect=True)
+    return back._replace(lease_id=r.lease_id, worker_id=r.worker_id, leased_at=r.leased_at, lease_size=r.lease_size, suspect=True)
 
 
 def failed(r: Range, at: int) -> Range:
     """With one failure more."""
-    return replace(r, failure_count=r.failure_count + 1, first_failed_at=r.first_failed_at or at)
+    return r._replace(failure_count=r.failure_count + 1, first_failed_at=r.first_failed_at or at)
 
 
 def final(r: Range, rules: GroupSettings, now: int, *, own: bool) -> str | None:
@@ -115,8 +114,7 @@ def final(r: Range, rules: GroupSettings, now: int, *, own: bool) -> str | None:
 
 
 def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
-    return replace(
-        r,
+    return r._replace(
         state=WAITING,
         lease_id=None,
         worker_id=None,
@@ -130,15 +128,15 @@ def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
 
 def to_dead(r: Range, reason: str, error: str | None) -> Range:
     """Dead; ``leased_at`` stays, as the time of the last delivery."""
-    return replace(to_waiting(r, 0, error), state=DEAD, leased_at=r.leased_at, available_at=None, suspect=False, reason=reason)
+    return to_waiting(r, 0, error)._replace(state=DEAD, leased_at=r.leased_at, available_at=None, suspect=False, reason=reason)
 
 
 def past_limit(r: Range, rules: GroupSettings, reason: str, error: str | None, *, blocks: bool = True) -> Range:
     """What becomes of a range past a limit, as the group wants it. A rejected one goes the same way, but never blocks."""
     dead = to_dead(r, reason, error)
     if rules.on_exhausted == "drop":
-        return replace(dead, state=SETTLED)
-    return replace(dead, state=BLOCKED) if blocks and rules.on_exhausted == "block" else dead
+        return dead._replace(state=SETTLED)
+    return dead._replace(state=BLOCKED) if blocks and rules.on_exhausted == "block" else dead
 
 
 def held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
@@ -173,8 +171,7 @@ def take_over(
             kept.append(r)
     size = sum(r.message_count for r in kept)
     granted = [
-        replace(
-            r,
+        r._replace(
             state=LEASED,
             lease_id=lease_id,
             worker_id=worker_id,
@@ -208,13 +205,13 @@ def give_back(r: Range, now: int, rules: GroupSettings) -> Range:
     error = r.error or f"batch {r.lease_id} died"
     if reason := final(r, rules, now, own=r.lease_size == 1):
         return past_limit(r, rules, reason, error)
-    return replace(to_waiting(r, now, error), suspect=True)
+    return to_waiting(r, now, error)._replace(suspect=True)
 
 
 def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, list[Range]]:
     """First step of routing: up to `limit` dead ranges are set aside under a routing id."""
     draft = Draft(ledger)
-    frozen = [replace(r, state=ROUTING, lease_id=routing_id) for r in draft.take(ledger.where(ledger.is_state(DEAD))[:limit])]
+    frozen = [r._replace(state=ROUTING, lease_id=routing_id) for r in draft.take(ledger.where(ledger.is_state(DEAD))[:limit])]
     for r in frozen:
         draft.put(r)
     return draft.finish(), frozen

@@ -36,10 +36,10 @@ def seek(ledger: Ledger, index: CommitIndex, target: int) -> Ledger:
     skipped = list(unsettled(ledger, index, target - 1))
     draft = Draft(ledger)  # for its events and counts
     for r in skipped:
-        draft.note("skipped", replace(r, state=SETTLED))
+        draft.note("skipped", r._replace(state=SETTLED))
     for r in ledger.select(ledger.where(ledger.is_state(LEASED))):
         if r.last >= target:
-            draft.note("fenced", replace(r.part(target, r.last, index), state=UNREAD))
+            draft.note("fenced", r.part(target, r.last, index)._replace(state=UNREAD))
     if (again := index.count(target, ledger.frontier)) > 0:
         draft.note("sought", Range(index.cut(target, 1), ledger.frontier, UNREAD, again))
     noted = draft.finish()
@@ -106,7 +106,7 @@ def set_aside(ledger: Ledger, index: CommitIndex, routing_id: str, intervals: Se
         for low, high in subtract([(r.first, r.last)], rest):
             if index.count(low, high):
                 piece = r.part(low, high, index)
-                draft.put(replace(piece, state=ROUTING, lease_id=routing_id, available_at=None), "set_aside")
+                draft.put(piece._replace(state=ROUTING, lease_id=routing_id, available_at=None), "set_aside")
                 total += piece.message_count
     return (draft.finish(), total) if total else (ledger, 0)
 
@@ -135,7 +135,7 @@ def unblock(ledger: Ledger, index: CommitIndex, now: int, how: str, intervals: S
 
 def _unblocked(r: Range, now: int, how: str) -> Range:
     if how == ROUTE:
-        return replace(r, state=DEAD)
+        return r._replace(state=DEAD)
     if how == DROP:
         return r.settled()
     return Range(r.first, r.last, WAITING, r.message_count, available_at=now, first_leased_at=r.first_leased_at, error=r.error)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, reduce
 from operator import attrgetter
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,9 +52,11 @@ STATES: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING, SETTLED)
 _INSTANT = pa.timestamp("us", tz="UTC")
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Messages ``first..last`` (sequences, inclusive; ``message_count`` of them) in one state. Instants in microseconds."""
+class Range(NamedTuple):
+    """Messages ``first..last`` (sequences, inclusive; ``message_count`` of them) in one state. Instants in microseconds.
+
+    A named tuple, for settling what lies apart makes some for each message, and a dataclass takes four times as long to make.
+    """
 
     first: int
     last: int
@@ -89,16 +91,16 @@ class Range:
         if (first, last) == (self.first, self.last):
             return self
         count = index.count(first, last)
-        if count:  # both ends are messages, never places in a gap between commits
+        if 0 < count <= last - first:  # both ends are messages, never places in a gap between commits
             first, last = index.cut(first, 1), index.at_or_before(last) or last
-        return replace(self, first=first, last=last, message_count=count)
+        return self._replace(first=first, last=last, message_count=count)
 
     def settled(self) -> Range:
         """This range with all forgotten but that it is settled."""
         return Range(self.first, self.last, SETTLED, self.message_count)
 
 
-_FIELDS: Final = tuple(f.name for f in fields(Range))
+_FIELDS: Final = Range._fields
 _likeness: Final = attrgetter(*(name for name in _FIELDS if name not in ("first", "last", "message_count")))
 _INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "first_failed_at", "available_at")
 
@@ -158,6 +160,7 @@ class Ledger:
         self.head = head
         self.events = events
         self.ranges: pa.Table = table.combine_chunks()
+        self._masks: dict[str, pa.ChunkedArray] = {}  # by state
 
     @classmethod
     def of(cls, head: Head, ranges: Iterable[Range], events: Sequence[Event] = ()) -> Ledger:
@@ -185,7 +188,7 @@ class Ledger:
     @cached_property
     def _columns(self) -> list[pa.Array]:
         """The columns, as plain arrays: reading one row of these is ten times as fast as slicing the table."""
-        return [column.combine_chunks() for column in _plain(self.ranges)]
+        return [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in _plain(self.ranges)]
 
     @cached_property
     def frontier(self) -> int:
@@ -201,8 +204,8 @@ class Ledger:
         return cast(str, self._columns[_FIELDS.index("state")][row].as_py())
 
     def where(self, mask: pa.Array | pa.ChunkedArray) -> list[int]:
-        """The rows for which the mask holds, ascending."""
-        return cast(list[int], pc.indices_nonzero(pc.fill_null(mask, False)).to_pylist())
+        """The rows for which the mask holds, ascending; those where it is null are left out."""
+        return cast(list[int], pc.indices_nonzero(mask).to_pylist())
 
     def select(self, rows: Sequence[int]) -> list[Range]:
         """The ranges in some rows."""
@@ -217,7 +220,10 @@ class Ledger:
 
     def is_state(self, *states: str) -> pa.ChunkedArray:
         """A mask of the rows in one of some states."""
-        return pc.is_in(self.ranges["state"], value_set=pa.array(states, pa.string()))
+        for state in states:
+            if state not in self._masks:
+                self._masks[state] = pc.equal(self.ranges["state"], state)  # a fifth of the time of is_in
+        return reduce(pc.or_, [self._masks[state] for state in states])
 
     def count(self, mask: pa.ChunkedArray | None = None) -> int:
         """How many messages lie in the ranges for which the mask holds (all, without one)."""
@@ -249,10 +255,8 @@ def _longs(table: pa.Table, name: str) -> Sequence[int]:
 
 def to_table(ranges: Iterable[Range]) -> pa.Table:
     """An Arrow table of ranges."""
-    rows = list(ranges)
     columns = []
-    for name, kind in zip(RANGE_SCHEMA.names, RANGE_SCHEMA.types, strict=True):
-        values = [getattr(r, name) for r in rows]
+    for name, kind, values in zip(_FIELDS, RANGE_SCHEMA.types, list(zip(*ranges, strict=True)) or [()] * len(_FIELDS), strict=True):
         # Instants go in as int64 and are viewed as timestamps: no datetime object is made.
         columns.append(pa.array(values, pa.int64()).cast(kind) if name in _INSTANTS else pa.array(values, kind))
     return pa.table(columns, schema=RANGE_SCHEMA)

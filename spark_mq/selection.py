@@ -153,7 +153,8 @@ def _longest_due(ledger: Ledger, rows: list[int]) -> int:
 def _full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     """Whether nothing unread may be added to the ledger. Ranges that wait for someone else, or for their time, don't count."""
     delayed = pc.and_(ledger.is_state(WAITING), pc.greater(ledger.column("available_at").cast(pa.int64()), now))
-    return len(ledger) - len(ledger.where(pc.or_kleene(ledger.is_state(DEAD, BLOCKED, ROUTING), delayed))) >= rules.max_ledger_ranges
+    elsewhere = pc.or_kleene(ledger.is_state(DEAD, BLOCKED, ROUTING), delayed)
+    return len(ledger) - (pc.sum(elsewhere).as_py() or 0) >= rules.max_ledger_ranges
 
 
 def _take(draft: Draft, rows: list[int], limit: int, upto: int | None, index: CommitIndex) -> list[Range]:
@@ -261,8 +262,7 @@ def _fitting(r: Range, index: CommitIndex, max_bytes: int) -> tuple[int, int]:
 
 
 def _leased(r: Range, now: int, wanted: Request, size: int) -> Range:
-    return replace(
-        r,
+    return r._replace(
         state=LEASED,
         lease_id=wanted.lease_id,
         worker_id=wanted.worker_id,

@@ -6,7 +6,7 @@ Ownership is by lease id. Past its deadline a lease may still settle what nobody
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from spark_mq.checks import error_text
@@ -25,6 +25,7 @@ REJECT: Final = "reject"
 RELEASE: Final = "release"
 
 REJECTED: Final = "rejected"
+_EVENTS: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "released"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +89,18 @@ class _Settling:
         self.draft = Draft(ledger)
         self.outcome = Outcome()
         self._left: dict[int, Range] = {}  # by row: what lies above the last cut, if anything does
+        self._of: Range | None = None  # what was settled last, and what became of it
+        self._became: Range | None = None
 
     def intervals(self, intervals: Sequence[Interval]) -> None:
         """Settles what lies in some intervals, which are in ascending order."""
-        rows = sorted({row for first, last in intervals for row in self.ledger.overlapping(first, last)})
+        touched = [self.ledger.overlapping(first, last) for first, last in intervals]
+        rows = sorted(set().union(*touched))
         self._left = dict(zip(rows, self.ledger.select(rows), strict=True))
         held = [row for row in rows if self._holds(self._left[row])]
         self.draft.take(held)
-        for first, last in intervals:
-            self._interval(first, last)
+        for (first, last), of in zip(intervals, touched, strict=True):
+            self._interval(first, last, of)
         for row in held:
             if row in self._left:
                 self.draft.put(self._left[row])
@@ -104,7 +108,7 @@ class _Settling:
     def _holds(self, r: Range) -> bool:
         return r.state in (LEASED, WAITING) and r.lease_id == self.wanted.lease_id
 
-    def _interval(self, first: int, last: int) -> None:
+    def _interval(self, first: int, last: int, rows: range) -> None:
         low, high = self.index.at_or_after(first), self.index.at_or_before(last)
         if low is None or high is None or low > high:
             self._lose_gap(first, last)
@@ -112,7 +116,7 @@ class _Settling:
         self._lose_gap(first, low - 1)
         head, frontier = self.ledger.head, self.ledger.frontier
         self._past(low, min(high, head.floor))
-        for row in self.ledger.overlapping(low, high):
+        for row in rows:
             self._cut(row, low, high)
         if high > frontier:
             self.outcome.lose(max(low, frontier + 1), high, "unread")
@@ -154,17 +158,21 @@ class _Settling:
         """Does to a range that the lease holds what the settle wants."""
         self.outcome.settled += r.message_count
         self.outcome.ranges.append((r.first, r.last))
+        if self._of is None or self._became is None or not r.alike(self._of):
+            self._became = self._after(r)  # the same for all pieces of a range, wherever they lie
+        self._of = r
+        self.draft.put(self._became._replace(first=r.first, last=r.last, message_count=r.message_count), _EVENTS[self.wanted.verb], of=r)
+
+    def _after(self, r: Range) -> Range:
         if self.wanted.verb == ACK:
-            self.draft.put(r.settled(), "acked", of=r)
-        elif self.wanted.verb == REJECT:
-            dead = past_limit(r, self.rules, self.wanted.reason, self.wanted.error, blocks=False)
-            self.draft.put(dead, "rejected", of=r)
-        elif self.wanted.verb == NACK:
-            self.draft.put(_nacked(r, self.now, self.rules, self.wanted), "nacked", of=r)
-        elif r.state == WAITING:
-            self.draft.put(replace(r, lease_id=None, worker_id=None, leased_at=None, lease_size=None), "released", of=r)
-        else:
-            self.draft.put(_released(r, self.now), "released", of=r)
+            return r.settled()
+        if self.wanted.verb == REJECT:
+            return past_limit(r, self.rules, self.wanted.reason, self.wanted.error, blocks=False)
+        if self.wanted.verb == NACK:
+            return _nacked(r, self.now, self.rules, self.wanted)
+        if r.state == WAITING:
+            return r._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=None)
+        return _released(r, self.now)
 
 
 def _why_not(r: Range) -> str:
@@ -183,13 +191,13 @@ def _nacked(r: Range, now: int, rules: GroupSettings, wanted: Settle) -> Range:
     delay = wanted.delay
     if delay is None:
         delay = rules.delay(r.failure_count, wanted.jitter) if fresh else 0
-    return replace(to_waiting(r, now + delay, error), suspect=not by_name)
+    return to_waiting(r, now + delay, error)._replace(suspect=not by_name)
 
 
 def _released(r: Range, now: int) -> Range:
     back = to_waiting(r, now, r.error)
     count = r.delivery_count - 1
-    return replace(back, delivery_count=count, first_leased_at=r.first_leased_at if count else None)
+    return back._replace(delivery_count=count, first_leased_at=r.first_leased_at if count else None)
 
 
 def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Outcome]:
@@ -199,9 +207,9 @@ def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Outc
         if r.state == WAITING:
             failures = r.failure_count - 1
             first = r.first_failed_at if failures else None
-            r = replace(r, state=LEASED, failure_count=failures, first_failed_at=first, available_at=None, expires_at=expires_at)
+            r = r._replace(state=LEASED, failure_count=failures, first_failed_at=first, available_at=None, expires_at=expires_at)
             draft.note("extended", r)
-        draft.put(replace(r, expires_at=max(expires_at, r.expires_at or 0)))
+        draft.put(r._replace(expires_at=max(expires_at, r.expires_at or 0)))
         outcome.settled += r.message_count
         outcome.ranges.append((r.first, r.last))
     return draft.finish(), outcome

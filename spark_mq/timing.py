@@ -6,7 +6,7 @@ then it is looked at again and split. What has expired is settled, with the outc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,12 +35,12 @@ def sort_out(r: Range, index: CommitIndex, now: int, by: int) -> Sorted:
         return out
     for piece in index.slices(r.first, r.last):
         file = index.file_at(piece.first)
-        part = replace(r, first=piece.first, last=piece.first + piece.rows - 1, message_count=piece.rows)
+        part = r._replace(first=piece.first, last=piece.first + piece.rows - 1, message_count=piece.rows)
         waits = r.delivery_count == 0  # what has been delivered was due
         if file.times is None or (_none_expired(file.times, now) and (not waits or file.times.due_to <= by)):
             _add(out.due, part, index)
         elif _none_expired(file.times, now) and file.times.due_from > by:
-            _add(out.later, replace(part, available_at=file.times.due_from), index)
+            _add(out.later, part._replace(available_at=file.times.due_from), index)
         else:
             _look_closer(out, part, index, now, by)
     return out
@@ -64,11 +64,11 @@ def _look_closer(out: Sorted, part: Range, index: CommitIndex, now: int, by: int
         else:
             spans.append((kind, low, high, at))
     for kind, low, high, at in spans:
-        piece = replace(part, first=file.first + low, last=file.first + high, message_count=high - low + 1)
+        piece = part._replace(first=file.first + low, last=file.first + high, message_count=high - low + 1)
         if kind == "expired":
-            _add(out.expired, replace(piece, state=SETTLED, available_at=None), index)
+            _add(out.expired, piece._replace(state=SETTLED, available_at=None), index)
         elif kind == "later":
-            _add(out.later, replace(piece, available_at=at), index)
+            _add(out.later, piece._replace(available_at=at), index)
         else:
             _add(out.due, piece, index)
 
@@ -82,7 +82,7 @@ def _add(pieces: list[Range], piece: Range, index: CommitIndex) -> None:
     """Adds a piece, as part of its neighbour if nothing lies between them and both are due at the same time."""
     if pieces and pieces[-1].available_at == piece.available_at and index.count(pieces[-1].last + 1, piece.first - 1) == 0:
         before = pieces.pop()
-        piece = replace(before, last=piece.last, message_count=before.message_count + piece.message_count)
+        piece = before._replace(last=piece.last, message_count=before.message_count + piece.message_count)
     pieces.append(piece)
 
 

@@ -436,7 +436,7 @@ def test_release_restores_a_suspect_and_no_older_lease_id():
     before = group.at(0)
     group.lease("b")
     group.settle(RELEASE, "b")
-    assert group.at(0) == replace(before, lease_id=None, worker_id=None, leased_at=None, lease_size=None, available_at=group.now)
+    assert group.at(0) == before._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=None, available_at=group.now)
     assert group.settle(ACK, "a").settled == 0, "the lease before has no claim any more"
 
 
@@ -722,9 +722,9 @@ def test_what_max_bytes_leaves_out_goes_back_as_it_was():
     group.lease("a", 6)
     group.settle(NACK, "a", [0, 4], delay=0)
     group.settle(RELEASE, "a")
-    before = {seq: replace(group.at(seq), first=0, last=0, message_count=0) for seq in range(6)}
+    before = {seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(6)}
     assert group.lease("b", 100, max_bytes=20) == [0, 1]
-    assert {seq: replace(group.at(seq), first=0, last=0, message_count=0) for seq in range(2, 6)} == {
+    assert {seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(2, 6)} == {
         seq: before[seq] for seq in range(2, 6)
     }
     assert group.states() == "LLWWWWUUUU"

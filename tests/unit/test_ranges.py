@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 import pyarrow as pa
@@ -38,7 +38,7 @@ def ranges_of(kinds, first=0) -> list[Range]:
     out = []
     for kind, run in groupby(enumerate(kinds, first), key=lambda pair: pair[1]):
         at = [number for number, _ in run]
-        out.append(replace(KINDS[kind], first=SEQS[at[0]], last=SEQS[at[-1]], message_count=len(at)))
+        out.append(KINDS[kind]._replace(first=SEQS[at[0]], last=SEQS[at[-1]], message_count=len(at)))
     return out
 
 
@@ -58,9 +58,9 @@ kind_lists = st.lists(st.integers(0, len(KINDS) - 1), max_size=len(SEQS))
 @pytest.mark.parametrize("field", [f for f in RANGE_SCHEMA.names if f not in ("first", "last", "message_count")])
 def test_ranges_are_alike_only_if_they_differ_in_nothing_but_place(field):
     one = KINDS[3]
-    other = replace(one, first=7, last=9, message_count=3)
+    other = one._replace(first=7, last=9, message_count=3)
     assert one.alike(other)
-    assert not one.alike(replace(other, **{field: "something else"}))
+    assert not one.alike(other._replace(**{field: "something else"}))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_settled_range_forgets_all_else():
 
 
 def test_a_range_is_immutable():
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         KINDS[0].state = DEAD
 
 
@@ -168,10 +168,10 @@ def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
         for seq in [seq for seq in SEQS if r.first <= seq <= r.last]:
             at = SEQS.index(seq)
             after[at] = data.draw(st.integers(0, len(KINDS) - 1))
-            puts.append(replace(KINDS[after[at]], first=seq, last=seq))
+            puts.append(KINDS[after[at]]._replace(first=seq, last=seq))
     for _ in range(data.draw(st.integers(0, len(SEQS) - len(kinds)))):
         after.append(data.draw(st.integers(0, len(KINDS) - 1)))
-        puts.append(replace(KINDS[after[-1]], first=SEQS[len(after) - 1], last=SEQS[len(after) - 1]))
+        puts.append(KINDS[after[-1]]._replace(first=SEQS[len(after) - 1], last=SEQS[len(after) - 1]))
     for piece in data.draw(st.permutations(puts)):
         draft.put(piece)
     finished = draft.finish()
@@ -203,7 +203,7 @@ def test_a_changed_head_alone_is_a_change():
 def test_a_piece_put_between_alike_neighbours_joins_all_three():
     draft = Draft(ledger_of([3, 1, 4, 1]))
     (piece,) = draft.take([2])
-    draft.put(replace(KINDS[1], first=piece.first, last=piece.last))
+    draft.put(KINDS[1]._replace(first=piece.first, last=piece.last))
     assert [(r.first, r.last, r.message_count) for r in draft.finish()] == [(0, 0, 1), (1, 3, 3)]
 
 
@@ -217,7 +217,7 @@ def test_alike_ranges_with_another_between_stay_apart():
 def test_ranges_join_across_a_gap_of_the_log():
     """Commits are far apart in sequence, yet neighbours: nothing lies between."""
     draft = Draft(ledger_of([3, 3, 3, 3, 3]))
-    draft.put(replace(KINDS[3], first=SEQS[5], last=SEQS[6], message_count=2))
+    draft.put(KINDS[3]._replace(first=SEQS[5], last=SEQS[6], message_count=2))
     assert [(r.first, r.last, r.message_count) for r in draft.finish()] == [(0, SEQS[6], 7)]
 
 

@@ -9,7 +9,6 @@ is dead; what is settled stays so.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from spark_mq.offsets import lease_stream, mark_of
@@ -387,7 +386,7 @@ class _Noting:
         """As a lease finds it: what has expired waits, as a suspect."""
         if r is None or r.state != LEASED or (r.expires_at or 0) + self.onlooker.skew >= self.now:
             return r
-        return replace(r, state=WAITING, suspect=True, available_at=self.now, expires_at=None)
+        return r._replace(state=WAITING, suspect=True, available_at=self.now, expires_at=None)
 
     def _on_last_attempt(self, r: Range | None, lease: str) -> bool:
         """Of a stream's lease: the last but one, for one is kept for a replay."""
@@ -409,5 +408,5 @@ def _check_form(book: Book) -> None:
 
 
 def _alike(a: Range, b: Range) -> bool:
-    names = [name for name in Range.__slots__ if name not in ("first", "last", "message_count")]
+    names = [name for name in Range._fields if name not in ("first", "last", "message_count")]
     return all(getattr(a, name) == getattr(b, name) for name in names)
