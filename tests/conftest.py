@@ -1,4 +1,4 @@
-"""Profiles of Hypothesis (HYPOTHESIS_PROFILE=long looks for minutes, the default for seconds), and an object store for ``--s3``."""
+"""Profiles of Hypothesis (HYPOTHESIS_PROFILE=long looks for minutes, the default for seconds), options, an object store for ``--s3``."""
 
 from __future__ import annotations
 
@@ -26,6 +26,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cluster", action="store_true", help="run the tests on a Spark cluster of processes")
     parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
     parser.addoption("--large-worlds", action="store_true", help="look at larger worlds in tests/worlds: some take an hour")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what needs Spark, and leaves out what needs a store or a cluster that was not asked for."""
+    wanted, others = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        folder = item.path.parent.name
+        if folder in ("cluster", "connect", "s3", "spark"):
+            item.add_marker(pytest.mark.spark)
+        needed = "s3" if "s3" in getattr(item, "fixturenames", ()) else folder
+        there = needed not in ("cluster", "connect", "s3") or config.getoption(f"--{needed}")
+        (wanted if there else others).append(item)
+    items[:] = wanted
+    config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
 for neighbour in ("acceptance", "spark"):
-    sys.path.append(str(HERE.parent / neighbour))  # their processes, checker and streams
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mine = [item for item in items if HERE in item.path.parents]
-    for item in mine:
-        item.add_marker(pytest.mark.spark)
-    if not config.getoption("--cluster"):
-        items[:] = [item for item in items if item not in mine]
-        config.hook.pytest_deselected(items=mine)
+    sys.path.append(str(Path(__file__).parents[1] / neighbour))  # their processes, checker and streams
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
 for neighbour in ("cluster", "spark"):
-    sys.path.append(str(HERE.parent / neighbour))  # how Spark's processes are started, and streams
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mine = [item for item in items if HERE in item.path.parents]
-    for item in mine:
-        item.add_marker(pytest.mark.spark)
-    if not config.getoption("--connect"):
-        items[:] = [item for item in items if item not in mine]
-        config.hook.pytest_deselected(items=mine)
+    sys.path.append(str(Path(__file__).parents[1] / neighbour))  # how Spark's processes are started, and streams
 
 
 @pytest.fixture(scope="session")

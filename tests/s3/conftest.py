@@ -10,18 +10,8 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
 for neighbour in ("acceptance", "spark", "storage"):
-    sys.path.append(str(HERE.parent / neighbour))  # their checker, streams and faulty store
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mine = [item for item in items if HERE in item.path.parents]
-    for item in mine:
-        item.add_marker(pytest.mark.spark)
-    if not config.getoption("--s3"):
-        items[:] = [item for item in items if item not in mine]
-        config.hook.pytest_deselected(items=mine)
+    sys.path.append(str(Path(__file__).parents[1] / neighbour))  # their checker, streams and faulty store
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,6 @@ from harness import Freezer, Stream, make_queue
 from spark_mq import Queue
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.spark)
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from delta import configure_spark_with_delta_pip

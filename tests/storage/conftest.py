@@ -47,11 +47,3 @@ def make(request: pytest.FixtureRequest, clock: ManualClock) -> Callable[..., Qu
 def queue(make: Callable[..., Queue]) -> Queue:
     """A queue with the default settings, in each storage in turn."""
     return make()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs an object store is left out without one."""
-    if not config.getoption("--s3"):
-        needs = [item for item in items if "s3" in getattr(item, "fixturenames", ())]
-        items[:] = [item for item in items if item not in needs]
-        config.hook.pytest_deselected(items=needs)
