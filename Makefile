@@ -72,11 +72,14 @@ test-cluster: setup ## run the tests on a Spark cluster of processes, whose exec
 test-cluster-short: setup ## a part of test-cluster, of two minutes
 	@$(with_spark) $(python) -m pytest --cluster tests/cluster -m "not slow" --durations=10
 
-# Beside .venv's own packages, for these programs alone.
+# Beside .venv's own packages, for these programs alone. What both need is of the version that .venv has: these come first on the path,
+# and pip reports whatever in .venv does not fit them as an error.
 .venv/connect/.installed: .venv/.installed
 	@$(python) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["connect"], sep="\n")' \
 	  > .venv/connect.txt
-	@$(python) -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/connect --requirement .venv/connect.txt
+	@$(python) -m pip freeze --disable-pip-version-check --exclude-editable > .venv/own.txt
+	@$(python) -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/connect \
+	  --requirement .venv/connect.txt --constraint .venv/own.txt
 	@touch $@
 
 .PHONY: test-connect
