@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from curves.commits import Times, cycle
 from deltalake import DeltaTable, PostCommitHookProperties
 from figures import Part, Result, median_ms
 from session import session
@@ -31,29 +32,17 @@ def commits(folder: Path, rounds: int) -> Iterator[Result]:
     for _ in range(-(-(rounds + 2) * sum(sizes) // rows)):
         queue.publish(values)
     group = queue.group("bench")
-    lease_ms: dict[int, list[float]] = {size: [] for size in sizes}
-    ack_ms: dict[int, list[float]] = {size: [] for size in sizes}
+    times: dict[int, Times] = {size: {"lease": [], "ack": []} for size in sizes}
     version = group.ensure().queue.leases.refresh().version()  # type: ignore[attr-defined]
     for number in range(rounds + 2):
         for size in sizes:
-            start = time.perf_counter()
-            lease = group.lease("bench", max_messages=size)
-            leased = time.perf_counter()
-            assert lease is not None, "the queue ran dry"
-            assert len(lease) == size
-            middle = time.perf_counter()
-            lease.ack()
-            end = time.perf_counter()
-            if number >= 2:
-                lease_ms[size].append((leased - start) * 1000)
-                ack_ms[size].append((end - middle) * 1000)
+            cycle(group, size, times[size] if number >= 2 else None)
     made = queue.leases.refresh().version() - version  # type: ignore[attr-defined]
     assert made == (rounds + 2) * len(sizes) * 2, f"{made} commits"
     small, large = sizes
-    for name, times in (("lease", lease_ms), ("ack", ack_ms)):
-        base = statistics.median(times[small])
+    for name in ("lease", "ack"):
+        base, value = (statistics.median(times[size][name]) for size in sizes)
         yield Result(f"{name}, {small:,} messages, p50", base, "ms", goal="< 30 ms")
-        value = statistics.median(times[large])
         yield Result(f"{name}, {large:,} messages, p50", value, "ms", f"{value / base:.2f}x of {small:,}", "< 30 ms, the same")
 
 

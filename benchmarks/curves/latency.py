@@ -5,7 +5,6 @@ Spark's own share is that of an equally shaped Python data source which yields t
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import threading
@@ -22,9 +21,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
+from session import session
 
 from spark_mq import Queue
-from spark_mq.spark import register
 from spark_mq.spark.schema import READ_SCHEMA, arrow_schema
 
 BATCH = 10_000
@@ -80,17 +79,6 @@ class MemoryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from pa.table(columns, schema=wanted).to_batches()
 
 
-def session() -> SparkSession:
-    """Two cores, no console."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.driver.memory", "2g")
-    spark = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
-    spark.dataSource.register(Memory)
-    return spark
-
-
 def count(batch: Any, _: Any) -> None:
     """The handler: looks at every value."""
     batch.selectExpr("sum(length(value))").collect()
@@ -98,12 +86,10 @@ def count(batch: Any, _: Any) -> None:
 
 def latency(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
     """Both, in one session."""
-    spark = session()
-    try:
+    with session(folder) as spark:
+        spark.dataSource.register(Memory)
         yield from publish_to_acked(spark, folder, max(5, rounds))
         yield from beyond_spark(spark, folder, max(4, rounds // 3), 1 if short else 3)
-    finally:
-        spark.stop()
 
 
 def publish_to_acked(spark: SparkSession, folder: Path, rounds: int) -> Iterator[Result | Point]:
