@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from s3_endpoint import moto, storage_options
 
 settings.register_profile("default", deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", settings.get_profile("default"), max_examples=3_000, stateful_step_count=80)
@@ -45,29 +40,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def s3() -> Iterator[dict[str, str]]:
     """Storage options of an S3 endpoint on this machine, with the bucket ``queues``."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    quiet = subprocess.DEVNULL
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=quiet, stderr=quiet, stdin=quiet)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            assert server.poll() is None, "moto's server did not start: make test-s3 installs it"
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/"):
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/queues", method="PUT")):
-            pass
-        yield {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing-secret",
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
-        }
-    finally:
-        server.kill()
-        server.wait()
+    with moto() as url:
+        yield storage_options(url)

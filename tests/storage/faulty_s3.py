@@ -6,8 +6,6 @@ A program of its own: some calls of delta-rs hold the interpreter's lock while t
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import random
 import socket
@@ -17,11 +15,13 @@ import sys
 import threading
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program it is not there yet
 
 from listings import StaleListings
+from s3_endpoint import Relay, relay
 
 __all__ = ["AFTER", "BEFORE", "RESET", "SLOW", "FaultyS3"]
 
@@ -100,43 +100,33 @@ class _Faults:
             return fault
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Relay):
     faults = _Faults()
     listings = StaleListings()
     listed = 0
-    target = urlsplit("")
 
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
-
-    def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def serve(self, body: bytes) -> None:
         if self.path == CONTROL:
             self._plan(json.loads(body) if body else {})
-            self._answer(200, json.dumps({"met": self.faults.met, "listed": _Handler.listed}).encode(), {})
+            self.answer(200, json.dumps({"met": self.faults.met, "listed": _Handler.listed}).encode(), {})
             return
         fault = self.faults.next(self.command, self.path)
         if fault == SLOW:
             time.sleep(0.5)  # the slowness itself
         if fault == BEFORE:
-            self._answer(500, b"", {})
+            self.answer(500, b"", {})
             return
         if self.command == "GET" and fault is None and (listing := self.listings.answer(self.path)) is not None:
             _Handler.listed += 1
-            self._answer(200, listing, {"Content-Type": "application/xml"})
+            self.answer(200, listing, {"Content-Type": "application/xml"})
             return
-        upstream = http.client.HTTPConnection(self.target.hostname or "", self.target.port, timeout=60)
-        upstream.request(self.command, self.path, body, dict(self.headers))
-        reply = upstream.getresponse()
-        data, headers = reply.read(), dict(reply.getheaders())
-        upstream.close()
+        reply = self.forward(body)
         if fault == RESET:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
             self.connection.close()
         else:
-            self._answer(500 if fault == AFTER else reply.status, b"" if fault == AFTER else data, {} if fault == AFTER else headers)
+            self.answer(*((500, b"", {}) if fault == AFTER else reply))
 
     def _plan(self, plan: dict[str, Any]) -> None:
         if "stale" in plan:
@@ -146,25 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif plan:
             self.faults.plan(plan)
 
-    def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date", "server"):
-                self.send_header(name, value)
-        self.send_header("Content-Length", headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data)))
-        with contextlib.suppress(OSError):  # whoever asked may have given up
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
-
 
 if __name__ == "__main__":
-    _Handler.target = urlsplit(sys.argv[1])
     _Handler.listings.endpoint = sys.argv[1]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
+    server = relay(_Handler, sys.argv[1])
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
     server.serve_forever()

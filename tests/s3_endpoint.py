@@ -1,0 +1,103 @@
+"""An S3 endpoint on this machine, a process of its own (moto), and what proxies in front of it are made of. For the benchmarks, too."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+__all__ = ["BUCKET", "Relay", "moto", "relay", "storage_options"]
+
+BUCKET: Final = "queues"
+
+
+@contextlib.contextmanager
+def moto() -> Iterator[str]:
+    """The address of a new endpoint, with one bucket."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    quiet = subprocess.DEVNULL
+    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=quiet, stderr=quiet, stdin=quiet)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            assert server.poll() is None, "moto's server did not start: make test-s3 and make bench install it"
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/"):
+                break
+            assert time.monotonic() < deadline, "moto's server does not answer"
+            time.sleep(0.1)
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT")):
+            pass
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def storage_options(url: str) -> dict[str, str]:
+    """With which delta-rs uses the endpoint, or a proxy in front of it."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing-secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+class Relay(BaseHTTPRequestHandler):
+    """A request to a proxy: :meth:`serve` says what becomes of it."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits for the caller's delayed acknowledgement
+    target: SplitResult
+
+    def serve(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    def forward(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+        """What the endpoint says to it: status, data, headers."""
+        upstream = http.client.HTTPConnection(self.target.hostname or "", self.target.port, timeout=60)
+        upstream.request(self.command, self.path, body, dict(self.headers))
+        reply = upstream.getresponse()
+        data, headers = reply.read(), dict(reply.getheaders())
+        upstream.close()
+        return reply.status, data, headers
+
+    def answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date", "server"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data)))
+        with contextlib.suppress(OSError):  # whoever asked may have given up
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+    def _serve(self) -> None:
+        self.serve(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+
+def relay(handler: type[Relay], endpoint: str) -> ThreadingHTTPServer:
+    """A proxy in front of an endpoint. Prints its address, for whoever has started this program."""
+    handler.target = urlsplit(endpoint)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
+    return server
