@@ -72,10 +72,12 @@ def draw(plot: Plot, points: Sequence[dict[str, Any]], out: Path) -> None:
     xs = [point["x"] for point in points]
     colours: dict[str, str] = {}  # p50 and p95 of one thing have the same
     for name in names:
+        own = [point for point in points if name in point]  # a line may end early
         colour = colours.setdefault(name.replace("p95", "p50"), f"C{len(colours)}")
         style = "--" if "p95" in name else "-"
-        axes.plot(xs, [point[name] for point in points], style, color=colour, marker="o", markersize=4, linewidth=1.5, label=name)
-    values = [point[name] for point in points for name in names]
+        places, ys = [point["x"] for point in own], [point[name] for point in own]
+        axes.plot(places, ys, style, color=colour, marker="o", markersize=4, linewidth=1.5, label=name)
+    values = [point[name] for point in points for name in names if name in point]
     if "x" in plot.log:
         axes.set_xscale("symlog", linthresh=min(x for x in xs if x > 0)) if min(xs) <= 0 else axes.set_xscale("log")
     if "y" in plot.log:
