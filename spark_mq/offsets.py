@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 
-__all__ = ["QUEUES", "check_offset", "lease_stream", "mark_of", "of_one_queue", "of_several_queues", "stream_in"]
+__all__ = ["QUEUES", "check_offset", "lease_stream", "left_mark_of", "mark_of", "of_one_queue", "of_several_queues", "stream_in"]
 
 QUEUES: Final = "queues"
 """What tells the offset of a stream over several queues from that of one."""
@@ -29,6 +29,11 @@ def lease_stream(lease_id: str) -> tuple[str, int, str] | None:
 def mark_of(stream: str) -> str:
     """The app id of a stream's marks in ``leases/``."""
     return f"spark_mq.stream:{stream}"
+
+
+def left_mark_of(stream: str) -> str:
+    """The app id under which a stream's last batch stands that has left something unsettled on purpose: see ``leaving.py``."""
+    return f"spark_mq.left:{stream}"
 
 
 def check_offset(offset: Any) -> tuple[str, int]:

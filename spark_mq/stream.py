@@ -7,6 +7,7 @@ in ``leases/`` (``Transaction(stream, 2n + 1)`` for a lease, ``2n + 2`` for a re
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,11 +20,12 @@ from spark_mq import ledger as rules_of
 from spark_mq import selection, settling
 from spark_mq.audit import lease_note, settle_note
 from spark_mq.checks import SECOND
-from spark_mq.errors import InvalidOption, StreamFenced
+from spark_mq.errors import InvalidOption, LostRace, StreamFenced
 from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.index import CommitIndex, Slice
 from spark_mq.keepalive import KeepAlive
 from spark_mq.lease_store import Stored, change
+from spark_mq.leaving import left_upto
 from spark_mq.offsets import lease_stream, mark_of, of_one_queue
 from spark_mq.ranges import LEASED, WAITING, Ledger, Range
 from spark_mq.retention import without_lost
@@ -174,9 +176,12 @@ class StreamSource:
 
     def _available(self, stream: str, n: int) -> bool:
         """Whether a lease would get something now, by the very rules of leasing. What batch n has left counts as acked already."""
-        stored = self.group.queue.leases.read(self.group.name)
-        now, rules = self.group.queue.now(), self.group.rules(stored)
-        ledger, _ = self._acked(stored, stream, n)
+        while True:
+            stored = self.group.queue.leases.read(self.group.name)
+            now, rules = self.group.queue.now(), self.group.rules(stored)
+            with contextlib.suppress(LostRace):  # what was read has been cleaned away, or marked since: it is read again
+                ledger, _ = self._acked(stored, stream, n)
+                break
         index, broken = self.group.index_so_far()
         _, grant = selection.lease(ledger, index, now, rules, self._request("", now, rules))
         if broken is not None and not grant.ranges:
@@ -275,20 +280,23 @@ class StreamSource:
 
     # -- acking what Spark has committed
 
-    def _done(self, ledger: Ledger, stream: str, upto: int) -> list[str]:
+    def _done(self, stored: Stored, stream: str, upto: int) -> list[str]:
         """The leases of this stream's batches up to one that may be acked: this runner's own, and at its start those of dead ones.
 
-        Later, another runner's lease is a successor's: not this driver's to settle.
+        Later, another runner's lease is a successor's: not this driver's to settle. Nor is what a batch has left unsettled on purpose.
         """
+        ledger = self.group.found(stored)
         found = ledger.where(pc.and_(ledger.is_state(LEASED, WAITING), pc.starts_with(ledger.column("lease_id"), stream + "/")))
         ids = {r.lease_id for r in ledger.select(found) if r.lease_id}
         parts = {lease_id: lease_stream(lease_id) for lease_id in ids}
-        return sorted(i for i, p in parts.items() if p and p[1] <= upto and (self._first or p[2] == self.runner))
+        done = sorted((i, p[1]) for i, p in parts.items() if p and p[1] <= upto and (self._first or p[2] == self.runner))
+        left = left_upto(self.group.queue.leases, stored, stream) if done else 0
+        return [lease_id for lease_id, n in done if n > left]
 
     def _acked(self, stored: Stored, stream: str, upto: int, keep: Iterable[str] = ()) -> tuple[Ledger, dict[str, Any]]:
         """The ledger with expired leases folded and, in ackMode onCommit, the batches up to one acked; and the note of it."""
         ledger, rules, now = self.group.found(stored), self.group.rules(stored), self.group.queue.now()
-        done = self._done(ledger, stream, upto) if self.options.ack_on_commit else []
+        done = self._done(stored, stream, upto) if self.options.ack_on_commit else []
         ledger = rules_of.fold(ledger, now, rules, [*done, *keep])
         settles = [Settle(ACK, lease_id) for lease_id in done]
         outcomes: list[Outcome] = []

@@ -28,12 +28,14 @@ _log = logging.getLogger(__name__)
 class Found:
     """The leases of a batch. ``fresh``: they may belong to a replay, as the first batch of a run may.
 
-    ``base``: stream and n of a batch over several queues, each of which knows the stream by an id of its own.
+    ``base``: stream and n of a batch over several queues, each of which knows the stream by an id of its own. ``batches``: (stream, n, over
+    several queues) of each stream in the batch, also of one without a row, where the session tells.
     """
 
     lease_ids: list[str]
     fresh: bool
     base: tuple[str, int] | None = None
+    batches: tuple[tuple[str, int, bool], ...] = ()
 
 
 class LeaseFinder:
@@ -46,15 +48,16 @@ class LeaseFinder:
     def find(self, batch: DataFrame) -> Found:
         """The lease ids of a batch, none if no row tells, and what else is known of it."""
         batches = self._batches(batch.sparkSession)
+        told = tuple((stream, n, several) for stream, (n, several) in batches.items())
         single = {stream: n for stream, (n, several) in batches.items() if not several}
         if batches and len(single) == len(batches) and all(stream in self._runners for stream in single):
-            return Found([f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()], False)
+            return Found([f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()], False, batches=told)
         ids = self._from_rows(batch, len(batches) if len(single) == len(batches) else 2)
         parts = [parts for lease_id in ids if (parts := lease_stream(lease_id))]
         known = bool(parts) and all(self._runners.get(stream) == runner for stream, _, runner in parts)
         self._runners.update((stream, runner) for stream, _, runner in parts)
         base = next(((stream, n) for stream, (n, several) in batches.items() if several), None) if len(batches) == 1 else None
-        return Found(ids, not known, base)
+        return Found(ids, not known, base, told)
 
     def runner(self, stream: str) -> str | None:
         """The runner of a stream in this run, once a batch has told."""

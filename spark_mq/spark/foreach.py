@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost, StreamFenced, WrongReturn
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import SettleResult, result_of
-from spark_mq.offsets import lease_stream
+from spark_mq.leaving import leave
+from spark_mq.offsets import lease_stream, stream_in
 from spark_mq.outcomes import settles_of
 from spark_mq.policies import Policy
 from spark_mq.ranges import LEASED
@@ -43,9 +44,12 @@ def for_each_batch(
     "nack", "reject"; null, or no such column: failed, by `on_error`), ``delay`` of a nack (seconds, or text like "30s"), ``error``. On an
     exception the lease is settled by `on_error`: "nack" (again after a backoff), "reject" (to the dead letters), "raise" (the query ends).
     What `process` settles itself stands. ``ack``: "after", or "first" (at-most-once: acked before `process` is called), or "manual" (only
-    what `process` settles counts; with ackMode=onCommit Spark's commit acks the rest all the same): see
+    what `process` settles counts, whatever the stream's ackMode; the rest expires and comes again): see
     :class:`~spark_mq.policies.Policy`. ``also``: the groups of the other queues, where the stream reads several; each lease is settled
     in its own.
+
+    With "manual" a batch that leaves something costs one commit more, by which the stream knows not to ack it. Filter inside `process`, not
+    before: over Spark Connect a batch of which no row reaches it cannot be told, and ackMode=onCommit acks it.
 
     Return failures only for verdicts that depend on the rows alone. A verdict that may differ between two runs over the same rows (an API
     answered this time) must be settled with ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is written: on a replay the
@@ -134,7 +138,7 @@ class ForEachBatch:
             found = self._finder.find(batch)
             lease_ids = found.lease_ids
             self._came.update((stream, n) for stream, n, _ in filter(None, map(lease_stream, lease_ids)))
-            # Without a row nothing is known of the lease: ackMode onCommit settles such a batch.
+            # Without a row the runner, and so the lease, is not known: ackMode onCommit settles such a batch.
             if lease_ids and closing and found.fresh:
                 # Perhaps a replay, whose rows a sink may have already: given back, others would write them once more.
                 raise RuntimeError(f"stopping: batch {batch_id} is left to the next start")
@@ -144,6 +148,8 @@ class ForEachBatch:
                 if found.fresh:
                     self._owners.begin(lease_ids)
                 self._run(batch, BatchLease(self._owners, found))
+            if self.policy.ack == "manual":
+                self._leave(found)
         finally:
             with self._idle:
                 self._busy = False
@@ -204,6 +210,17 @@ class ForEachBatch:
             _log.warning("some messages of this batch will come again, to another worker: %s", lost)
         if not lease.settled or any(o.lost for o in outcomes):
             self._owners.check(lease.lease_ids)
+
+    def _leave(self, found: Found) -> None:
+        """Before Spark commits the batch: what is left of it is to expire, not to be acked by that commit."""
+        batches = {(stream, n) for stream, n, _ in filter(None, map(lease_stream, found.lease_ids))}
+        batches |= {(stream, n) for stream, n, several in found.batches if not several}
+        for group in self.groups:
+            several = {(stream_in(stream, group.queue.path), n) for stream, n, several in found.batches if several}
+            for stream, n in sorted(batches | several):
+                if left := leave(group, stream, n):
+                    _log.info("group %s: batch %d has left %d messages unsettled; they come again once their lease expires",
+                              group.name, n, left)  # fmt: skip
 
     def _ack_first(self, lease: BatchLease) -> None:
         """Acks before anything is done. Raises LeaseLost, and hands nothing over, if others may have some of it by now."""

@@ -134,6 +134,34 @@ def test_manual_mode_leaves_what_was_not_settled_to_expire(spark: Any, queue: Qu
     assert short.group.expire() == 2
 
 
+def test_what_ack_manual_leaves_expires_and_comes_again_though_the_stream_acks_on_commit(queue: Queue, tmp_path: Path, spark: Any) -> None:
+    short = Stream(spark, queue, tmp_path / "ck", visibilityTimeout="500ms", maxLeaseDuration="500ms", maxMessagesPerTrigger="2")
+    queue.publish(numbered(4))
+    seen: list[list[str]] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.append(values(batch))
+        lease.ack(batch.where("CAST(value AS STRING) = '001'"))
+
+    short.run(short.group.for_each_batch(process, ack="manual"))
+    assert seen == [["000", "001"], ["002", "003"]]
+    assert short.group.stats().acked == 1
+    until(lambda: short.group.stats().ready == 3, "the leases of the rest expired")
+    again = short.group.lease("other", max_messages=3)
+    assert again is not None
+    assert {m.delivery_count for m in again.messages} == {2}
+
+
+def test_what_ack_manual_never_saw_for_a_filter_expires_too(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(3))
+    called: list[int] = []
+    each = stream.group.for_each_batch(lambda batch, lease: called.append(batch.count()), ack="manual")
+    stream.run(each, frame=stream.frame().where("false"))
+    assert called == []
+    stats = stream.group.stats()
+    assert (stats.acked, stats.in_flight) == (0, 3)
+
+
 def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(spark: Any, tmp_path: Path) -> None:
     queue = make_queue(tmp_path / "queue", max_in_flight=2)
     queue.publish(numbered(5))

@@ -12,7 +12,8 @@ from spark_mq import Queue
 from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.keepalive import KeepAlive
-from spark_mq.offsets import lease_stream
+from spark_mq.leaving import leave
+from spark_mq.offsets import lease_stream, left_mark_of
 from spark_mq.ranges import LEASED, WAITING
 from spark_mq.settling import ACK, Settle
 from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
@@ -155,6 +156,79 @@ def test_manual_mode_leaves_what_nobody_settled_to_expire(queue: Queue, clock: M
     again = runner.batch()
     assert sequences(again) == [receipt.sequences[1]]
     assert deliveries(again) == {2}
+
+
+def test_what_a_batch_left_on_purpose_is_not_acked_by_its_commit(queue: Queue, clock: ManualClock) -> None:
+    first, second, third = queue.publish(["a", "b", "c"]).sequences
+    runner = Runner(queue, max_messages=2)
+    plan = runner.plan() if runner.offer() else BatchPlan()
+    runner.group.ack(plan.lease_id, [first])
+    assert leave(runner.group, *_batch_of(plan)) == 1
+    assert leave(runner.group, *_batch_of(plan)) == 1
+    assert [note["operation"] for note in queue.leases.notes].count("leave") == 1, "once is enough"  # type: ignore[attr-defined]
+    runner.commit()
+    following = runner.batch()  # its lease would ack what is left of the batch before it
+    assert sequences(following) == [third]
+    assert not runner.offer()
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.in_flight) == (2, 1), "the batch after it left nothing on purpose, and is acked"
+    restarted = Runner(queue, runner.checkpoint)
+    assert not restarted.offer()  # nor at the next start
+    assert queue.group("g").stats().in_flight == 1
+    clock.advance("61s")
+    again = restarted.batch()
+    assert (sequences(again), deliveries(again)) == ([second], {2})
+
+
+def test_where_nothing_was_left_nothing_is_put_down(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    runner = Runner(queue)
+    plan = runner.batch()
+    assert leave(queue.group("other"), *_batch_of(plan)) == 0
+    runner.group.ack(plan.lease_id)
+    commits = len(queue.leases.notes)  # type: ignore[attr-defined]
+    assert leave(runner.group, *_batch_of(plan)) == 0
+    assert len(queue.leases.notes) == commits  # type: ignore[attr-defined]
+
+
+def test_what_was_left_before_a_crash_is_replayed_and_may_be_acked_then(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    dead = Runner(queue)
+    assert dead.offer()
+    leave(dead.group, *_batch_of(dead.plan()))  # and Spark does not come to commit the batch
+    successor = Runner(queue, dead.checkpoint)
+    replayed = successor.batch()
+    assert deliveries(replayed) == {2}
+    assert not successor.offer()
+    assert queue.group("g").stats().in_flight == 2
+    assert successor.group.ack(replayed.lease_id).settled == 2
+
+
+def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None:
+    """The runner looks, the batch leaves, the runner acks: the ack is computed again."""
+    queue.publish("a")
+    runner = Runner(queue)
+    stream, n = _batch_of(runner.batch())
+    looks = 0
+    read = queue.leases.read
+
+    def late(group: str, **given: Any) -> Any:
+        nonlocal looks
+        stored, looks = read(group, **given), looks + 1
+        if looks == 1:  # as `leave` does it in another process
+            queue.leases.write(stored, stored.ledger, operation_id="other", note={}, mark=(left_mark_of(stream), n))
+        return stored
+
+    queue.leases.read = late  # type: ignore[method-assign]
+    runner.source.ack_done(stream, n)
+    assert looks == 2
+    assert queue.group("g").stats().in_flight == 1
+
+
+def _batch_of(plan: BatchPlan) -> tuple[str, int]:
+    parts = lease_stream(plan.lease_id)
+    assert parts is not None
+    return parts[0], parts[1]
 
 
 def test_a_stream_leaves_the_messages_of_other_workers_alone(queue: Queue) -> None:

@@ -10,7 +10,7 @@ from .kernel import World
 from .processes import SECOND, Driver, Fickle, Poison, Worker, failing, flaky, refuses, releases
 
 
-def _pair(handler: object = "good", **options: int) -> list[Driver]:
+def _pair(handler: object = "good", **options: object) -> list[Driver]:
     """Two drivers on one checkpoint: one at work, and one that is started when the first is taken for dead."""
     given = {} if handler == "good" else {"handler": handler}
     return [Driver("A", 1, 0, late=late, **given, **options) if not late else Driver("B", 2, 0, late=True, **given, **options)
@@ -71,8 +71,20 @@ def last_attempts(large: bool) -> World:
 
 def manual(large: bool) -> World:
     """Only what the handler acks itself counts; the rest expires, comes again, and is dead at last."""
-    programs = [Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack_on_commit=False)]
+    programs = [Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack=None, ack_on_commit=False)]
     return Delivery(programs, Bounds(crashes=1, ticks=1 if large else 0))
+
+
+def left(large: bool) -> World:
+    """The same where the stream acks what Spark has committed: not what for_each_batch has left."""
+    programs = [Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack="manual")]
+    return Delivery(programs, Bounds(crashes=2 if large else 1, ticks=1 if large else 0))
+
+
+def left_by_a_zombie(large: bool) -> World:
+    """The same, of a driver that stands still while another takes over."""
+    programs = _pair(Poison(1, "leave"), max_messages=2, ack="manual")
+    return Delivery(programs, Bounds(crashes=1 if large else 0, takeovers=1), messages=(3,) if large else (2,))
 
 
 def capped(large: bool) -> World:
@@ -187,7 +199,8 @@ def trim_and_seek(large: bool) -> World:
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
-        crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, capped, apart, last_attempts,
+        crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, left, left_by_a_zombie, capped, apart,
+        last_attempts,
         killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie,
         failing_batches, releasing, plain_sink,
         routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,

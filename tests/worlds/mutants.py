@@ -130,6 +130,7 @@ ALL = [
     Mutant(SOURCE, "a driver acks at its start what its predecessors left", stream.StreamSource._done,
            "(self._first or p[2] == self.runner)", "p[2] == self.runner", "plain_sink"),
     Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "if self.options.ack_on_commit else []", "", "manual"),
+    Mutant(SOURCE, "nor what a batch has left on purpose", stream.StreamSource._done, "if n > left", "", "left"),
     Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "spare=REPLAY_SPARE", "spare=0", "failing_batches"),
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.Owners.check,
@@ -139,6 +140,8 @@ ALL = [
     Mutant(SETTLING, "and n, which never repeats", foreach.BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
     Mutant(SETTLING, "what is settled is the lease minus the failures", foreach.ForEachBatch._run, "settles = self._said(returned, lease)",
            "settles = []", "returner"),
+    Mutant(SETTLING, "what is left on purpose is put down before Spark commits the batch", foreach.ForEachBatch.__call__,
+           'if self.policy.ack == "manual":', "if False:", "left"),
     Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run, 'if self.policy.ack == "first":', "if True:", "crashes"),
     Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", processes.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
     # -- section 8: dead letters

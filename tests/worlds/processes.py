@@ -19,6 +19,7 @@ from spark_mq.policies import Policy
 from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.spark.batch_lease import Found
 from spark_mq.spark.foreach import BatchLease, ForEachBatch
+from spark_mq.spark.owners import Owners
 from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
 
 from .kernel import EFFECT, FREE, Killed, Suspend, Tape
@@ -298,10 +299,13 @@ class Driver(Program):
         on_error: str = "nack",
         late: bool = False,
         extends: bool = False,
+        ack: str | None = "after",
         **options: Any,
     ) -> None:
         super().__init__(name, who)
-        self.checkpoint, self.handler, self.on_error = checkpoint, handler, on_error
+        self.checkpoint, self.handler = checkpoint, handler
+        self.policy = None if ack is None else Policy.checked(on_error, ack)
+        """None: the handler is the user's own foreachBatch function, and all that settles."""
         self.options = StreamOptions(**options)
         self.extends, self.late = extends, late
         """Whether it only starts beside another driver on its checkpoint."""
@@ -369,10 +373,14 @@ class Driver(Program):
             ctx.effect()  # a driver may stand still before its handler has done anything
             return handler(ctx, batch, lease)
 
-        function = ForEachBatch((ctx.group(),), process, Policy.checked(self.on_error, "after" if self.options.ack_on_commit else "manual"))
-        function._finder = RowFinder(ctx.local["fresh"])  # type: ignore[assignment]
+        finder, batch = RowFinder(ctx.local["fresh"]), Frame(lease_id, rows)
         try:
-            function(Frame(lease_id, rows), ctx.local["i"])  # type: ignore[arg-type]
+            if self.policy is None:
+                process(batch, BatchLease(Owners((ctx.group(),)), finder.find(batch)))
+            else:
+                function = ForEachBatch((ctx.group(),), process, self.policy)
+                function._finder = finder  # type: ignore[assignment]
+                function(batch, ctx.local["i"])  # type: ignore[arg-type]
         except (Suspend, Killed):
             raise
         except SparkMQError:
