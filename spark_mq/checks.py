@@ -6,6 +6,7 @@ Each check returns the clean value or raises :class:`~spark_mq.errors.InvalidOpt
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -15,12 +16,14 @@ from spark_mq.errors import InvalidOption
 
 __all__ = [
     "RESERVED_PREFIX",
+    "check_callable",
     "check_choice",
     "check_count",
     "check_duration",
     "check_error",
     "check_lease_id",
     "check_name",
+    "check_position",
     "check_rate",
     "check_share",
     "check_size",
@@ -143,6 +146,51 @@ def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 
             f"{option}={shown(value)} is not valid: give a whole number from {least} to {most:,}", option=option, value=value
         )
     return number
+
+
+def check_callable(option: str, value: Any, *takes: str) -> None:
+    """Whether something can be called with so many arguments, as far as its signature tells. Their names are for the error.
+
+    Found only when it is called, the mistake would look like a failure of the messages, and each of them would die of it.
+    """
+    wanted = f"{option}({', '.join(takes)})"
+    if not callable(value):
+        raise InvalidOption(f"{option}={shown(value)} is not callable: give a function ({', '.join(takes)})", option=option, value=value)
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return  # of some things made in C it cannot be told
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        raise InvalidOption(
+            f"{option}={shown(value)} has the signature {signature} and cannot be called as {wanted}: {error}", option=option, value=value
+        ) from None
+
+
+def check_position(option: str, value: Any) -> str | int | datetime:
+    """A place in the log: earliest, latest, a sequence, or an instant with a zone. All of them as text, too, as Spark's options are."""
+    if isinstance(value, str):
+        if value.lower() in ("earliest", "latest"):
+            return value.lower()
+        if value.isdigit():
+            return check_count(option, value, least=0, most=2**63 - 1)
+        try:
+            instant = datetime.fromisoformat(value)
+            if instant.tzinfo is not None:
+                micros(instant)
+                return instant
+        except ValueError:  # InvalidOption is one, too
+            pass
+    elif isinstance(value, datetime):
+        micros(value)
+        return value
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    raise InvalidOption(
+        f"{option}={shown(value)} is not valid: use earliest, latest, a sequence, or an instant with a zone like 2026-01-31T12:00:00Z",
+        option=option, value=value,
+    )  # fmt: skip
 
 
 def check_rate(option: str, value: Any) -> float:

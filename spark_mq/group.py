@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from spark_mq import administer, moving, selection, waiting
 from spark_mq import ledger as rules_of
 from spark_mq.audit import lease_note
-from spark_mq.checks import SECOND, check_count, check_duration, check_error, check_lease_id, check_name, micros, shown
-from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, LedgerFull
+from spark_mq.checks import SECOND, check_count, check_duration, check_error, check_lease_id, check_name, check_position, micros
+from spark_mq.errors import CorruptLog, GroupNotFound, LedgerFull
 from spark_mq.index import CommitIndex
 from spark_mq.lease import Lease, SettleResult
 from spark_mq.lease_store import Stored, change
@@ -44,7 +44,7 @@ class ConsumerGroup:
     def __init__(self, queue: Queue, name: str = "default", start: str | int | datetime = "earliest") -> None:
         self.queue = queue
         self.name = check_name("group", name)
-        self.start = _check_position("start", start)
+        self.start = check_position("start", start)
         self._made = False
 
     def __repr__(self) -> str:
@@ -77,9 +77,10 @@ class ConsumerGroup:
     def seek(self, to: str | int | datetime) -> None:
         """Moves the group to "earliest", "latest", a sequence or an instant: all before is skipped, all from there on is unread.
 
+        An instant is an aware datetime, or text with a zone like "2026-01-31T12:00:00Z", as for the option startingPosition.
         Fences all live leases. Not below the trim horizon.
         """
-        target = _check_position("to", to)
+        target = check_position("to", to)
         self.ensure()
 
         def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
@@ -303,19 +304,3 @@ class ConsumerGroup:
         from spark_mq.spark.foreach import for_each_batch
 
         return for_each_batch(self, process, on_error=on_error, also=also, ack=ack)
-
-
-def _check_position(option: str, value: Any) -> str | int | datetime:
-    if (
-        value in ("earliest", "latest")
-        or isinstance(value, datetime)
-        or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63)
-    ):
-        if isinstance(value, datetime):
-            micros(value)
-        return value
-    raise InvalidOption(
-        f"{option}={shown(value)} is not a position: use 'earliest', 'latest', a sequence, or an aware datetime",
-        option=option,
-        value=value,
-    )

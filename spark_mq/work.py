@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import DeltaError
 
-from spark_mq.checks import SECOND, check_count, check_duration, check_name
-from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost, WrongReturn
+from spark_mq.checks import SECOND, check_callable, check_count, check_duration, check_name
+from spark_mq.errors import ContentionTimeout, LeaseLost, WrongReturn
 from spark_mq.intervals import subtract
 from spark_mq.keepalive import KeepAlive
 from spark_mq.lease import Lease, result_of
@@ -76,8 +76,7 @@ def work(
     what never reached the handler is given back uncounted, and handlers that run have ``graceful_timeout`` to finish. What still runs
     then keeps its count and is left to expire. A failing store and a group that blocks are waited out. Raises InvalidOption; DataLoss.
     """
-    if not callable(handler):
-        raise InvalidOption(f"handler={handler!r} is not callable: give a function (lease)", option="handler", value=handler)
+    check_callable("handler", handler, "lease")
     limit = check_duration("max_lease_duration", max_lease_duration)
     timeout = None if visibility_timeout is None else check_duration("visibility_timeout", visibility_timeout)
     name = check_name("worker_id", worker_id or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] + f"-{os.getpid()}")

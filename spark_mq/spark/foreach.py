@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from spark_mq.checks import check_callable
 from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost, StreamFenced, WrongReturn
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import SettleResult, result_of
@@ -62,8 +63,7 @@ def for_each_batch(
     ...     batch.where("value IS NOT NULL").write.format("delta").mode("append").options(**lease.delta_options).save("/tables/out")
     >>> stream.writeStream.foreachBatch(group.for_each_batch(process)).start()  # doctest: +SKIP
     """
-    if not callable(process):
-        raise InvalidOption(f"process={process!r} is not callable: give a function (batch, lease)", option="process", value=process)
+    check_callable("process", process, "batch", "lease")
     return ForEachBatch((group, *also), process, Policy.checked(on_error, ack))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, check_size, micros, nearest
+from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, check_position, check_size, nearest
 from spark_mq.delta import absolute
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
@@ -40,7 +40,7 @@ class ReadOptions:
     several: bool = False
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     group: str = "default"
-    start: str | int = "earliest"
+    start: str | int | datetime = "earliest"
     stream: StreamOptions = field(default_factory=StreamOptions)
     min_partitions: int = 1
     min_poll: int = SECOND // 20
@@ -69,7 +69,7 @@ class ReadOptions:
         )
         return cls(
             paths=paths, several=several, storage_options=storage, group=check_name("consumerGroup", own.get("consumergroup", "default")),
-            start=_position(own.get("startingposition", "earliest")), stream=stream,
+            start=check_position("startingPosition", own.get("startingposition", "earliest")), stream=stream,
             min_partitions=check_count("minPartitions", own.get("minpartitions", 1), most=100_000),
             min_poll=check_duration("minPollInterval", own.get("minpollinterval", polls["minpollinterval"])),
             max_poll=check_duration("maxPollInterval", own.get("maxpollinterval", polls["maxpollinterval"])),
@@ -77,10 +77,7 @@ class ReadOptions:
 
     def open(self) -> list[ConsumerGroup]:
         """The group in the queue at each path. Raises QueueNotFound and its like."""
-        start: str | int | datetime = self.start
-        if isinstance(start, str) and start not in ("earliest", "latest"):
-            start = datetime.fromisoformat(start)
-        return [Queue.open(path, storage_options=self.storage_options).group(self.group, start=start) for path in self.paths]
+        return [Queue.open(path, storage_options=self.storage_options).group(self.group, start=self.start) for path in self.paths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +149,3 @@ def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
 def _in_order(own: Mapping[str, str], low: str, high: str) -> None:
     if check_duration(low, own[low.lower()]) > check_duration(high, own[high.lower()]):
         raise InvalidOption(f"{low}={own[low.lower()]!r} is longer than {high}={own[high.lower()]!r}", option=low, value=own[low.lower()])
-
-
-def _position(value: str) -> str | int:
-    """earliest, latest, a sequence, or an ISO 8601 instant with a zone."""
-    if value.lower() in ("earliest", "latest"):
-        return value.lower()
-    if value.isdigit():
-        return check_count("startingPosition", value, least=0, most=2**63 - 1)
-    try:
-        instant = datetime.fromisoformat(value)
-        if instant.tzinfo is not None:
-            micros(instant)
-            return value
-    except ValueError:  # InvalidOption is one, too
-        pass
-    raise InvalidOption(
-        f"startingPosition={value!r} is not valid: use earliest, latest, a sequence, or an instant with a zone like 2026-01-31T12:00:00Z",
-        option="startingPosition", value=value,
-    )  # fmt: skip

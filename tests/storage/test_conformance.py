@@ -355,6 +355,9 @@ def test_a_group_starts_where_it_is_told(queue: Queue, clock: ManualClock) -> No
     assert read("sequence", receipts[1].sequences[0]) == [b"b", b"c"]
     assert read("between", receipts[0].sequences[0] + 1) == [b"b", b"c"]
     assert read("time", times[1]) == [b"b", b"c"]
+    assert read("text", times[1].isoformat()) == [b"b", b"c"]  # as the option startingPosition has it
+    assert read("zulu", f"{times[1]:%Y-%m-%dT%H:%M:%S.%fZ}") == [b"b", b"c"]
+    assert read("digits", str(receipts[1].sequences[0])) == [b"b", b"c"]
     assert read("late", times[2] + timedelta(hours=1)) == []
     assert read("latest", "latest") == []
     queue.publish("d")

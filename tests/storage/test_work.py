@@ -151,6 +151,15 @@ def test_wrong_options_are_refused_before_anything_is_leased(queue: Queue, given
     assert counts(queue) == {"ready": 1}
 
 
+def test_a_handler_of_the_wrong_signature_is_refused_before_anything_is_leased(queue: Queue) -> None:
+    queue.publish("a")
+    for handler in (lambda: None, lambda taken, more: None, "no function"):
+        with pytest.raises(InvalidOption, match=r"^handler=.*lease\)") as caught:
+            drain(queue, handler)  # type: ignore[arg-type]
+        assert caught.value.data["option"] == "handler"
+    assert counts(queue) == {"ready": 1}
+
+
 def test_threads_handle_leases_side_by_side(queue: Queue) -> None:
     queue.publish([str(n) for n in range(6)])
     together = threading.Barrier(3)

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, micros, nearest, to_datetime
+from spark_mq.checks import SECOND, check_callable, check_choice, check_count, check_duration, check_name, micros, nearest, to_datetime
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.settings import GroupSettings, QueueSettings
 
 HOUR = 3600 * SECOND
+
+
+def two(batch, lease):
+    pass
+
+
+class Callable:
+    def __call__(self, batch, lease=None, *, more=1):
+        pass
+
+    def method(self, batch, lease):
+        pass
+
+
+@pytest.mark.parametrize("good", [two, lambda *_: None, Callable(), Callable().method, partial(two, lease=1).func, max, dict.update])
+def test_a_function_that_can_be_called_so_is_taken_and_one_of_which_that_cannot_be_told(good):
+    check_callable("process", good, "batch", "lease")
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda b: None, lambda: None, lambda b, *, lease: None, Callable, Callable.method, partial(two, lease=1), 7]
+)
+def test_a_function_that_cannot_be_called_so_is_refused(bad):
+    with pytest.raises(InvalidOption, match=r"^process=.*batch, lease\)") as caught:
+        check_callable("process", bad, "batch", "lease")
+    assert (caught.value.option, caught.value.value) == ("process", bad)
 
 
 @pytest.mark.parametrize(
