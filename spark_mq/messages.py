@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.checks import EARLIEST, LATEST, micros, nearest, to_datetime
+from spark_mq.checks import EARLIEST, LATEST, check_duration, micros, nearest, shown, to_datetime
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.payload import MESSAGE_SCHEMA, TIMES
 
@@ -21,6 +21,7 @@ __all__ = [
     "Message",
     "Received",
     "check_publishable",
+    "check_time",
     "from_rows",
     "received",
     "to_publish",
@@ -52,15 +53,16 @@ DELIVERY_SCHEMA: Final = pa.schema(
 class Message:
     """A message to publish. ``value``: bytes, or str (published as UTF-8). ``message_id``: a random one if not given.
 
-    ``deliver_at``: not leased before (rounded up to a second). ``expires_at``: not leased from then on. Both aware.
+    ``deliver_at``: not leased before (rounded up to a second). ``expires_at``: not leased from then on. Each an aware datetime, or a
+    timedelta from when it is published.
     """
 
     value: bytes | str
     key: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     message_id: str | None = None
-    deliver_at: datetime | None = None
-    expires_at: datetime | None = None
+    deliver_at: datetime | timedelta | None = None
+    expires_at: datetime | timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
 
     Ids and times that are not given are filled in: a uuid4, `now`, and the `times` of TIMES that there are (all in microseconds).
     """
-    table = messages if isinstance(messages, pa.Table) else _from_values(messages)
+    table = messages if isinstance(messages, pa.Table) else _from_values(messages, now)
     for name in table.schema.names:
         if table.schema.names.count(name) > 1:
             raise InvalidSchema(f"column {name!r} is there twice: keep one", column=name)
@@ -160,7 +162,7 @@ def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
     return table.append_column(name, column)
 
 
-def _from_values(messages: Any) -> pa.Table:
+def _from_values(messages: Any, now: int) -> pa.Table:
     if isinstance(messages, bytes | str | Message):
         messages = [messages]
     if not isinstance(messages, Iterable):
@@ -169,7 +171,7 @@ def _from_values(messages: Any) -> pa.Table:
             option="messages",
             value=type(messages).__name__,
         )
-    return from_rows(to_row(message, f"message {at}") for at, message in enumerate(messages))
+    return from_rows(to_row(message, f"message {at}", lambda: now) for at, message in enumerate(messages))
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -177,8 +179,8 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=_ROW_SCHEMA)
 
 
-def to_row(message: Any, which: str) -> dict[str, Any]:
-    """A message (bytes, str, Message) as a row. Raises InvalidOption."""
+def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
+    """A message (bytes, str, Message) as a row. ``now``: what its times are told from, if they are durations. Raises InvalidOption."""
     if isinstance(message, bytes):  # by far the most, where speed counts
         return {"value": message, "headers": ()}
     m = message if isinstance(message, Message) else Message(message)
@@ -190,8 +192,8 @@ def to_row(message: Any, which: str) -> dict[str, Any]:
         "key": m.key,
         "value": m.value.encode() if isinstance(m.value, str) else m.value,
         "headers": list(m.headers.items()),
-        "deliver_at": m.deliver_at,
-        "expires_at": m.expires_at,
+        "deliver_at": _at(m.deliver_at, now),
+        "expires_at": _at(m.expires_at, now),
     }
 
 
@@ -213,11 +215,28 @@ def _problem(m: Message) -> str | None:
     return None
 
 
+def check_time(option: str, at: Any, now: int) -> int:
+    """The instant of a deliver_at or expires_at, in microseconds. Raises InvalidOption."""
+    if problem := _time_problem(at):
+        raise InvalidOption(f"{option}={shown(at)} is {problem}", option=option, value=at)
+    return micros(at) if isinstance(at, datetime) else now + check_duration(option, at, zero=True)
+
+
+def _at(given: datetime | timedelta | None, now: Callable[[], int]) -> datetime | None:
+    return to_datetime(now() + check_duration("time", given, zero=True)) if isinstance(given, timedelta) else given
+
+
 def _time_problem(at: Any) -> str:
     if at is None:
         return ""
+    if isinstance(at, timedelta):
+        try:
+            check_duration("time", at, zero=True)
+        except InvalidOption:
+            return "no time from now: use a timedelta of none or more, up to 100 years"
+        return ""
     if not (isinstance(at, datetime) and at.tzinfo is not None):
-        return "no datetime with a time zone"
+        return "no datetime with a time zone, nor a timedelta from now"
     try:
         micros(at)
     except InvalidOption:

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ from spark_mq.lease_store import LeaseStore
 from spark_mq.leases import HORIZON, DeltaLeases
 from spark_mq.log import DeltaLog
 from spark_mq.message_log import MessageLog, PublishReceipt
-from spark_mq.messages import to_publish
+from spark_mq.messages import check_time, to_publish
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.settings import GroupSettings, QueueSettings
 from spark_mq.settles import settle_together
@@ -33,6 +33,10 @@ from spark_mq.settling import Outcome, Settle
 from spark_mq.trace import Trace
 from spark_mq.trace import finished as finished_of
 from spark_mq.trace import trace as trace_of
+
+if TYPE_CHECKING:
+    from spark_mq.dead_letters import Copy
+    from spark_mq.sweep import SweepReport
 
 __all__ = ["Queue"]
 
@@ -178,11 +182,12 @@ class Queue:
         producer_id: str | None = None,
         producer_sequence: int | None = None,
         on_duplicate: str = "raise",
-        deliver_at: datetime | None = None,
+        deliver_at: datetime | timedelta | None = None,
     ) -> PublishReceipt:
         """Publishes bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``, as one commit: all or nothing.
 
-        ``deliver_at``: for messages that have none of their own, instead of the queue's ``delivery_delay``; they are not leased before.
+        ``deliver_at``: for messages that have none of their own, instead of the queue's ``delivery_delay``; they are not leased before. An
+        aware datetime, or a timedelta from now.
         ``producer_id`` with ``producer_sequence`` makes it idempotent, across restarts and under races: the numbers of a producer, one a
         call, must increase (gaps are fine). Where that number or a higher one has landed before, nothing is published, and
         DuplicatePublish tells of the first call; with ``on_duplicate="skip"`` a receipt with ``duplicate=True`` does, see
@@ -205,7 +210,9 @@ class Queue:
             )
         now = self.now()
         times = self.settings.times(now)
-        table = to_publish(messages, now, times if deliver_at is None else {**times, "deliver_at": micros(deliver_at)})
+        table = to_publish(
+            messages, now, times if deliver_at is None else {**times, "deliver_at": check_time("deliver_at", deliver_at, now)}
+        )
         if table.num_rows == 0:
             raise InvalidOption("there is nothing to publish: the list or table is empty", option="messages", value=0)
         try:
@@ -238,7 +245,10 @@ class Queue:
         return micros(self.clock())
 
     def group(self, name: str = "default", *, start: str | int | datetime = "earliest") -> ConsumerGroup:
-        """A consumer group. It comes to be at its first lease, at ``start``: "earliest", "latest", a sequence or an instant."""
+        """A consumer group. It comes to be at its first lease, at ``start``: "earliest", "latest", a sequence or an instant.
+
+        An instant is an aware datetime, or text with a zone like "2026-01-31T12:00:00Z".
+        """
         return ConsumerGroup(self, name, start)
 
     def combiner(self, group: ConsumerGroup) -> Combiner[Sequence[Settle], list[Outcome]]:
@@ -284,6 +294,19 @@ class Queue:
                 make(path, QueueSettings.of_dead_letters(path), self.storage_options, exist_ok=True)
                 self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
         return self._dead_letters
+
+    def sweep(self, copy: Copy | None = None) -> SweepReport:
+        """The chores that keep a queue small, once: returns what was done. Needs no Spark; nothing is delivered later or twice without it.
+
+        Expires leases, sends dead messages to the dead-letter queue, trims what every group has settled and the retention no longer keeps,
+        writes down commits and history, and cleans the tables' logs. Every few minutes is right (``jobs/sweep.py`` runs it as a job): a
+        queue that nobody sweeps grows, and its dead messages stay where they are. Safe to kill, to repeat, and to run twice at once.
+        ``copy``: how dead letters are copied, see :func:`spark_mq.dead_letters.route`. What fails keeps nothing else from being done; the
+        first error is raised at the end.
+        """
+        from spark_mq.sweep import sweep  # it knows queues
+
+        return sweep(self, copy)
 
     def redrive(
         self, *, where: str | None = None, limit: int | None = None, dry_run: bool = False, rate: float | None = None

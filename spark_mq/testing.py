@@ -94,8 +94,7 @@ def memory_queue(
         >>> queue = memory_queue(ManualClock(), max_delivery_attempts=1)
         >>> _ = queue.publish("poison")
         >>> _ = queue.group().lease("worker-1").nack()
-        >>> from spark_mq.sweep import sweep
-        >>> sweep(queue).routed
+        >>> queue.sweep().routed
         1
         >>> queue.dead_letters.group().lease("worker-1").messages[0].value
         b'poison'

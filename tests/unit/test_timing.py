@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spark_mq import Message, Queue
+from spark_mq.errors import InvalidOption
 from spark_mq.index import CommitIndex, LogFile, Times, sequence
 from spark_mq.ranges import WAITING, Ledger, Range
 from spark_mq.selection import Request
@@ -62,6 +63,25 @@ def test_a_delay_is_rounded_up_to_a_second_never_down(queue: Queue, clock: Manua
     assert values(queue) == []
     clock.advance(0.999)
     assert values(queue) == ["x"]
+
+
+def test_a_time_may_be_told_from_now(queue: Queue, clock: ManualClock) -> None:
+    in_5, in_10 = timedelta(seconds=5), timedelta(seconds=10)
+    queue.publish([Message("a", deliver_at=in_5), Message("short", expires_at=in_5), Message("b")], deliver_at=in_10)
+    with queue.publisher(max_age="1h") as publisher:
+        publisher.publish(Message("c", deliver_at=in_10))
+        clock.advance(5)  # from when it was handed in, not from when it is committed
+    assert values(queue, auto_ack=True) == ["a"]
+    clock.advance(5)
+    assert values(queue) == ["b", "c"]
+
+
+@pytest.mark.parametrize("wrong", ["soon", 60, datetime(2026, 1, 1), timedelta(seconds=-1), timedelta(days=36_501)], ids=repr)
+def test_a_time_of_a_publish_that_is_none_is_refused_by_name(queue: Queue, wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"^deliver_at=.*(time zone|from now)") as caught:
+        queue.publish(["a"], deliver_at=wrong)
+    assert (caught.value.data["option"], caught.value.data["value"]) == ("deliver_at", wrong)
+    assert queue.stats()["published"] == 0
 
 
 def test_a_whole_publish_can_be_delayed_but_for_messages_with_a_time_of_their_own(queue: Queue, clock: ManualClock) -> None:
