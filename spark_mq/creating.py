@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from typing import Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -16,6 +18,9 @@ from spark_mq.log import DeltaLog
 from spark_mq.settings import QueueSettings
 
 __all__ = ["check_root", "leases_description", "make"]
+
+_OWN: Final = ("messages", "leases", "commits", "history", "dead_letters", "lost+found")
+"""The names under a queue's path, and what lies in the root of a volume."""
 
 
 def make(root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool) -> None:
@@ -36,6 +41,7 @@ def make(root: str, settings: QueueSettings, options: Mapping[str, str], *, exis
             path=root,
         )
     if begun is None:
+        _check_empty(root)
         _create(log, settings.to_json())
     if not complete:
         # The queue is complete once this is there, so it is made last. It remembers which messages/ it belongs to.
@@ -54,6 +60,19 @@ def _create(table: DeltaLog | DeltaLeases, description: str) -> None:
             # Somebody else may have made it in the same moment: that is as good.
             if delta.open_table(table.path, table.storage_options) is None:
                 raise
+
+
+def _check_empty(root: str) -> None:
+    """Refuses a local folder in which something else lies: a queue's tables among it could no more be told from it, nor be removed.
+
+    What a killed create has left is no such thing, nor is what file systems put into folders. A store is not asked: it has no folders.
+    """
+    if not os.path.isdir(root):
+        return
+    strange = sorted(name for name in os.listdir(root) if name not in _OWN and not name.startswith("."))
+    if strange:
+        told = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+        raise NotAQueue(f"{root} is a folder with other files in it ({told}): give a queue a folder of its own, new or empty", path=root)
 
 
 def check_root(root: str, options: Mapping[str, str]) -> None:

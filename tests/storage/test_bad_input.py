@@ -132,6 +132,20 @@ def test_a_half_made_queue_is_finished_by_making_it_again(tmp_path: Path, monkey
     queue.dead_letters.publish("b")
 
 
+def test_a_folder_with_other_files_is_not_made_a_queue(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / ".hidden").touch()
+    Queue.create(mine, dead_letter_path=tmp_path / "dead").publish("a")  # what a file system leaves everywhere is no hindrance
+    (mine / "report.csv").touch()
+    assert Queue.create(mine, exist_ok=True).stats()["published"] == 1, "a queue that is there stays one"
+    for name in ("a.csv", "b.csv", "c.csv", "d.csv"):
+        (tmp_path / name).touch()
+    told = ("a.csv, b.csv, c.csv and 2 more", "folder of its own")
+    error = refused(tmp_path, errors.NotAQueue, lambda: Queue.create(tmp_path, exist_ok=True), str(tmp_path), *told)
+    assert error.path == str(tmp_path)
+
+
 def test_a_dead_letter_path_that_is_the_queue(tmp_path: Path) -> None:
     error = refused(
         tmp_path, errors.InvalidOption, lambda: Queue.create(tmp_path / "q", dead_letter_path=tmp_path / "q"), "dead_letter_path", "itself"
