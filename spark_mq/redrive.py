@@ -23,14 +23,14 @@ from spark_mq import ledger as rules_of
 from spark_mq import moving
 from spark_mq.checks import RESERVED_PREFIX, check_count, check_rate
 from spark_mq.dead_letters import HEADER_PREFIX
-from spark_mq.errors import CorruptLog, DuplicatePublish, InvalidOption
+from spark_mq.errors import CorruptLog, DuplicatePublish, InvalidOption, SparkMQError
 from spark_mq.group import LEASE_PAUSE
 from spark_mq.index import Slice
 from spark_mq.intervals import Interval, from_sequences
 from spark_mq.lease_store import Stored, change
 from spark_mq.message_log import MessageLog
 from spark_mq.payload import FILE_SCHEMA, write_file
-from spark_mq.ranges import ROUTING, Head, Ledger
+from spark_mq.ranges import DEAD, ROUTING, Head, Ledger
 from spark_mq.slices import SliceReader, sequences_of
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def redrive(queue: Queue, where: str | None, limit: int | None, dry_run: bool, r
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(check_rate("rate", rate))))
     _check_where(where)
     dead = queue.dead_letters
+    _tell_unrouted(queue)
     pause = 0.0
     total = 0 if dry_run else sum(_finish(queue, redrive_id) for redrive_id in _unfinished(dead))
     found: list[pa.Table] = []
@@ -87,6 +88,23 @@ def redrive(queue: Queue, where: str | None, limit: int | None, dry_run: bool, r
         if left == 0:
             break
     return Redriven(total, pa.concat_tables([_table(queue, []), *found]) if dry_run else None)
+
+
+def _tell_unrouted(queue: Queue) -> None:
+    """Dead messages that no sweep has sent to the DLQ yet are not redriven: they are named, for their owner may look for them."""
+    unrouted = {name: dead for name in queue.groups() if (dead := _unrouted(queue, name))}
+    if unrouted:
+        _log.warning("%d dead messages of %s are not in the dead-letter queue yet, so they are not redriven: sweep first (queue.sweep())",
+                     sum(unrouted.values()), ", ".join(f"group {name!r}" for name in unrouted))  # fmt: skip
+
+
+def _unrouted(queue: Queue, group: str) -> int:
+    try:
+        ledger = queue.group(group).ledger()
+    except SparkMQError as error:  # of a damaged one nothing can be told, and what others have sent is redriven all the same
+        _log.warning("how many dead messages of group %r are not in the dead-letter queue yet cannot be told: %s", group, error)
+        return 0
+    return ledger.count(ledger.is_state(DEAD, ROUTING))
 
 
 def _check_where(where: str | None) -> None:

@@ -55,6 +55,19 @@ def test_each_dead_letter_is_redriven_once(queue: Queue) -> None:
     assert back(queue) == ["0", "1"]
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_dead_messages_that_no_sweep_has_routed_are_told(queue: Queue, caplog: pytest.LogCaptureFixture, dry_run: bool) -> None:
+    with_dead(queue, ["a", "b"])
+    assert queue.redrive(dry_run=dry_run).messages == 2
+    assert not caplog.records
+    queue.publish("c")
+    lease(queue, 9).reject()
+    queue.redrive(dry_run=dry_run)
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert told.startswith(f"{1 if dry_run else 3} dead messages of group 'default'")
+    assert "queue.sweep()" in told
+
+
 def test_one_that_dies_again_can_be_redriven_again_and_keeps_its_first_id(queue: Queue) -> None:
     with_dead(queue, ["first"])
     queue.redrive()
