@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spark_mq import administer, moving, selection, waiting
 from spark_mq import ledger as rules_of
 from spark_mq.audit import lease_note
-from spark_mq.checks import SECOND, check_count, check_duration, check_error, check_lease_id, check_name, check_position, micros
+from spark_mq.checks import SECOND, check_count, check_duration, check_error, check_lease_id, check_name, check_position, micros, nearest
 from spark_mq.errors import CorruptLog, GroupNotFound, LedgerFull
 from spark_mq.index import CommitIndex
 from spark_mq.lease import Lease, SettleResult
@@ -56,19 +56,29 @@ class ConsumerGroup:
         """Makes the group if it is not there, at its starting position. A compare-and-swap of the whole table: no trim slips between."""
         if not self._made and self.queue.leases.read(self.name).ledger is None:
 
-            def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
+            def step(stored: Stored) -> tuple[Ledger | None, bool, Mapping[str, Any]]:
                 if stored.ledger is not None:
-                    return None, None, {}
+                    return None, False, {}
                 index, broken = self.index_so_far()
                 if broken is not None and self.start != "earliest":
                     raise broken  # where that is only the whole log can tell
                 floor = max(self._position(index, self.start) - 1, self.queue.horizon())
                 head = Head(floor=floor, forgotten=index.count(0, floor), settings=asdict(self.queue.settings.group))
-                return Ledger(head), None, {"operation": "create group"}
+                return Ledger(head), True, {"operation": "create group"}
 
-            change(self.queue.leases, self.name, step, whole_table=True)
+            if change(self.queue.leases, self.name, step, whole_table=True):
+                self._tell_made()
         self._made = True
         return self
+
+    def _tell_made(self) -> None:
+        """A group is made by its first use, also by that of a misspelt name: then a warning."""
+        alike = nearest(self.name, (name for name in self.queue.groups() if name != self.name))
+        if alike:
+            _log.warning("group %r is made in %s, at %s: is %r meant, which is there? If so, drop_group(%r)",
+                         self.name, self.queue.path, self.start, alike, self.name)  # fmt: skip
+        else:
+            _log.info("group %r is made in %s, at %s", self.name, self.queue.path, self.start)
 
     def exists(self) -> bool:
         """Whether the group has been made."""

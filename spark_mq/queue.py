@@ -337,9 +337,10 @@ class Queue:
     ) -> pa.Table:
         """The finished messages of a group, a row each (``trace.FINISHED_SCHEMA``), in the order of sequence, as far as ``history/`` goes.
 
-        ``first``, ``last``: only sequences from and to. ``outcome``: acked, dead_lettered, dropped, expired, skipped or lost.
-        ``payload``: with message_id, key, value and headers, null where they have been trimmed. One that a seek made unread again counts
-        by its last end. Raises InvalidOption.
+        ``first``, ``last``: only sequences from and to. ``outcome``: acked, dead_lettered, dropped, expired, skipped or lost. (A dead
+        letter that went back ends as redriven, in no group: the dead-letter queue's trace tells it, and in the queue the message is there
+        again, under a new sequence.) ``payload``: with message_id, key, value and headers, null where they have been trimmed. One
+        that a seek made unread again counts by its last end. Raises InvalidOption; GroupNotFound for a group that never was.
         """
         return finished_of(self, group, (first, last), outcome=outcome, payload=payload)
 

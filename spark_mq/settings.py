@@ -88,6 +88,9 @@ class GroupSettings:
     @classmethod
     def _check(cls, name: str, value: Any) -> Any:
         known = {field.name: field.default for field in fields(cls)}
+        if name in {field.name for field in fields(QueueSettings)} - {"group"}:
+            raise InvalidOption(f"{name!r} is a setting of the queue, fixed when the queue is made; a group has {', '.join(known)}",
+                                option=name, value=value)  # fmt: skip
         if name not in known:
             hint = nearest(name, known)
             told = f"; did you mean {hint!r}?" if hint else f": use {', '.join(known)}"

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from spark_mq.checks import check_choice, check_count, check_name
 from spark_mq.draft import OUTCOMES
-from spark_mq.errors import CorruptLog, InvalidOption, StoreFailed
+from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, StoreFailed
 from spark_mq.history import history
 from spark_mq.index import Slice
 from spark_mq.intervals import Interval, normalise, subtract
@@ -125,7 +125,11 @@ def finished(queue: Queue, group: str, within: tuple[int | None, int | None], *,
     names = ["published_at", *(_PAYLOAD if payload else ())]
     schema = pa.schema([*FINISHED_SCHEMA, *(FILE_SCHEMA.field(name) for name in names[1:])])
     parts = [schema.empty_table()]
-    for end, (start, stop) in _ends(history(queue, group=group), low, high):
+    rows = history(queue, group=group)
+    if not rows.num_rows and group not in (there := queue.groups()):  # of one that was dropped, history tells still
+        told = f"the queue has {', '.join(there)}" if there else "the queue has none yet; one is made by its first lease"
+        raise GroupNotFound(f"there is no consumer group {group!r}: {told}", group=group)
+    for end, (start, stop) in _ends(rows, low, high):
         if wanted in (None, end["outcome"]):
             parts += [_finished(piece, rows, end, schema) for piece, rows in _payload(queue, start, stop, names)]
     return pa.concat_tables(parts).sort_by("sequence")

@@ -56,6 +56,42 @@ def test_what_is_not_changed_stays(queue: Queue) -> None:
     assert queue.group().settings.max_in_flight is None
 
 
+def test_a_group_that_is_made_is_told_once_and_warned_of_if_it_looks_misspelt(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "spark_mq.group")
+    for _ in range(2):
+        queue.group("billing").ensure()
+    queue.group("mail").lease("w")
+    queue.group("biling", start="latest").lease("w")
+    told = [(r.levelname, r.getMessage()) for r in caplog.records]
+    assert [level for level, _ in told] == ["INFO", "INFO", "WARNING"]
+    assert told[0][1] == f"group 'billing' is made in {queue.path}, at earliest"
+    assert "'biling'" in told[2][1]
+    assert "latest" in told[2][1]
+    assert "is 'billing' meant" in told[2][1]
+
+
+def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_tells(queue: Queue) -> None:
+    queue.publish("a")
+    with pytest.raises(GroupNotFound, match="none yet"):
+        queue.finished()
+    taken = queue.group("billing").lease("w")
+    assert taken is not None
+    taken.ack()
+    with pytest.raises(GroupNotFound, match=r"'biling'.*billing") as caught:
+        queue.finished("biling")
+    assert caught.value.data["group"] == "biling"
+    queue.drop_group("billing")
+    assert queue.finished("billing").num_rows == 1
+
+
+def test_a_setting_of_the_queue_is_none_of_a_group(queue: Queue) -> None:
+    for name in ("retention", "hard_retention", "history_retention", "delivery_delay", "message_ttl", "dead_letter_path"):
+        with pytest.raises(InvalidOption, match=f"{name!r} is a setting of the queue.*when the queue is made") as caught:
+            queue.group("new").configure(**{name: "1d"})
+        assert caught.value.data["option"] == name
+    assert queue.groups() == []
+
+
 def test_groups_have_settings_of_their_own(queue: Queue) -> None:
     queue.group("a").configure(max_delivery_attempts=2)
     queue.group("b").ensure()

@@ -312,6 +312,7 @@ def test_finished_messages_are_told_within_bounds_and_of_each_group(queue: Queue
     s = queue.publish([str(n) for n in range(5)]).sequences
     lease(queue, 5).ack()
     assert queue.finished(first=s[1], last=s[3])["sequence"].to_pylist() == list(s[1:4])
+    queue.group("other").ensure()
     assert queue.finished("other").num_rows == 0
     with pytest.raises(InvalidOption, match="dead_lettered"):
         queue.finished(outcome="dead-lettered")
