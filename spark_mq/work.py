@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from spark_mq.checks import SECOND, check_callable, check_count, check_duration, check_name
 from spark_mq.errors import ContentionTimeout, LeaseLost, WrongReturn
+from spark_mq.failures import in_hand, tell_fate
 from spark_mq.intervals import subtract
 from spark_mq.keepalive import KeepAlive
 from spark_mq.lease import Lease, result_of
@@ -40,11 +41,17 @@ Handler = Callable[[Lease], Any]
 
 @dataclass(slots=True)
 class WorkSummary:
-    """What a worker loop did: ``leases`` handed to the handler, those of them whose handler ``failed``, messages ``settled`` by it."""
+    """What a worker loop did: ``leases`` handed to the handler, those of them whose handler ``failed``, messages ``settled``.
+
+    Of these were ``nacked`` (they come again, unless that was their last attempt) and ``rejected`` so many; the rest was acked. What a
+    handler settles itself, by the lease's methods, is not counted.
+    """
 
     leases: int = 0
     failed: int = 0
     settled: int = 0
+    nacked: int = 0
+    rejected: int = 0
 
 
 def work(
@@ -211,7 +218,7 @@ class _Loop:
     def _call(self, lease: Lease) -> None:
         if self.policy.ack == "first":
             try:
-                self._count(lease.ack().settled)
+                self._count(ACK, lease.ack().settled)
             except LeaseLost as lost:
                 _log.warning("a lease was lost before its messages were handed over: %s", lost)
                 return
@@ -230,9 +237,8 @@ class _Loop:
             self.summary.failed += 1
         if self.policy.on_error == "raise":
             raise error
-        _log.exception(
-            "the handler failed; %s", "its lease is left to expire" if self.policy.ack == "manual" else "what it left is settled"
-        )
+        held, manual = in_hand(self.group, lease.lease_id), self.policy.ack == "manual"
+        _log.exception("group %s: the handler failed with %s%s", self.group.name, held, ": left to expire" if manual else "")
         if self.policy.ack == "after":
             self._settle(lease, [], REJECT if self.policy.on_error == "reject" else NACK, f"{type(error).__name__}: {error}")
 
@@ -246,12 +252,17 @@ class _Loop:
         outcomes = self.group.settle(settles)
         for outcome in outcomes:
             lease.forget(outcome.ranges)
-        self._count(sum(outcome.settled for outcome in outcomes))
+        for one, outcome in zip(settles, outcomes, strict=True):
+            self._count(one.verb, outcome.settled)
+        if error is not None:
+            tell_fate(self.group, zip(settles, outcomes, strict=True))
         try:
             result_of([lease.lease_id] * len(outcomes), outcomes)
         except LeaseLost as lost:
             _log.warning("some messages of this lease come again, to another worker: %s", lost)
 
-    def _count(self, settled: int) -> None:
+    def _count(self, verb: str, messages: int) -> None:
         with self._lock:
-            self.summary.settled += settled
+            self.summary.settled += messages
+            self.summary.nacked += messages if verb == NACK else 0
+            self.summary.rejected += messages if verb == REJECT else 0

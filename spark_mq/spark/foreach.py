@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_mq.checks import check_callable
 from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost, StreamFenced, WrongReturn
+from spark_mq.failures import in_hand, tell_fate
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import SettleResult, result_of
 from spark_mq.leaving import leave
@@ -19,7 +20,7 @@ from spark_mq.offsets import lease_stream, stream_in
 from spark_mq.outcomes import settles_of
 from spark_mq.policies import Policy
 from spark_mq.ranges import LEASED
-from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Settle
+from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.spark import settle as rows
 from spark_mq.spark.batch_lease import Found, LeaseFinder
 from spark_mq.spark.owners import Owners
@@ -189,14 +190,20 @@ class ForEachBatch:
             if self.policy.on_error == "raise":
                 self._owners.check(lease.lease_ids)
                 raise
-            _log.exception("a batch failed; its lease is %sed", self.policy.on_error)
             verb = self._failure if self.policy.ack != "first" else None
+            for lease_id in lease.lease_ids:
+                group = self._owners.of(lease_id)
+                told = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
+                _log.exception("group %s: a batch failed with %s%s", group.name, in_hand(group, lease_id), told)
             error = f"{type(failure).__name__}: {failure}"
         if verb is not None:
             settles += [Settle(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
-        self._settle(lease, settles, start)
+        outcomes = self._settle(lease, settles, start)
+        if error is not None:
+            for one, outcome in zip(settles, outcomes, strict=True):
+                tell_fate(self._owners.of(one.lease_id), [(one, outcome)])
 
-    def _settle(self, lease: BatchLease, settles: list[Settle], start: float) -> None:
+    def _settle(self, lease: BatchLease, settles: list[Settle], start: float) -> list[Outcome]:
         outcomes = self._owners.settle(settles)
         lease.settled += sum(o.settled + o.already_settled for o in outcomes)
         done: Counter[str] = Counter()
@@ -210,6 +217,7 @@ class ForEachBatch:
             _log.warning("some messages of this batch will come again, to another worker: %s", lost)
         if not lease.settled or any(o.lost for o in outcomes):
             self._owners.check(lease.lease_ids)
+        return outcomes
 
     def _leave(self, found: Found) -> None:
         """Before Spark commits the batch: what is left of it is to expire, not to be acked by that commit."""

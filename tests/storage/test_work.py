@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,43 @@ def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(queue: 
     def fail(_: Lease) -> None:
         raise ValueError("boom " + "x" * 5_000)
 
-    assert drain(queue, fail, max_messages=2, on_error=on_error) == WorkSummary(leases=1, failed=1, settled=2)
+    summary = WorkSummary(leases=1, failed=1, settled=2, **{f"{on_error}ed": 2})
+    assert drain(queue, fail, max_messages=2, on_error=on_error) == summary
     assert counts(queue) == left
     errors = {r.error for r in queue.group().ledger()}
     assert all(error and error.startswith("ValueError: boom") and len(error) == 2_000 for error in errors)
+
+
+def test_the_log_tells_what_failed_and_what_has_become_of_it(make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    queue = make(max_delivery_attempts=2, retry_delay="10s", retry_jitter=0)
+
+    def fail(_: Lease) -> None:
+        raise ValueError("boom")
+
+    def told() -> list[str]:
+        lines = [r.getMessage() for r in caplog.records if r.name in ("spark_mq.work", "spark_mq.failures")]
+        caplog.clear()
+        return [re.sub(r" \(lease .*\)", "", line) for line in lines]
+
+    queue.publish(["a", "b"])
+    drain(queue, fail, max_messages=2)
+    due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
+    assert told() == [
+        "group default: the handler failed with 2 messages in hand (delivery 1 of 2)",
+        f"group default: 2 messages nacked: 2 due again from {due}",
+    ]
+    clock.advance("10s")
+    drain(queue, fail)
+    assert told()[:2] == [
+        "group default: the handler failed with 1 message in hand (delivery 2 of 2)",
+        "group default: 1 message nacked: 1 dead",
+    ]
+    queue.publish("c")
+    drain(queue, fail, on_error="reject")
+    assert told()[1] == "group default: 1 message rejected: 1 dead"
+    queue.publish("d")
+    drain(queue, fail, ack="manual")
+    assert told() == ["group default: the handler failed with 1 message in hand (delivery 1 of 2): left to expire"]
 
 
 def test_with_raise_the_loop_ends_with_the_error_and_the_lease_is_left(queue: Queue) -> None:
