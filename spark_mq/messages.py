@@ -182,7 +182,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
     """A message (bytes, str, Message) as a row. ``now``: what its times are told from, if they are durations. Raises InvalidOption."""
     if isinstance(message, bytes):  # by far the most, where speed counts
-        return {"value": message, "headers": ()}
+        return {"value": message}
     m = message if isinstance(message, Message) else Message(message)
     problem = _problem(m)
     if problem is not None:
@@ -191,7 +191,7 @@ def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
         "message_id": m.message_id,
         "key": m.key,
         "value": m.value.encode() if isinstance(m.value, str) else m.value,
-        "headers": list(m.headers.items()),
+        "headers": list(m.headers.items()) or None,  # without any: null, as other writers leave them
         "deliver_at": _at(m.deliver_at, now),
         "expires_at": _at(m.expires_at, now),
     }

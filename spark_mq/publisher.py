@@ -113,7 +113,7 @@ class BufferedPublisher:
         Waits while too much is pending. Raises InvalidOption for a message that cannot be published, and PublisherClosed.
         """
         row = to_row(message, "the message", self._queue.now)
-        size = len(row["value"]) + (0 if len(row) == 2 else len(row["key"] or "") + sum(len(k) + len(v) for k, v in row["headers"]))
+        size = len(row["value"]) + (0 if len(row) == 1 else len(row["key"] or "") + sum(len(k) + len(v) for k, v in row["headers"] or ()))
         with self._changed:
             while not self._closing and self._is_full():
                 self._changed.wait()

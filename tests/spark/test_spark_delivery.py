@@ -57,7 +57,7 @@ def test_the_columns_tell_what_was_published_and_how_it_is_leased(stream: Stream
     stream.run(lambda batch, _: rows.extend(batch.orderBy("sequence").collect()))
     first, second = rows
     assert (bytes(first.value), first.key, first.headers, first.message_id) == (b"\x00\xff", "k", {"a": "b"}, "m-1")
-    assert (bytes(second.value), second.key, second.headers) == (b"plain", None, {})
+    assert (bytes(second.value), second.key, second.headers) == (b"plain", None, None)
     assert second.message_id not in (None, "m-1")
     assert [row.sequence for row in rows] == list(receipt.sequences)
     assert {(row.delivery_count, row.worker_id) for row in rows} == {(1, "w7")}

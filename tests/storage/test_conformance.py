@@ -340,6 +340,17 @@ def test_groups_are_independent(queue: Queue, clock: ManualClock) -> None:
     assert queue.groups() == ["one", "two"]
 
 
+def test_a_message_without_headers_has_null_in_tables_and_an_empty_dict_in_python(queue: Queue) -> None:
+    queue.publish([b"a", "b", Message("c"), Message("d", headers={"h": "1"})])
+    with queue.publisher() as publisher:
+        publisher.publish(Message("e"))
+    queue.publish(pa.table({"value": ["f"]}))
+    taken = queue.group().lease("w", max_messages=9)
+    assert taken is not None
+    assert taken.table()["headers"].to_pylist() == [None, None, None, [("h", "1")], None, None]
+    assert [m.headers for m in taken.messages] == [{}, {}, {}, {"h": "1"}, {}, {}]
+
+
 def test_a_group_starts_where_it_is_told(queue: Queue, clock: ManualClock) -> None:
     receipts = []
     for value in "abc":
