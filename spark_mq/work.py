@@ -237,9 +237,8 @@ class _Loop:
             self.summary.failed += 1
         if self.policy.on_error == "raise":
             raise error
-        held, manual = in_hand(self.group, lease.lease_id), self.policy.ack == "manual"
-        _log.exception("group %s: the handler failed with %s%s", self.group.name, held, ": left to expire" if manual else "")
-        if self.policy.ack == "after":
+        _log.exception("group %s: the handler failed with %s", self.group.name, in_hand(self.group, lease.lease_id))
+        if self.policy.ack != "first":
             self._settle(lease, [], REJECT if self.policy.on_error == "reject" else NACK, f"{type(error).__name__}: {error}")
 
     def _settle(self, lease: Lease, settles: list[Settle], rest: str | None, error: str | None = None) -> None:

@@ -60,8 +60,10 @@ def for_each_batch(
     Examples
     --------
     >>> def process(batch, lease):
-    ...     lease.reject(batch.where("value IS NULL"), error="empty")
-    ...     batch.where("value IS NOT NULL").write.format("delta").mode("append").options(**lease.delta_options).save("/tables/out")
+    ...     orders = batch.selectExpr("*", "get_json_object(CAST(value AS STRING), '$.id') AS id")
+    ...     lease.reject(orders.where("id IS NULL"), error="no JSON with an id")
+    ...     good = orders.where("id IS NOT NULL").select("id", "value")
+    ...     good.write.format("delta").mode("append").options(**lease.delta_options).save("/tables/out")
     >>> stream.writeStream.foreachBatch(group.for_each_batch(process)).start()  # doctest: +SKIP
     """
     check_callable("process", process, "batch", "lease")
