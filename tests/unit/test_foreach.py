@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
+from spark_mq.offsets import stream_in
 from spark_mq.spark.batch_lease import Found
+from spark_mq.stream import StreamOptions, StreamSource
 from spark_mq.testing import memory_queue
 
 BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])
@@ -42,3 +45,20 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(queue: Queue, caplo
     assert first == f"group default: a batch failed with 2 messages in hand (delivery 1 of 5); its lease {lease_id} is nacked"
     assert second.startswith("group default: 2 messages nacked: 2 due again from ")
     assert caplog.records[0].exc_info is not None
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one queue", "several queues"])
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "no row came"])
+@pytest.mark.parametrize(("ack", "left"), [("manual", 2), ("after", 0)])
+def test_what_manual_leaves_is_not_acked_by_the_commit(queue: Queue, several: bool, rows: bool, ack: str, left: int) -> None:
+    queue.publish(["a", "b"])
+    base = str(uuid.uuid4())
+    stream = stream_in(base, queue.path) if several else base
+    source = StreamSource(queue.group().ensure(), StreamOptions(), keep_alive=lambda *_: SimpleNamespace(stop=lambda: None))
+    plan = source.lease(stream, 1)
+    each: Any = queue.group().for_each_batch(lambda batch, lease: None, ack=ack)
+    each._finder = SimpleNamespace(find=lambda batch: Found([plan.lease_id] if rows else [], True, None, ((base, 1, several),)))
+    each(BATCH, 0)
+    source.ack_done(stream, 1)
+    stats = queue.group().stats()
+    assert (stats.in_flight, stats.acked) == (left, 2 - left)
