@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,20 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from spark_mq import Queue
+
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "explore_queue.ipynb"
 
 
 @pytest.fixture(scope="module")
 def executed() -> Any:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    run(notebook)
     return notebook
+
+
+def run(notebook: Any) -> None:
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
 
 
 def printed(notebook: Any, word: str) -> str:
@@ -52,3 +60,47 @@ def test_the_notebook_draws_its_plot(executed: Any) -> None:
     png = base64.b64decode(plots[0])
     assert png.startswith(b"\x89PNG")
     assert len(png) > 5_000  # an empty frame is smaller
+
+
+def queues(home: Path) -> dict[str, Queue]:
+    """Queues that lack something of what the notebook shows."""
+    empty, dead, old, mixed = (Queue.create(home / name) for name in ("empty", "dead", "old", "mixed"))
+    for queue in (dead, old, mixed):
+        queue.publish(["a", "b", "c"])
+    lease = dead.group("g").lease("w", max_messages=3)
+    lease.reject([lease.messages[0].sequence], error="no")
+    for queue in (old, mixed):
+        queue.group("a").lease("w")
+        queue.group("billing").lease("w").ack()
+        for entry in Path(queue.path, "leases", "_delta_log").iterdir():
+            os.utime(entry, (time.time() - 3600,) * 2)  # by which Delta knows how old a version is
+    mixed.group("a").lease("w")
+    mixed.group("billing").lease("w", max_messages=2)
+    return {"empty": empty, "dead": dead, "old": old, "mixed": mixed}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_notebook_says_in_a_line_what_a_queue_does_not_have(tmp_path: Path) -> None:
+    """All in one session, which is what takes long: the cells once for each queue, between a cell that names it and the next."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code" and "spark.stop()" not in cell.source]
+    cells = []
+    for name, queue in queues(tmp_path).items():
+        cells.append(nbformat.v4.new_code_cell(f"import os\nos.environ['SPARK_MQ_QUEUE'] = {queue.path!r}"))
+        cells += [nbformat.v4.new_code_cell(f"# {name}\n{source}") for source in code]
+    notebook.cells = cells
+    run(notebook)
+
+    def printed_of(name: str, word: str) -> str:
+        cell = next(c for c in cells if c.source.startswith(f"# {name}\n") and word in c.source)
+        return "".join(o.get("text", "") for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
+
+    assert printed_of("empty", "createOrReplaceTempView(view)") == "no group has leased yet\n"
+    assert "nothing to go back to" in printed_of("empty", "VERSION AS OF")
+    assert "1 are dead and not routed yet: run a sweep" in printed_of("dead", "spark_mq.reason")
+    assert "nothing to go back to" in printed_of("old", "VERSION AS OF")
+    assert "billing, now" in printed_of("old", "VERSION AS OF")
+    then, now = printed_of("mixed", "VERSION AS OF").split("billing, now\n")
+    assert "(lease)" in then
+    assert all("leased|       2|" in shown for shown in (then, now))
