@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from spark_mq.checks import check_duration
 from spark_mq.errors import GroupNotFound, InvalidOption, InvalidSchema, NotAQueue, QueueNotFound, SparkMQError
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ def pair(text: str) -> tuple[str, str]:
     if not name or not sign:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def duration(text: str) -> str:
+    """The text of a duration, once it is known to be one."""
+    try:
+        check_duration("", text)
+    except InvalidOption:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: give seconds, or 30s, 5m, '5 minutes', 250ms") from None
+    return text
 
 
 def session(name: str, *, module_path: str | None = None) -> SparkSession:

@@ -171,14 +171,18 @@ class Demo:
 
     def watch(self, group: ConsumerGroup, done: Callable[[GroupStats], bool]) -> None:
         """Shows the group's progress until it is done, or nothing has moved for too long."""
-        shown: GroupStats | None = None
+        shown: tuple[int, ...] | None = None
         moved = time.monotonic()
         while not done(stats := group.stats()):
-            if stats != shown:
+            now = (stats.acked, stats.dead, stats.in_flight, stats.ready, stats.delayed)
+            if now != shown and not any(now[:3]):
+                say("waiting for Spark")
+            elif now != shown:
                 total = stats.ready + stats.delayed + stats.in_flight + stats.dead + stats.acked
                 bar = "#" * (24 * (stats.acked + stats.dead) // total)
                 say(f"[{bar:24}] acked {stats.acked:>7,}  dead {stats.dead:>5,}  in flight {stats.in_flight:>6,}  ready {stats.ready:>7,}")
-                shown, moved = stats, time.monotonic()
+            if now != shown:
+                shown, moved = now, time.monotonic()
             if time.monotonic() - moved > PATIENCE:
                 raise DemoFailed(f"nothing has moved for {PATIENCE:.0f} s; the logs are in {self.home / 'logs'}")
             time.sleep(1)

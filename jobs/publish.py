@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from _common import Parser, pair, run, session
 
 from spark_mq import Queue
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, QueueNotFound
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -110,8 +110,11 @@ def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
 def main() -> None:
     args = arguments()
     storage = dict(args.storage_options)
-    queue = (Queue.create(args.queue, exist_ok=True, storage_options=storage) if args.create
-             else Queue.open(args.queue, storage_options=storage))  # fmt: skip
+    try:
+        queue = (Queue.create(args.queue, exist_ok=True, storage_options=storage) if args.create
+                 else Queue.open(args.queue, storage_options=storage))  # fmt: skip
+    except QueueNotFound as error:
+        raise QueueNotFound(f"there is no queue at {error.data['path']}: --create makes it", **error.data) from None
 
     from pyspark.sql import Observation
     from pyspark.sql import functions as F

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from _common import Parser, run, session
+from _common import Parser, duration, run, session
 
 from spark_mq import Queue
 from spark_mq.checks import SECOND, check_duration
@@ -28,7 +28,9 @@ _log = logging.getLogger("spark_mq.sweep")
 
 def arguments() -> argparse.Namespace:
     parser = Parser(__doc__ or "", epilog=EXAMPLES)
-    parser.add_argument("--every", metavar="SECONDS", help="sweep again and again, with this pause (also as 5m). Default: once")
+    parser.add_argument(
+        "--every", type=duration, metavar="SECONDS", help="sweep again and again, with this pause (also as 5m). Default: once"
+    )
     return parser.parse_args()
 
 

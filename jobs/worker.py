@@ -1,10 +1,11 @@
 """A worker of a consumer group: leases batches of a queue in a stream, hands each to your function, and settles it.
 
 The function is process(batch, lease): batch is a DataFrame (sequence, message_id, key, value, headers, published_at,
-delivery_count, lease_id, lease_expires_at; with several queues also queue, the path). When it returns, the batch is acked; rows that it
-returns are settled one by one, as failed unless they say otherwise (outcome, delay, error),
-and an exception settles the whole batch as failed (--on-error). lease.reject(df), lease.nack(df) and lease.ack(df) settle rows
-at once; lease.delta_options make an append to a Delta table happen once, even if the batch runs again.
+delivery_count, lease_id, lease_expires_at, state, failure_count, worker_id, available_at, reason, error; with several queues also queue,
+the path); value is bytes: cast it to string. When the function returns, the batch is acked; rows that it returns are settled one by
+one, as failed unless they say otherwise (outcome, delay, error), and an exception settles the whole batch as failed (--on-error).
+lease.reject(df), lease.nack(df) and lease.ack(df) settle rows at once; lease.delta_options make an append to a Delta table happen once,
+even if the batch runs again.
 
 Start as many workers of a group as you like, each with a checkpoint of its own. SIGTERM: the batch in hand is finished and settled,
 what comes after it is given back, the process ends. Killed otherwise, start it again on its checkpoint: it repeats the batch in hand.
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _common import Parser, run, session
+from _common import Parser, duration, run, session
 from pyspark.errors import PySparkRuntimeError
 
 from spark_mq.checks import SECOND, check_duration
@@ -54,26 +55,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where Spark keeps the stream's progress; one for each worker")
     parser.add_argument("--group", default="default", help="the consumer group; its workers share the messages. Default: default")
     parser.add_argument("--worker-id", metavar="NAME", help="a label for people, in the ledger and its history. Default: host and process")
-    parser.add_argument("--trigger", default="default", metavar="default|available-now|DURATION",
+    parser.add_argument("--trigger", default="default", type=trigger, metavar="default|available-now|DURATION",
                         help="as soon as there is something (default); what there is now, then end; or so often: '5 seconds'")  # fmt: skip
     parser.add_argument("--max-messages", metavar="N", help="messages in a batch, at most. Default: 100000")
     parser.add_argument("--max-bytes", metavar="SIZE", help="bytes in a batch, about, as 64m")
-    parser.add_argument("--visibility-timeout", metavar="DURATION",
+    parser.add_argument("--visibility-timeout", type=duration, metavar="DURATION",
                         help="how long after this worker's death its messages stay hidden. Default: that of the group")  # fmt: skip
-    parser.add_argument("--max-lease-duration", metavar="DURATION", help="how long one batch may take. Default: 30m")
+    parser.add_argument("--max-lease-duration", type=duration, metavar="DURATION", help="how long one batch may take. Default: 30m")
     parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "raise"),
                         help="what a failure does: try again later (default), to the dead letters, or end this worker")  # fmt: skip
     parser.add_argument("--ack", default="after", choices=("after", "first", "manual"),
                         help="when a batch is acked: after the function has returned (default), first (at most once: a worker that dies "
-                        "loses its batch), or only by what the function settles itself")  # fmt: skip
+                        "loses its batch); or manual: only what the function settles by lease.ack(...) and its like counts, and what it "
+                        "leaves expires and comes again")  # fmt: skip
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"),
                         help="whether to end when the queue's hard limit has dropped messages unsettled. Default: true")  # fmt: skip
     parser.add_argument("--ack-mode", metavar="onCommit|manual",
-                        help="what happens to a batch of which the function saw no row. Default: onCommit, acked")  # fmt: skip
+                        help="what becomes of a batch of which the function saw no row. Default: onCommit, acked; "
+                        "with --ack manual: manual, left to expire")  # fmt: skip
     parser.add_argument("--starting-position", metavar="POSITION",
                         help="where a new group begins: earliest (default), latest, a sequence, an instant")  # fmt: skip
     parser.add_argument("--min-partitions", metavar="N", help="Spark tasks for a batch, at least. Default: 1")
-    parser.add_argument("--graceful-timeout", default="30s", metavar="DURATION",
+    parser.add_argument("--graceful-timeout", default="30s", type=duration, metavar="DURATION",
                         help="how long the batch in hand may go on after SIGTERM. Default: 30s")  # fmt: skip
     return parser.parse_args()
 
@@ -88,7 +91,7 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
         "maxBytesPerTrigger": args.max_bytes,
         "visibilityTimeout": args.visibility_timeout,
         "maxLeaseDuration": args.max_lease_duration,
-        "ackMode": args.ack_mode,
+        "ackMode": args.ack_mode or ("manual" if args.ack == "manual" else None),
         "startingPosition": args.starting_position,
         "failOnDataLoss": args.fail_on_data_loss,
         "minPartitions": args.min_partitions,
@@ -98,12 +101,16 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def trigger(text: str) -> dict[str, Any]:
-    """--trigger as arguments of writeStream.trigger. Raises InvalidOption."""
+    """--trigger as arguments of writeStream.trigger."""
     if text == "default":
         return {"processingTime": "0 seconds"}
     if text == "available-now":
         return {"availableNow": True}
-    return {"processingTime": f"{check_duration('--trigger', text) // 1000} milliseconds"}
+    try:
+        return {"processingTime": f"{check_duration('--trigger', text) // 1000} milliseconds"}
+    except InvalidOption:
+        told = f"{text!r} is neither default nor available-now nor a duration like '5 seconds'"
+        raise argparse.ArgumentTypeError(told) from None
 
 
 def load_handler(text: str) -> tuple[Handler, str]:
@@ -144,7 +151,6 @@ def load_handler(text: str) -> tuple[Handler, str]:
 def main() -> None:
     args = arguments()
     handler, directory = load_handler(args.handler)
-    when = trigger(args.trigger)
     grace = check_duration("--graceful-timeout", args.graceful_timeout) / SECOND
 
     from spark_mq.spark import for_each_batch
@@ -157,7 +163,7 @@ def main() -> None:
     spark = session(APP, module_path=directory)
     each = for_each_batch(group, handler, on_error=args.on_error, also=others, ack=args.ack)
     stream = spark.readStream.format("spark_mq").options(**options).load()
-    query = stream.writeStream.foreachBatch(each).option("checkpointLocation", args.checkpoint).trigger(**when).start()
+    query = stream.writeStream.foreachBatch(each).option("checkpointLocation", args.checkpoint).trigger(**args.trigger).start()
     _log.info("worker %s of group %s reads %s", options["workerId"], args.group, ", ".join(g.queue.path for g in (group, *others)))
     # 5 seconds more than the batch has: for stopping the query, and for giving back what was leased after it.
     with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as told:

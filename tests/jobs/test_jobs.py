@@ -134,9 +134,9 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
     [
         (("sweep",), "the following arguments are required: --queue"),
         (("sweep", "--queue", "nowhere"), "there is no queue at"),
-        (("sweep", "--queue", "queue", "--every", "soon"), "--every='soon' is not a duration"),
+        (("sweep", "--queue", "queue", "--every", "soon"), "argument --every: 'soon' is not a duration: give seconds, or 30s"),
         (("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
-        (("publish", "--queue", "nowhere", "a.jsonl"), "there is no queue at"),
+        (("publish", "--queue", "nowhere", "a.jsonl"), "nowhere: --create makes it"),
         (("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
         (("publish", "--queue", "queue", "a.jsonl", "day.csv"), "INPUT day.csv is a csv file by its name: give --format csv"),
         (("publish", "--queue", "queue", "export/x.parquet"), "give --format parquet"),
@@ -145,7 +145,11 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
         ((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
         ((*WORKER, "queue", "--handler", "handler.py:one"), "one(batch) cannot be called as one(batch, lease)"),
         ((*WORKER, "queue", "--handler", "gone.py:f"), "there is no file gone.py"),
-        ((*WORKER, "queue", "--handler", "handler:two", "--trigger", "now"), "--trigger='now' is not a duration"),
+        (
+            (*WORKER, "queue", "--handler", "handler:two", "--trigger", "now"),
+            "'now' is neither default nor available-now nor a duration like '5 seconds'",
+        ),
+        ((*WORKER, "queue", "--handler", "handler:two", "--visibility-timeout", "soon"), "--visibility-timeout: 'soon' is not a duration"),
         ((*WORKER, "queue", "--handler", "handler:two", "--max-messages", "0"), "maxMessagesPerTrigger='0' is not valid"),
         ((*WORKER, "queue", "--handler", "handler:two", "--starting-position", "x"), "startingPosition='x' is not valid"),
         ((*WORKER, "nowhere", "--handler", "handler:two"), "there is no queue at"),
@@ -158,6 +162,16 @@ def test_wrong_arguments_are_told_in_one_line(start, queue: Queue, tmp_path: Pat
     assert words in told
     assert told.startswith(f"{job}.py: error: ")
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"), [([], None), (["--ack", "manual"], "manual"), (["--ack", "manual", "--ack-mode", "onCommit"], "onCommit")]
+)
+def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(start, given: list[str], mode: str | None) -> None:
+    arguments = ["worker.py", "--queue", "q", "--checkpoint", "c", "--handler", "m:f", *given]
+    program = f"import sys; sys.path.insert(0, {str(JOBS)!r}); sys.argv = {arguments!r}; import worker; "
+    told = ended(start(sys.executable, "-c", program + "print(worker.source_options(worker.arguments()).get('ackMode'))"), 0)
+    assert told.split() == [str(mode)]
 
 
 # -- with Spark
