@@ -16,7 +16,6 @@ SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.python.unix.domain.socket.enabled": "true",  # as in conf/
     # What Delta drags in and Spark has already.
     "spark.jars.excludes": ",".join(
         f"org.apache.{name}"
