@@ -89,7 +89,8 @@ def draw(plot: Plot, points: Sequence[dict[str, Any]], out: Path) -> None:
         axes.axhline(plot.level, color="grey", linewidth=1, linestyle=":")
         axes.annotate(f"goal: {plot.level:g}", (1, plot.level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="grey")
     formatter: Callable[..., str] = (lambda x, _: plot.names.get(x, "")) if plot.names else thousands
-    axes.set_xticks(xs)
+    step = -(-len(xs) // 12)
+    axes.set_xticks(xs[::-1][::step])  # the last one always
     axes.xaxis.set_major_formatter(FuncFormatter(formatter))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(FuncFormatter(thousands))
