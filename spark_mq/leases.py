@@ -53,7 +53,7 @@ _BATCH_ROWS: Final = 65_536
 CHECKPOINT_INTERVAL: Final = 100
 """A commit takes 12 ms after a checkpoint, and 23 after 500 commits without one."""
 _SLOW: Final = 10.0
-"""Seconds. The sweep deletes no commit that is younger than a minute."""
+"""Seconds. The sweep deletes no commit that is younger than KEEP_LEDGER_SECONDS."""
 MOST_LOOKED_UP: Final = 50
 """Commits that are read one by one for the marks of lines; for more, delta-rs is asked."""
 
@@ -217,7 +217,9 @@ class DeltaLeases:
                         raise explained(self.path, self.storage_options, error, f"changing group {stored.group!r} in") from error
                     raise LostRace(str(error)) from error
             else:
-                if time.monotonic() - started > _SLOW and not self.files.exists(log_path(stored.token)):
+                # Asked each time where asking costs a look at a name, for there a clock may jump.
+                looks = not self.files.lists_late or time.monotonic() - started > _SLOW
+                if looks and not self.files.exists(log_path(stored.token)):
                     # Frozen in the middle, for so long that the log was cleaned: then the number was free although it had been taken, and
                     # nobody will ever see this commit.
                     self._table = None

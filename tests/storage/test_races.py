@@ -60,7 +60,6 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
 
     delta-rs looks for later commits first. What is left is a moment between that look and its write, which is played here.
     """
-    monkeypatch.setattr(leases, "_SLOW", -1.0)
     queue.publish([str(n) for n in range(40)])
     queue.group().ensure()
     other, calls = again(queue), []
