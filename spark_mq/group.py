@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -36,6 +37,10 @@ _log = logging.getLogger(__name__)
 
 LEASE_PAUSE = 0.02
 """Seconds to wait after a lost race."""
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"\d+", "0", name)
 
 
 class ConsumerGroup:
@@ -72,8 +77,9 @@ class ConsumerGroup:
         return self
 
     def _tell_made(self) -> None:
-        """A group is made by its first use, also by that of a misspelt name: then a warning."""
-        alike = nearest(self.name, (name for name in self.queue.groups() if name != self.name))
+        """A group is made by its first use, also by that of a misspelt name: then a warning. Numbered names are alike on purpose."""
+        stem = _unnumbered(self.name)
+        alike = nearest(self.name, (name for name in self.queue.groups() if _unnumbered(name) != stem))
         if alike:
             _log.warning("group %r is made in %s, at %s: is %r meant, which is there? If so, drop_group(%r)",
                          self.name, self.queue.path, self.start, alike, self.name)  # fmt: skip

@@ -62,8 +62,10 @@ def test_a_group_that_is_made_is_told_once_and_warned_of_if_it_looks_misspelt(qu
         queue.group("billing").ensure()
     queue.group("mail").lease("w")
     queue.group("biling", start="latest").lease("w")
+    for number in (9, 10):
+        queue.group(f"nightly-{number}").ensure()
     told = [(r.levelname, r.getMessage()) for r in caplog.records]
-    assert [level for level, _ in told] == ["INFO", "INFO", "WARNING"]
+    assert [level for level, _ in told] == ["INFO", "INFO", "WARNING", "INFO", "INFO"]
     assert told[0][1] == f"group 'billing' is made in {queue.path}, at earliest"
     assert "'biling'" in told[2][1]
     assert "latest" in told[2][1]
