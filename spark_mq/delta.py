@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from spark_mq.commit_log import OPERATION_ID, landed_since, log_path, read_commit
 from spark_mq.damage import explained, is_refused, telling
-from spark_mq.errors import UnsupportedTable
+from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.files import Files
 from spark_mq.listings import load, newest, update
 
@@ -35,6 +36,8 @@ __all__ = [
     "read_commit",
     "update",
 ]
+
+_NO_PATH = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 
 _PLAIN_FEATURES = {"appendOnly", "invariants"}
 _WITH_MORE = {3: "checkConstraints", 4: "changeDataFeed or generatedColumns", 5: "columnMapping", 6: "identityColumns"}
@@ -130,11 +133,18 @@ def child(path: str, name: str) -> str:
     return path.rstrip("/") + "/" + name
 
 
-def absolute(path: Any) -> str:
-    """A local path made absolute, for other processes have another working directory; a URI as it is."""
+def absolute(path: Any, option: str = "path") -> str:
+    """A local path made absolute, for other processes have another working directory; a URI as it is.
+
+    Raises InvalidOption for a local path that delta-rs takes for another one, or panics at.
+    """
     text = os.fspath(path)
-    if "://" in text:
-        return text[7:] if text.startswith("file:///") else text
-    if text.startswith("file:/"):
-        return text[5:]
-    return os.path.abspath(text)
+    if "://" in text and not text.startswith("file:///"):
+        return text
+    local = os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", text))
+    if wrong := _NO_PATH.search(local):
+        raise InvalidOption(
+            f"{option}={local!r} has {wrong[0]!r} in it, with which delta-rs does not find a local table: use another folder",
+            option=option, value=local,
+        )  # fmt: skip
+    return local

@@ -126,7 +126,7 @@ class Queue:
             history_retention=history_retention,
             delivery_delay=delivery_delay,
             message_ttl=message_ttl,
-            dead_letter_path=None if dead_letter_path is None else delta.absolute(dead_letter_path),
+            dead_letter_path=None if dead_letter_path is None else delta.absolute(dead_letter_path, "dead_letter_path"),
         )
         root = delta.absolute(path)
         if settings.dead_letter_path == root:

@@ -68,6 +68,25 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
     assert queue.finished(payload=True).num_rows == 2
 
 
+@pytest.mark.parametrize("name", ["a [b]", "a^b", "a|b", "a\\b", "a\nb", "a\x00b", "a%41b"])
+def test_paths_that_delta_rs_would_not_find_again_are_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+    """At some of them it panics, in the first lease; others it takes for another path."""
+    for use in (Queue.create, Queue.open, lambda path: Queue.create(tmp_path / "good", dead_letter_path=path)):
+        with pytest.raises(errors.InvalidOption, match=r"path=.*use another folder"):
+            use(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a {b}, c* d?", "é日本", "a#b&c=d+e~f", "100%", "'; DROP TABLE leases; --", 'a"b`c$d'])
+def test_odd_paths_hold_a_queue_as_any_other(tmp_path: Path, name: str) -> None:
+    queue = Queue.create(f"file://{tmp_path}/{name}")
+    queue.publish(["a", "b"])
+    taken = lease(queue, 1)
+    taken.reject()
+    assert sweep(again(queue)).routed == 1
+    assert lease(again(queue), 1).ack().settled == 1
+
+
 def m_sequence(queue: Queue) -> int:
     return queue.log.index().files[0].first
 
