@@ -73,8 +73,9 @@ def for_each_batch(
 class BatchLease:
     """The lease of the batch in hand. ``lease_id``: of its one lease (of several queues: the first; see ``lease_ids``)."""
 
-    def __init__(self, owners: Owners, found: Found) -> None:
+    def __init__(self, owners: Owners, found: Found, batch: DataFrame) -> None:
         self._owners = owners
+        self._batch = batch
         self._base = found.base
         self.lease_ids = tuple(found.lease_ids)
         self.settled = 0
@@ -96,6 +97,28 @@ class BatchLease:
                 option="delta_options", value=self.lease_ids,
             )  # fmt: skip
         return {"txnAppId": parts[0], "txnVersion": str(parts[1])}
+
+    def read(self) -> DataFrame:
+        """What the batch's leases hold at this moment, read by Spark's own Parquet reader: for large batches, instead of ``batch``.
+
+        The same rows and columns as the stream gives, in no order, but for those settled by now; what the query does between the source
+        and foreachBatch is not in it. None of the bytes go through Python, which is faster where a lease lies in few and large files; of
+        a file that holds but a small part of the lease, all is read. Spark counts no input rows for it. An object store must be known to
+        Spark, too: ``storageOptions.*`` are delta-rs's. Where a foreign writer's file names are none that Spark tells as they are, it is
+        ``batch``.
+
+        Raises
+        ------
+        CorruptLog
+            A file is not as its commit says. (One that is broken within is an error of the Spark job.)
+        StoreFailed
+            A file is out of reach.
+        """
+        from spark_mq.spark.native import read_held
+
+        leases = [(self._owners.of(lease_id), lease_id) for lease_id in self.lease_ids]
+        held = read_held(self._batch.sparkSession, leases, several=self._base is not None)
+        return self._batch if held is None else held
 
     def ack(self, df: DataFrame) -> SettleResult:
         """Settles some rows as done, now."""
@@ -150,7 +173,7 @@ class ForEachBatch:
             elif lease_ids:
                 if found.fresh:
                     self._owners.begin(lease_ids)
-                self._run(batch, BatchLease(self._owners, found))
+                self._run(batch, BatchLease(self._owners, found, batch))
             if self.policy.ack == "manual":
                 self._leave(found)
         finally:

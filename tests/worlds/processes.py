@@ -376,7 +376,7 @@ class Driver(Program):
         finder, batch = RowFinder(ctx.local["fresh"]), Frame(lease_id, rows)
         try:
             if self.policy is None:
-                process(batch, BatchLease(Owners((ctx.group(),)), finder.find(batch)))
+                process(batch, BatchLease(Owners((ctx.group(),)), finder.find(batch), batch))
             else:
                 function = ForEachBatch((ctx.group(),), process, self.policy)
                 function._finder = finder  # type: ignore[assignment]

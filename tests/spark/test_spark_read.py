@@ -1,0 +1,195 @@
+"""``lease.read()``: what a batch's lease holds, read by Spark itself, is what the stream gives through Python."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake.transaction import AddAction
+from harness import Stream, finish, make_queue, numbered, start, values
+from pyspark.errors import StreamingQueryException
+
+from spark_mq import Message, Queue
+from spark_mq.errors import CorruptLog
+from spark_mq.payload import MESSAGE_SCHEMA
+
+
+def both(stream: Stream, frame: Any = None, **options: Any) -> list[tuple[list[Any], list[Any]]]:
+    """The rows of each batch, by Python and by Spark, with all their columns."""
+    seen: list[tuple[list[Any], list[Any]]] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        mine = lease.read()
+        assert mine.schema.simpleString() == batch.schema.simpleString()
+        seen.append((batch.orderBy("sequence").collect(), mine.orderBy("sequence").collect()))
+
+    stream.run(stream.group.for_each_batch(process, on_error="raise", **options), frame=frame)
+    return seen
+
+
+def foreign(queue: Queue, name: str, texts: list[str]) -> None:
+    """A file of a foreign writer, with nothing but values, under a name of its own."""
+    path = Path(queue.log.path, name)
+    pq.write_table(pa.table({"value": pa.array([text.encode() for text in texts])}), path)
+    add = AddAction(name, path.stat().st_size, {"lane": None}, 0, True, json.dumps({"numRecords": len(texts)}))
+    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+
+
+def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> None:
+    """Of our own files and of foreign ones, of whole files and of scattered messages; at a path that a glob would take for others."""
+    queue = make_queue(tmp_path / "a {queue}, of all? éè*", visibility_timeout="1h")
+    queue.publish([Message(b"\x00\xff", key="k", headers={"a": "b", "n": ""}, message_id="m-1"), Message("plain")])
+    queue.publish([Message(f"n{i}", key=str(i)) for i in range(300)])
+    foreign(queue, "part-1.parquet", ["x", "", "z"])
+    stream = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="200", workerId="w", visibilityTimeout="45m")
+    first = stream.group.lease("other", max_messages=305)
+    assert first is not None
+    first.nack([m.sequence for m in first.messages[::7]], error='it\'s "bad"\n')
+    first.release()
+    batches = both(stream)
+    assert len(batches) > 1
+    for through_python, by_spark in batches:
+        assert by_spark == through_python
+    rows = [row for rows, _ in batches for row in rows]
+    assert len(rows) == 305
+    assert {row.delivery_count for row in rows} == {1, 2}
+    assert {row.error for row in rows} == {None, 'it\'s "bad"\n'}
+    assert stream.group.stats().acked == 305
+
+
+def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(10))
+    seen: list[list[str]] = []
+
+    def process(batch: Any, lease: Any) -> Any:
+        lease.reject(batch.where("CAST(value AS STRING) < '003'"), error="never")
+        mine = lease.read()
+        seen.append(values(mine))
+        return mine.where("CAST(value AS STRING) = '009'").selectExpr("sequence", "'reject' AS outcome", "'late' AS error")
+
+    stream.settle_with(process)
+    assert seen == [numbered(10)[3:]]
+    assert (stream.group.stats().acked, stream.group.stats().dead) == (6, 4)
+
+
+def test_a_batch_of_which_nothing_is_left_reads_as_none(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(3))
+    counts: list[int] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        lease.ack(batch)
+        counts.append(lease.read().count())
+
+    stream.settle_with(process)
+    assert counts == [0]
+
+
+def test_a_batch_that_is_read_by_spark_alone_is_acked_and_repeated_as_any_other(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(6))
+    stream.options["maxMessagesPerTrigger"] = "3"
+    seen: list[list[tuple[str, int]]] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.append(sorted((bytes(row.value).decode(), row.delivery_count) for row in lease.read().collect()))
+        if len(seen) == 2:
+            raise RuntimeError("the driver dies")
+
+    with suppress(StreamingQueryException):
+        stream.settle_with(process)
+    stream.settle_with(process)
+    first, second = ([(text, 1) for text in numbered(6)[at : at + 3]] for at in (0, 3))
+    assert seen == [first, second, [(text, 2) for text, _ in second]]
+    assert stream.group.stats().acked == 6
+
+
+def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_path: Path) -> None:
+    queues = [make_queue(tmp_path / name) for name in ("one", "two")]
+    for queue in queues:
+        queue.publish(numbered(4))
+    paths = json.dumps([queue.path for queue in queues])
+    frame = spark.readStream.format("spark_mq").options(consumerGroup="g", path=paths).load()
+    seen: list[tuple[list[Any], list[Any]]] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.append(tuple(rows.orderBy("queue", "sequence").collect() for rows in (batch, lease.read())))  # type: ignore[arg-type]
+
+    one, two = (queue.group("g") for queue in queues)
+    finish(start(frame.writeStream.foreachBatch(one.for_each_batch(process, on_error="raise", also=[two])), tmp_path / "checkpoint"))
+    assert sum(len(rows) for rows, _ in seen) == 8
+    assert all(by_spark == through_python for through_python, by_spark in seen)
+    assert {row.queue for rows, _ in seen for row in rows} == {queue.path for queue in queues}
+
+
+@pytest.mark.parametrize("names", [["a b.parquet"], ["ü.parquet"], ["50%20.parquet"], ["x/part.parquet", "y/part.parquet"]])
+def test_files_that_spark_would_tell_by_other_names_are_read_through_python(stream: Stream, queue: Queue, names: list[str]) -> None:
+    """A name that is not found again would be messages lost."""
+    for at, name in enumerate(names):
+        Path(queue.log.path, name).parent.mkdir(exist_ok=True)
+        foreign(queue, name, numbered(6)[3 * at : 3 * at + 3])
+    ((through_python, by_spark),) = both(stream)
+    assert by_spark == through_python
+    assert len(by_spark) == 3 * len(names)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shorter"])
+def test_a_file_that_is_not_as_its_commit_says_is_an_error_whatever_the_session_would_skip(
+    spark: Any, stream: Stream, queue: Queue, damage: str
+) -> None:
+    queue.publish(numbered(5))
+    errors: list[Exception] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        (path,) = Path(queue.log.path).glob("lane=*/*.parquet")
+        if damage == "missing":
+            path.unlink()
+        else:
+            pq.write_table(pq.read_table(path, partitioning=None).slice(0, 4), path)
+        try:
+            lease.read()
+        except CorruptLog as error:
+            errors.append(error)
+
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    try:
+        stream.settle_with(process)
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+    assert ("is missing" if damage == "missing" else "fewer than its commit says") in str(errors[0])
+
+
+def test_a_flipped_bit_is_found_not_delivered(spark: Any, stream: Stream, queue: Queue) -> None:
+    queue.publish(["rich", "poor"])
+    seen: list[str] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        (path,) = Path(queue.log.path).glob("lane=*/*.parquet")
+        path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
+        seen.extend(values(lease.read()))
+
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with pytest.raises(StreamingQueryException):
+            stream.settle_with(process)
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    assert not seen
+    assert stream.group.stats().acked == 0
+
+
+def test_none_of_it_goes_through_python(stream: Stream, queue: Queue) -> None:
+    """No step of the plan asks a Python worker: neither for messages nor for what the ledger says of them."""
+    queue.publish(numbered(3))
+    plans: list[str] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        plans.append(lease.read()._jdf.queryExecution().executedPlan().toString())
+
+    stream.settle_with(process)
+    assert "FileScan parquet" in plans[0]
+    assert "Python" not in plans[0]
+    assert "ExistingRDD" not in plans[0]
