@@ -1,7 +1,7 @@
 """Draining a backlog: through Spark from a queue and from a plain Delta table, and by a Python consumer from each broker.
 
-The Spark sides run ``sum(crc32(value))`` in foreachBatch; the consumer of a broker is one Python process that takes the crc32 of every
-value that it leased, then acks. Steady state: the median of the batches after the second.
+The Spark sides run ``sum(crc32(value))`` in foreachBatch, spark_mq over ``lease.read()`` or over the batch itself; the consumer of a broker
+is one Python process that takes the crc32 of every value that it leased, then acks. Steady state: the median of batches after the second.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ from peers.sizes import Sizes
 from peers.streams import Drained, Stores
 from peers.values import values
 
-ALL_COLUMNS = "spark_mq, all columns"
+BATCH = "spark_mq, through Python"
+ALL_COLUMNS = "spark_mq, through Python, all columns"
 DELTA = "plain Delta stream, no leases"
 STEADY, TOTAL = "steady state", "with start-up"
 GOALS = {
     STEADY: {DELTA: ">= 1.5x", POSTGRES: "10x", PGMQ: "10x", VALKEY: "3x"},
     TOTAL: {DELTA: ">= 1.5x"},
 }
-SURVIVES = {OURS: LOCAL_FILES, ALL_COLUMNS: LOCAL_FILES, DELTA: "what the system had written out: Hadoop does not sync local files"}
+SURVIVES = {
+    OURS: LOCAL_FILES,
+    BATCH: LOCAL_FILES,
+    ALL_COLUMNS: LOCAL_FILES,
+    DELTA: "what the system had written out: Hadoop does not sync local files",
+}
 
 
 def what(kind: str, which: str) -> str:
@@ -38,7 +44,7 @@ def what(kind: str, which: str) -> str:
 
 
 def figures(sizes: Sizes) -> set[str]:
-    sides = (OURS, ALL_COLUMNS, DELTA, *BROKERS)
+    sides = (OURS, BATCH, ALL_COLUMNS, DELTA, *BROKERS)
     return {f"{what(kind, which)}: {name}" for kind in sizes.kinds for which in (STEADY, TOTAL) for name in sides}
 
 
@@ -52,8 +58,9 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
             stores = Stores(spark, Path(place) / "stores", kind, sizes.drain_batch)
             stores.fill(sizes.drain)
             streams: dict[str, Callable[[], Drained]] = {
-                OURS: lambda stores=stores: stores.from_queue(narrow=True),
-                ALL_COLUMNS: lambda stores=stores: stores.from_queue(narrow=False),
+                OURS: lambda stores=stores: stores.from_queue("read"),
+                BATCH: lambda stores=stores: stores.from_queue("narrow"),
+                ALL_COLUMNS: lambda stores=stores: stores.from_queue("batch"),
                 DELTA: stores.from_delta,
             }
             checksums = set()

@@ -80,14 +80,15 @@ class Stores:
             self.append()
         self.count += count
 
-    def from_queue(self, narrow: bool) -> Drained:
-        """By a group of its own. ``narrow``: its schema has only the columns that are used, for Spark prunes none of a Python source."""
+    def from_queue(self, how: str) -> Drained:
+        """By a group of its own. ``how``: "read": ``lease.read()``; "batch": what the stream carries, all columns, or "narrow", those that
+        are used: Spark prunes none of a Python source."""
         self.drains += 1
         group = self.queue.group(f"drain-{self.drains}")
         stream = self.spark.readStream.format("spark_mq").option("consumerGroup", group.name).option("maxMessagesPerTrigger", self.batch)
-        stream = (stream.schema(NARROW) if narrow else stream).load(self.queue.path)
+        stream = (stream.schema(NARROW) if how == "narrow" else stream).load(self.queue.path)
         drained = Drained()
-        return self._run(stream, drained, group.for_each_batch(lambda batch, lease: drained.read(batch)))
+        return self._run(stream, drained, group.for_each_batch(lambda batch, lease: drained.read(lease.read() if how == "read" else batch)))
 
     def from_delta(self) -> Drained:
         """Spark's own source, without leases: the limit to beat."""
@@ -109,7 +110,7 @@ class Stores:
         assert drained.rows == self.count, f"{drained.rows} of {self.count} messages came"
         took = defaultdict(list)
         for progress in query.recentProgress[2:]:
-            if progress["numInputRows"]:
+            if progress["durationMs"].get("addBatch"):
                 for stage, ms in progress["durationMs"].items():
                     took[stage].append(ms)
         drained.stages = {stage: statistics.median(all_) for stage, all_ in took.items()}

@@ -19,7 +19,7 @@ from spark_mq.leaving import leave
 from spark_mq.offsets import lease_stream, stream_in
 from spark_mq.outcomes import settles_of
 from spark_mq.policies import Policy
-from spark_mq.ranges import LEASED
+from spark_mq.ranges import LEASED, Range
 from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
 from spark_mq.spark import settle as rows
 from spark_mq.spark.batch_lease import Found, LeaseFinder
@@ -77,6 +77,7 @@ class BatchLease:
         self._owners = owners
         self._batch = batch
         self._base = found.base
+        self._acked: list[list[Range]] | None = None
         self.lease_ids = tuple(found.lease_ids)
         self.settled = 0
 
@@ -101,11 +102,11 @@ class BatchLease:
     def read(self) -> DataFrame:
         """What the batch's leases hold at this moment, read by Spark's own Parquet reader: for large batches, instead of ``batch``.
 
-        The same rows and columns as the stream gives, in no order, but for those settled by now; what the query does between the source
-        and foreachBatch is not in it. None of the bytes go through Python, which is faster where a lease lies in few and large files; of
-        a file that holds but a small part of the lease, all is read. Spark counts no input rows for it. An object store must be known to
-        Spark, too: ``storageOptions.*`` are delta-rs's. Where a foreign writer's file names are none that Spark tells as they are, it is
-        ``batch``.
+        The same rows and columns as the stream gives, in no order, but for those settled by now (not by ``ack="first"``); what the query
+        does between the source and foreachBatch is not in it. None of the bytes go through Python, which is faster where a lease lies in
+        few and large files; of a file that holds but a small part of the lease, all is read. Spark counts no input rows for it. An object
+        store must be known to Spark, too: ``storageOptions.*`` are delta-rs's. Where a foreign writer's file names are none that Spark
+        tells as they are, it is ``batch``.
 
         Raises
         ------
@@ -116,9 +117,26 @@ class BatchLease:
         """
         from spark_mq.spark.native import read_held
 
-        leases = [(self._owners.of(lease_id), lease_id) for lease_id in self.lease_ids]
-        held = read_held(self._batch.sparkSession, leases, several=self._base is not None)
-        return self._batch if held is None else held
+        held = self._held() if self._acked is None else self._acked
+        groups = map(self._owners.of, self.lease_ids)
+        rows = read_held(self._batch.sparkSession, zip(groups, held, strict=True), several=self._base is not None)
+        return self._batch if rows is None else rows
+
+    def _held(self) -> list[list[Range]]:
+        """What each of the leases holds now."""
+        ledgers = [self._owners.of(lease_id).ledger() for lease_id in self.lease_ids]
+        return [ledger.select(ledger.where(ledger.held_by(i))) for i, ledger in zip(self.lease_ids, ledgers, strict=True)]
+
+    def _ack_first(self) -> None:
+        """Acks before anything is done. Raises LeaseLost, and hands nothing over, if others may have some of it by now."""
+        self._acked = self._held()
+        for lease_id, held in zip(self.lease_ids, self._acked, strict=True):
+            if not held or any(r.state != LEASED for r in held):
+                raise LeaseLost(
+                    f"lease {lease_id} ran out before its messages were handed over: with ack='first' they are left to others",
+                    lease_id=lease_id, lost=[], message_ids=[], result=SettleResult(0),
+                )  # fmt: skip
+        self.settled += sum(o.settled for o in self._owners.settle([Settle(ACK, lease_id) for lease_id in self.lease_ids]))
 
     def ack(self, df: DataFrame) -> SettleResult:
         """Settles some rows as done, now."""
@@ -201,7 +219,7 @@ class ForEachBatch:
     def _run(self, batch: DataFrame, lease: BatchLease) -> None:
         start = time.monotonic()
         if self.policy.ack == "first":
-            self._ack_first(lease)
+            lease._ack_first()
         verb: str | None = ACK if self.policy.ack == "after" else None
         settles: list[Settle] = []
         error = None
@@ -254,18 +272,6 @@ class ForEachBatch:
                 if left := leave(group, stream, n):
                     _log.info("group %s: batch %d has left %d messages unsettled; they come again once their lease expires",
                               group.name, n, left)  # fmt: skip
-
-    def _ack_first(self, lease: BatchLease) -> None:
-        """Acks before anything is done. Raises LeaseLost, and hands nothing over, if others may have some of it by now."""
-        for lease_id in lease.lease_ids:
-            ledger = self._owners.of(lease_id).ledger()
-            held = ledger.select(ledger.where(ledger.held_by(lease_id)))
-            if not held or any(r.state != LEASED for r in held):
-                raise LeaseLost(
-                    f"lease {lease_id} ran out before its messages were handed over: with ack='first' they are left to others",
-                    lease_id=lease_id, lost=[], message_ids=[], result=SettleResult(0),
-                )  # fmt: skip
-        lease.settled += sum(o.settled for o in self._owners.settle([Settle(ACK, lease_id) for lease_id in lease.lease_ids]))
 
     @property
     def _failure(self) -> str:

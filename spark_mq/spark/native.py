@@ -46,16 +46,14 @@ _LOUD: Final = {
 }
 
 
-def read_held(spark: SparkSession, leases: Iterable[tuple[ConsumerGroup, str]], several: bool) -> DataFrame | None:
-    """What some leases hold, in the columns of the stream (``several``: of one over several queues); None if its files hide it.
+def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[Range]]], several: bool) -> DataFrame | None:
+    """The messages of some ranges, in the columns of the stream (``several``: of one over several queues); None if their files hide it.
 
     Raises CorruptLog or StoreFailed for a file that is not as its commit says.
     """
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     frames = []
-    for group, lease_id in leases:
-        ledger = group.ledger()
-        ranges = ledger.select(ledger.where(ledger.held_by(lease_id)))
+    for group, ranges in held:
         index = group.queue.log.index()
         pieces = [(piece, of) for of in ranges for piece in index.slices(of.first, of.last)]
         if pieces:

@@ -107,6 +107,13 @@ def test_a_batch_that_is_read_by_spark_alone_is_acked_and_repeated_as_any_other(
     assert stream.group.stats().acked == 6
 
 
+def test_with_ack_first_it_gives_what_has_been_acked(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(5))
+    ((through_python, by_spark),) = both(stream, ack="first")
+    assert by_spark == through_python
+    assert len(by_spark) == stream.group.stats().acked == 5
+
+
 def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_path: Path) -> None:
     queues = [make_queue(tmp_path / name) for name in ("one", "two")]
     for queue in queues:
