@@ -17,6 +17,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from spark_mq.checks import EARLIEST, LATEST
+from spark_mq.damage import plain
+from spark_mq.errors import StoreFailed
 from spark_mq.group import ConsumerGroup
 from spark_mq.index import Slice
 from spark_mq.payload import unreadable
@@ -49,7 +51,7 @@ _LOUD: Final = {
 def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[Range]]], several: bool) -> DataFrame | None:
     """The messages of some ranges, in the columns of the stream (``several``: of one over several queues); None if their files hide it.
 
-    Raises CorruptLog or StoreFailed for a file that is not as its commit says.
+    Raises CorruptLog for a file that is not as its commit says, StoreFailed for one that is out of reach, for Spark too.
     """
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     frames = []
@@ -92,7 +94,14 @@ def _check(group: ConsumerGroup, pieces: Sequence[Slice]) -> None:
 def _frame(spark: SparkSession, group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]], schema: StructType) -> DataFrame:
     root = group.queue.log.path
     paths = sorted({f"{root}/{piece.path}" for piece, _ in pieces})
-    rows = spark.read.options(**_LOUD).schema(_PAYLOAD).parquet(*map(_literal, paths))
+    try:
+        rows = spark.read.options(**_LOUD).schema(_PAYLOAD).parquet(*map(_literal, paths))
+    except Exception as error:  # Spark's, or the JVM's
+        raise StoreFailed(
+            f"Spark cannot read {root}: {plain(error)}. lease.read() reads as Spark itself is configured (for s3:// its fs.s3.impl and "
+            "fs.s3a.*), not by storageOptions.*: configure that, or use the batch instead",
+            path=root, landed=False,
+        ) from error  # fmt: skip
     rows = rows.select("*", f.col("_metadata.file_name").alias("_file"), f.col("_metadata.row_index").alias("_row"))
     # As one literal, so that no value is pasted into SQL and no Python worker is asked for them.
     told = f.lit(json.dumps([_told(group, piece, of) for piece, of in pieces]))
