@@ -80,6 +80,7 @@ def test_a_batch_is_settled_by_what_its_function_does_and_returns(spark: Any, st
     stream.options["maxMessagesPerTrigger"] = "6"
 
     def process(batch: Any, lease: Any) -> Any:
+        assert rows_of(lease.read()) == rows_of(batch)
         note(tmp_path, [rows_of(batch), lease.lease_id, lease.delta_options])
         lease.reject(batch.where("CAST(value AS STRING) = '001'"), error="never")
         lease.nack(batch.where("CAST(value AS STRING) = '002'"), delay="1h", error="not now")
