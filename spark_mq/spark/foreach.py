@@ -105,8 +105,8 @@ class BatchLease:
         The same rows and columns as the stream gives, in no order, but for those settled by now (not by ``ack="first"``); what the query
         does between the source and foreachBatch is not in it. None of the bytes go through Python, which is faster where a lease lies in
         few and large files; of a file that holds but a small part of the lease, all is read. Spark counts no input rows for it. An object
-        store must be known to Spark, too: ``storageOptions.*`` are delta-rs's. Where a foreign writer's file names are none that Spark
-        tells as they are, it is ``batch``.
+        store must be known to Spark, too: ``storageOptions.*`` are delta-rs's. It is ``batch`` where the lease lies in thousands of pieces,
+        or where a foreign writer's file names are none that Spark tells as they are.
 
         Raises
         ------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,8 @@ _SLICES: Final = StructType(
     # Instants go over as microseconds: text would lose some, or its zone.
     + [StructField(field.name, LongType() if isinstance(field.dataType, TimestampType) else field.dataType) for field in _STATE]
 )
+MOST_SLICES: Final = 10_000
+MOST_OF_A_FILE: Final = 100
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9._=-]+")
 _LOUD: Final = {
     # Whatever the session says: a file that is skipped would be acked unread, and a flipped bit be delivered.
@@ -59,7 +62,7 @@ def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[
         index = group.queue.log.index()
         pieces = [(piece, of) for of in ranges for piece in index.slices(of.first, of.last)]
         if pieces:
-            if not _told_apart(pieces):
+            if not _fits(pieces):
                 return None
             _check(group, [piece for piece, _ in pieces])
             frames.append(_frame(spark, group, pieces, schema))
@@ -71,10 +74,16 @@ def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[
     return whole
 
 
-def _told_apart(pieces: Sequence[tuple[Slice, Range]]) -> bool:
-    """Whether the files have names that Spark tells as they are, and no two the same. A name that it told otherwise would lose messages."""
-    names = [path.rsplit("/", 1)[-1] for path in {piece.path for piece, _ in pieces}]
-    return len(set(names)) == len(names) and all(_PLAIN_NAME.fullmatch(name) for name in names)
+def _fits(pieces: Sequence[tuple[Slice, Range]]) -> bool:
+    """Whether Spark can find the slices again, and sooner than Python reads them.
+
+    Their files must have names that Spark tells as they are, no two the same: one that it told otherwise would lose messages. And each row
+    of a file is compared with all of its slices.
+    """
+    slices = Counter(piece.path for piece, _ in pieces)
+    names = {path.rsplit("/", 1)[-1] for path in slices}
+    plain = len(names) == len(slices) and all(_PLAIN_NAME.fullmatch(name) for name in names)
+    return plain and len(pieces) <= MOST_SLICES and max(slices.values()) <= MOST_OF_A_FILE
 
 
 def _check(group: ConsumerGroup, pieces: Sequence[Slice]) -> None:

@@ -17,18 +17,26 @@ from pyspark.errors import StreamingQueryException
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
 from spark_mq.payload import MESSAGE_SCHEMA
+from spark_mq.spark import native
 
 
-def both(stream: Stream, frame: Any = None, **options: Any) -> list[tuple[list[Any], list[Any]]]:
+def by_spark_alone(rows: Any) -> bool:
+    """Whether no step of the plan asks a Python worker: neither for messages nor for what the ledger says of them."""
+    plan = rows._jdf.queryExecution().executedPlan().toString()
+    return "FileScan parquet" in plan and "Python" not in plan and "ExistingRDD" not in plan
+
+
+def both(stream: Stream, native: bool = True, **options: Any) -> list[tuple[list[Any], list[Any]]]:
     """The rows of each batch, by Python and by Spark, with all their columns."""
     seen: list[tuple[list[Any], list[Any]]] = []
 
     def process(batch: Any, lease: Any) -> None:
         mine = lease.read()
         assert mine.schema.simpleString() == batch.schema.simpleString()
+        assert by_spark_alone(mine) == native
         seen.append((batch.orderBy("sequence").collect(), mine.orderBy("sequence").collect()))
 
-    stream.run(stream.group.for_each_batch(process, on_error="raise", **options), frame=frame)
+    stream.run(stream.group.for_each_batch(process, on_error="raise", **options))
     return seen
 
 
@@ -138,9 +146,24 @@ def test_files_that_spark_would_tell_by_other_names_are_read_through_python(stre
     for at, name in enumerate(names):
         Path(queue.log.path, name).parent.mkdir(exist_ok=True)
         foreign(queue, name, numbered(6)[3 * at : 3 * at + 3])
-    ((through_python, by_spark),) = both(stream)
+    ((through_python, by_spark),) = both(stream, native=False)
     assert by_spark == through_python
     assert len(by_spark) == 3 * len(names)
+
+
+@pytest.mark.parametrize("limit", ["MOST_SLICES", "MOST_OF_A_FILE"])
+def test_a_lease_in_very_many_pieces_is_read_through_python(
+    stream: Stream, queue: Queue, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(numbered(20))
+    taken = stream.group.lease("other")
+    assert taken is not None
+    taken.nack([m.sequence for m in taken.messages[::2]])
+    taken.ack()
+    monkeypatch.setattr(native, limit, 9)
+    ((through_python, by_spark),) = both(stream, native=False)
+    assert by_spark == through_python
+    assert len(by_spark) == 10
 
 
 @pytest.mark.parametrize("damage", ["missing", "shorter"])
@@ -186,17 +209,3 @@ def test_a_flipped_bit_is_found_not_delivered(spark: Any, stream: Stream, queue:
         spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
     assert not seen
     assert stream.group.stats().acked == 0
-
-
-def test_none_of_it_goes_through_python(stream: Stream, queue: Queue) -> None:
-    """No step of the plan asks a Python worker: neither for messages nor for what the ledger says of them."""
-    queue.publish(numbered(3))
-    plans: list[str] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        plans.append(lease.read()._jdf.queryExecution().executedPlan().toString())
-
-    stream.settle_with(process)
-    assert "FileScan parquet" in plans[0]
-    assert "Python" not in plans[0]
-    assert "ExistingRDD" not in plans[0]
