@@ -92,7 +92,7 @@ def note(sides: dict[str, list[float] | Missing], name: str, value: float) -> No
 
 
 def in_order(sides: Sides) -> Sides:
-    return {name: sides[name] for name in (OURS, ALL_COLUMNS, DELTA, *BROKERS)}
+    return {name: sides[name] for name in (OURS, BATCH, ALL_COLUMNS, DELTA, *BROKERS)}
 
 
 def drain(opener: Opener, folder: Path, kind: str, count: int, batch: int) -> tuple[list[float], float, str]:
