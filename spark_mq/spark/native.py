@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as f
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from spark_mq.checks import EARLIEST, LATEST
 from spark_mq.damage import plain
@@ -32,14 +32,27 @@ if TYPE_CHECKING:
 __all__ = ["read_held"]
 
 _PAYLOAD: Final = StructType([field for field in READ_SCHEMA.fields if field.name in PAYLOAD_COLUMNS])
-_PLACE: Final = ("_file", "_low", "_high", "_before", "_committed_at")
-"""Of a slice: its file's name, its first row and the one after its last, what to add to a row's number, when it was committed."""
 _STATE: Final = [field for field in SEVERAL_SCHEMA.fields if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"]
-_SLICES: Final = StructType(
-    [StructField("_file", StringType()), *(StructField(name, LongType()) for name in _PLACE[1:])]
+_PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
+"""Of a slice: its first row and the one after its last, what to add to a row's number, and when it was committed (microseconds)."""
+_OF: Final = StructType(
     # Instants go over as microseconds: text would lose some, or its zone.
-    + [StructField(field.name, LongType() if isinstance(field.dataType, TimestampType) else field.dataType) for field in _STATE]
-)
+    [StructField(field.name, LongType() if isinstance(field.dataType, TimestampType) else field.dataType) for field in _STATE]
+).simpleString()
+"""What the ledger says of a range."""
+_SEQUENCE: Final = "_row + _place.before"
+_OWN: Final = {
+    "sequence": _SEQUENCE,
+    # What the publisher left null reads as DESIGN section 3 says.
+    "message_id": f"coalesce(message_id, CAST({_SEQUENCE} AS STRING))",
+    "published_at": "least(greatest(coalesce(published_at, timestamp_micros(_place.committed_at)), "
+    f"timestamp_micros({EARLIEST})), timestamp_micros({LATEST}))",
+} | {
+    field.name: f"timestamp_micros(_of.{field.name})" if isinstance(field.dataType, TimestampType) else f"_of.{field.name}"
+    for field in _STATE
+}
+"""The columns that are not as in the file."""
+FEW_FILES: Final = 32
 MOST_SLICES: Final = 10_000
 MOST_OF_A_FILE: Final = 100
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9._=-]+")
@@ -64,8 +77,7 @@ def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[
         if pieces:
             if not _fits(pieces):
                 return None
-            _check(group, [piece for piece, _ in pieces])
-            frames.append(_frame(spark, group, pieces, schema))
+            frames.append(_frame(spark, group, pieces).selectExpr(*(f"{_OWN.get(name, name)} AS {name}" for name in schema.names)))
     if not frames:
         return spark.createDataFrame([], schema)
     whole = frames[0]
@@ -86,10 +98,13 @@ def _fits(pieces: Sequence[tuple[Slice, Range]]) -> bool:
     return plain and len(pieces) <= MOST_SLICES and max(slices.values()) <= MOST_OF_A_FILE
 
 
-def _check(group: ConsumerGroup, pieces: Sequence[Slice]) -> None:
-    """Whether each file has the rows that its commit says: Spark would read fewer without a word."""
+def _check(group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]]) -> bool:
+    """Whether each file has the rows that its commit says: Spark would read fewer without a word. And whether these are all that it has."""
     files = group.queue.log.files
-    last = {piece.path: piece for piece in sorted(pieces, key=lambda piece: piece.offset)}
+    last = {piece.path: piece for piece, _ in sorted(pieces, key=lambda piece: piece[0].offset)}
+    whole = Counter[str]()
+    for piece, _ in pieces:
+        whole[piece.path] += piece.rows
     for piece in last.values():
         try:
             with files.open(piece.path) as raw:
@@ -98,48 +113,60 @@ def _check(group: ConsumerGroup, pieces: Sequence[Slice]) -> None:
                 raise pa.ArrowInvalid(f"it has {rows} rows, fewer than its commit says")
         except (OSError, pa.ArrowException) as error:
             raise unreadable(files, piece, error) from error
+        whole[piece.path] -= rows
+    return not any(whole.values())
 
 
-def _frame(spark: SparkSession, group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]], schema: StructType) -> DataFrame:
-    root = group.queue.log.path
+def _frame(spark: SparkSession, group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]]) -> DataFrame:
+    """The rows of the files that are in the pieces, with ``_place`` and ``_of``."""
+    whole = _check(group, pieces)
+    rows = _rows(spark, group.queue.log.path, pieces).selectExpr("*", "_metadata.file_name AS _file", "_metadata.row_index AS _row")
+    # What is told goes as literals, so that no value is pasted into SQL, and no Python worker is asked for it.
+    if len(pieces) <= FEW_FILES and len({piece.path for piece, _ in pieces}) == len(pieces) and len({of.first for _, of in pieces}) == 1:
+        # As of a lease of what was unread: constants but for the place. Without a join this is read as fast as a plain table.
+        places = _literal({_name(piece): _place(piece) for piece, _ in pieces}, f"map<string,{_PLACE}>")
+        mine = rows.select(
+            "*", f.element_at(places, f.col("_file")).alias("_place"), _literal(_told(group, pieces[0][1]), _OF).alias("_of")
+        )
+        return mine if whole else mine.where("_row >= _place.low AND _row < _place.high")
+    told = [{"_file": _name(piece), "_place": _place(piece), "_of": _told(group, of)} for piece, of in pieces]
+    slices = _literal(told, f"array<struct<_file:string,_place:{_PLACE},_of:{_OF}>>")
+    held = f.broadcast(spark.range(1, numPartitions=1).select(f.inline(slices)))
+    return rows.join(held, "_file").where("_row >= _place.low AND _row < _place.high")
+
+
+def _rows(spark: SparkSession, root: str, pieces: Sequence[tuple[Slice, Range]]) -> DataFrame:
     paths = sorted({f"{root}/{piece.path}" for piece, _ in pieces})
+    # No character of a path may stand for others.
+    paths = [re.sub(r"([\\{}\[\]*?,])", r"\\\1", path) for path in paths]
     try:
-        rows = spark.read.options(**_LOUD).schema(_PAYLOAD).parquet(*map(_literal, paths))
+        return spark.read.options(**_LOUD).schema(_PAYLOAD).parquet(*paths)
     except Exception as error:  # Spark's, or the JVM's
         raise StoreFailed(
             f"Spark cannot read {root}: {plain(error)}. lease.read() reads as Spark itself is configured (for s3:// its fs.s3.impl and "
             "fs.s3a.*), not by storageOptions.*: configure that, or use the batch instead",
             path=root, landed=False,
         ) from error  # fmt: skip
-    rows = rows.select("*", f.col("_metadata.file_name").alias("_file"), f.col("_metadata.row_index").alias("_row"))
-    # As one literal, so that no value is pasted into SQL and no Python worker is asked for them.
-    told = f.lit(json.dumps([_told(group, piece, of) for piece, of in pieces]))
-    slices = spark.range(1, numPartitions=1).select(f.inline(f.from_json(told, f"array<{_SLICES.simpleString()}>")))
-    mine = rows.join(f.broadcast(slices), "_file").where("_row >= _low AND _row < _high").withColumn("sequence", f.expr("_row + _before"))
-    return mine.select([_column(field) for field in schema.fields])
 
 
-def _told(group: ConsumerGroup, piece: Slice, of: Range) -> dict[str, Any]:
-    """A slice and what the ledger says of it. Fields of a range that are null are left out."""
-    place = (piece.path.rsplit("/", 1)[-1], piece.offset, piece.offset + piece.rows, piece.first - piece.offset, piece.committed_at)
+def _name(piece: Slice) -> str:
+    return piece.path.rsplit("/", 1)[-1]
+
+
+def _place(piece: Slice) -> dict[str, int]:
+    return {
+        "low": piece.offset,
+        "high": piece.offset + piece.rows,
+        "before": piece.first - piece.offset,
+        "committed_at": piece.committed_at,
+    }
+
+
+def _told(group: ConsumerGroup, of: Range) -> dict[str, Any]:
+    """What the ledger says of a range. What is null is left out."""
     state = of._asdict() | {"lease_expires_at": of.expires_at, "queue": group.queue.path}
-    wanted = {field.name: state[field.name] for field in _STATE}
-    return dict(zip(_PLACE, place, strict=True)) | {name: value for name, value in wanted.items() if value is not None}
+    return {field.name: state[field.name] for field in _STATE if state[field.name] is not None}
 
 
-def _column(field: StructField) -> Any:
-    """A column as the source gives it: what the publisher left null reads as DESIGN section 3 says."""
-    column = f.col(field.name)
-    if field.name == "message_id":
-        column = f.coalesce(column, f.col("sequence").cast("string"))
-    elif field.name == "published_at":
-        earliest, latest = (f.timestamp_micros(f.lit(at)) for at in (EARLIEST, LATEST))
-        column = f.least(f.greatest(f.coalesce(column, f.timestamp_micros(f.col("_committed_at"))), earliest), latest)
-    elif isinstance(field.dataType, TimestampType):
-        column = f.timestamp_micros(column)
-    return column.cast(field.dataType).alias(field.name)
-
-
-def _literal(path: str) -> str:
-    """A path in which no character stands for others."""
-    return re.sub(r"([\\{}\[\]*?,])", r"\\\1", path)
+def _literal(value: Any, kind: str) -> Any:
+    return f.from_json(f.lit(json.dumps(value)), kind)

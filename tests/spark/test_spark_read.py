@@ -156,7 +156,7 @@ def test_a_lease_in_very_many_pieces_is_read_through_python(
     stream: Stream, queue: Queue, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish(numbered(20))
-    taken = stream.group.lease("other")
+    taken = stream.group.lease("other", max_messages=20)
     assert taken is not None
     taken.nack([m.sequence for m in taken.messages[::2]])
     taken.ack()
