@@ -27,7 +27,7 @@ from spark_mq.ranges import Range
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["read_held"]
 
@@ -120,19 +120,19 @@ def _check(group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]]) -> bool:
 def _frame(spark: SparkSession, group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]]) -> DataFrame:
     """The rows of the files that are in the pieces, with ``_place`` and ``_of``."""
     whole = _check(group, pieces)
-    rows = _rows(spark, group.queue.log.path, pieces).selectExpr("*", "_metadata.file_name AS _file", "_metadata.row_index AS _row")
+    rows = _rows(spark, group.queue.log.path, pieces)
+    file, row = f.col("_metadata.file_name"), f.col("_metadata.row_index").alias("_row")
     # What is told goes as literals, so that no value is pasted into SQL, and no Python worker is asked for it.
     if len(pieces) <= FEW_FILES and len({piece.path for piece, _ in pieces}) == len(pieces) and len({of.first for _, of in pieces}) == 1:
         # As of a lease of what was unread: constants but for the place. Without a join this is read as fast as a plain table.
         places = _literal({_name(piece): _place(piece) for piece, _ in pieces}, f"map<string,{_PLACE}>")
-        mine = rows.select(
-            "*", f.element_at(places, f.col("_file")).alias("_place"), _literal(_told(group, pieces[0][1]), _OF).alias("_of")
-        )
+        of = _literal(_told(group, pieces[0][1]), _OF)
+        mine = rows.select("*", row, f.element_at(places, file).alias("_place"), of.alias("_of"))
         return mine if whole else mine.where("_row >= _place.low AND _row < _place.high")
     told = [{"_file": _name(piece), "_place": _place(piece), "_of": _told(group, of)} for piece, of in pieces]
     slices = _literal(told, f"array<struct<_file:string,_place:{_PLACE},_of:{_OF}>>")
     held = f.broadcast(spark.range(1, numPartitions=1).select(f.inline(slices)))
-    return rows.join(held, "_file").where("_row >= _place.low AND _row < _place.high")
+    return rows.select("*", row, file.alias("_file")).join(held, "_file").where("_row >= _place.low AND _row < _place.high")
 
 
 def _rows(spark: SparkSession, root: str, pieces: Sequence[tuple[Slice, Range]]) -> DataFrame:
@@ -168,5 +168,5 @@ def _told(group: ConsumerGroup, of: Range) -> dict[str, Any]:
     return {field.name: state[field.name] for field in _STATE if state[field.name] is not None}
 
 
-def _literal(value: Any, kind: str) -> Any:
+def _literal(value: Any, kind: str) -> Column:
     return f.from_json(f.lit(json.dumps(value)), kind)
