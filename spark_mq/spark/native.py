@@ -53,9 +53,11 @@ _OWN: Final = {
 }
 """The columns that are not as in the file."""
 FEW_FILES: Final = 32
+"""Whose places are looked up row by row in a constant; more of them are joined."""
 MOST_SLICES: Final = 10_000
 MOST_OF_A_FILE: Final = 100
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9._=-]+")
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
+"""Names that Spark tells as they are, and does not leave out of a listing as hidden."""
 _LOUD: Final = {
     # Whatever the session says: a file that is skipped would be acked unread, and a flipped bit be delivered.
     "ignoreMissingFiles": "false",
@@ -87,15 +89,15 @@ def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[
 
 
 def _fits(pieces: Sequence[tuple[Slice, Range]]) -> bool:
-    """Whether Spark can find the slices again, and sooner than Python reads them.
+    """Whether Spark finds the slices again, and sooner than Python reads them.
 
-    Their files must have names that Spark tells as they are, no two the same: one that it told otherwise would lose messages. And each row
-    of a file is compared with all of its slices.
+    No two files may have the same name, nor one that Spark tells otherwise or hides: its messages would be lost. And each row of a file is
+    compared with all of its slices.
     """
     slices = Counter(piece.path for piece, _ in pieces)
     names = {path.rsplit("/", 1)[-1] for path in slices}
-    plain = len(names) == len(slices) and all(_PLAIN_NAME.fullmatch(name) for name in names)
-    return plain and len(pieces) <= MOST_SLICES and max(slices.values()) <= MOST_OF_A_FILE
+    found = len(names) == len(slices) and all(_PLAIN_NAME.fullmatch(name) for name in names)
+    return found and len(pieces) <= MOST_SLICES and max(slices.values()) <= MOST_OF_A_FILE
 
 
 def _check(group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]]) -> bool:

@@ -50,7 +50,7 @@ def foreign(queue: Queue, name: str, texts: list[str]) -> None:
 
 def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> None:
     """Of our own files and of foreign ones, of whole files and of scattered messages; at a path that a glob would take for others."""
-    queue = make_queue(tmp_path / "a {queue}, of all? éè*", visibility_timeout="1h")
+    queue = make_queue(tmp_path / ".a" / "_b {queue}, of all? éè*", visibility_timeout="1h")
     queue.publish([Message(b"\x00\xff", key="k", headers={"a": "b", "n": ""}, message_id="m-1"), Message("plain")])
     queue.publish([Message(f"n{i}", key=str(i)) for i in range(300)])
     foreign(queue, "part-1.parquet", ["x", "", "z"])
@@ -140,7 +140,9 @@ def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_p
     assert {row.queue for rows, _ in seen for row in rows} == {queue.path for queue in queues}
 
 
-@pytest.mark.parametrize("names", [["a b.parquet"], ["ü.parquet"], ["50%20.parquet"], ["x/part.parquet", "y/part.parquet"]])
+@pytest.mark.parametrize(
+    "names", [["a b.parquet"], ["ü.parquet"], ["50%20.parquet"], ["_a"], [".a"], ["a._COPYING_"], ["x/a.parquet", "y/a.parquet"]]
+)
 def test_files_that_spark_would_tell_by_other_names_are_read_through_python(stream: Stream, queue: Queue, names: list[str]) -> None:
     """A name that is not found again would be messages lost."""
     for at, name in enumerate(names):
