@@ -26,6 +26,7 @@ from peers.values import values
 BATCH = "spark_mq, through Python"
 ALL_COLUMNS = "spark_mq, through Python, all columns"
 DELTA = "plain Delta stream, no leases"
+SIDES = (OURS, BATCH, ALL_COLUMNS, DELTA, *BROKERS)
 STEADY, TOTAL = "steady state", "with start-up"
 GOALS = {
     STEADY: {DELTA: ">= 1.5x", POSTGRES: "10x", PGMQ: "10x", VALKEY: "3x"},
@@ -44,8 +45,7 @@ def what(kind: str, which: str) -> str:
 
 
 def figures(sizes: Sizes) -> set[str]:
-    sides = (OURS, BATCH, ALL_COLUMNS, DELTA, *BROKERS)
-    return {f"{what(kind, which)}: {name}" for kind in sizes.kinds for which in (STEADY, TOTAL) for name in sides}
+    return {f"{what(kind, which)}: {name}" for kind in sizes.kinds for which in (STEADY, TOTAL) for name in SIDES}
 
 
 def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
@@ -92,7 +92,7 @@ def note(sides: dict[str, list[float] | Missing], name: str, value: float) -> No
 
 
 def in_order(sides: Sides) -> Sides:
-    return {name: sides[name] for name in (OURS, BATCH, ALL_COLUMNS, DELTA, *BROKERS)}
+    return {name: sides[name] for name in SIDES}
 
 
 def drain(opener: Opener, folder: Path, kind: str, count: int, batch: int) -> tuple[list[float], float, str]:

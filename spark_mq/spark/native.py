@@ -95,7 +95,7 @@ def _fits(pieces: Sequence[tuple[Slice, Range]]) -> bool:
     compared with all of its slices.
     """
     slices = Counter(piece.path for piece, _ in pieces)
-    names = {path.rsplit("/", 1)[-1] for path in slices}
+    names = {_name(path) for path in slices}
     found = len(names) == len(slices) and all(_PLAIN_NAME.fullmatch(name) for name in names)
     return found and len(pieces) <= MOST_SLICES and max(slices.values()) <= MOST_OF_A_FILE
 
@@ -127,11 +127,11 @@ def _frame(spark: SparkSession, group: ConsumerGroup, pieces: Sequence[tuple[Sli
     # What is told goes as literals, so that no value is pasted into SQL, and no Python worker is asked for it.
     if len(pieces) <= FEW_FILES and len({piece.path for piece, _ in pieces}) == len(pieces) and len({of.first for _, of in pieces}) == 1:
         # As of a lease of what was unread: constants but for the place. Without a join this is read as fast as a plain table.
-        places = _literal({_name(piece): _place(piece) for piece, _ in pieces}, f"map<string,{_PLACE}>")
+        places = _literal({_name(piece.path): _place(piece) for piece, _ in pieces}, f"map<string,{_PLACE}>")
         of = _literal(_told(group, pieces[0][1]), _OF)
         mine = rows.select("*", row, f.element_at(places, file).alias("_place"), of.alias("_of"))
         return mine if whole else mine.where("_row >= _place.low AND _row < _place.high")
-    told = [{"_file": _name(piece), "_place": _place(piece), "_of": _told(group, of)} for piece, of in pieces]
+    told = [{"_file": _name(piece.path), "_place": _place(piece), "_of": _told(group, of)} for piece, of in pieces]
     slices = _literal(told, f"array<struct<_file:string,_place:{_PLACE},_of:{_OF}>>")
     held = f.broadcast(spark.range(1, numPartitions=1).select(f.inline(slices)))
     return rows.select("*", row, file.alias("_file")).join(held, "_file").where("_row >= _place.low AND _row < _place.high")
@@ -151,8 +151,8 @@ def _rows(spark: SparkSession, root: str, pieces: Sequence[tuple[Slice, Range]])
         ) from error  # fmt: skip
 
 
-def _name(piece: Slice) -> str:
-    return piece.path.rsplit("/", 1)[-1]
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
 
 
 def _place(piece: Slice) -> dict[str, int]:

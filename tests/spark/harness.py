@@ -7,7 +7,8 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ class Stream:
     def settle_with(self, process: Callable[[Any, Any], Any], *, on_error: str = "raise", frame: Any = None) -> Any:
         """Drains with for_each_batch."""
         return self.run(self.group.for_each_batch(process, on_error=on_error), frame=frame)
+
+
+@contextmanager
+def configured(spark: Any, name: str, value: str) -> Iterator[None]:
+    """A setting of the session, for as long as the block runs."""
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.unset(name)
 
 
 def start(writer: Any, checkpoint: Path, *, available_now: bool = True) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Stream, make_queue, until, values
+from harness import Stream, configured, make_queue, until, values
 
 from spark_mq import Queue, errors
 from spark_mq.sweep import sweep
@@ -18,15 +16,6 @@ from spark_mq.sweep import sweep
 def append(spark: Any, queue: Queue, *texts: str) -> None:
     rows = [(bytearray(text.encode()), None) for text in texts]
     spark.createDataFrame(rows, "value BINARY, lane INT").coalesce(1).write.format("delta").mode("append").save(queue.log.path)
-
-
-@contextmanager
-def configured(spark: Any, name: str, value: str) -> Iterator[None]:
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.unset(name)
 
 
 def take(queue: Queue, count: int = 100, group: str = "g") -> Any:

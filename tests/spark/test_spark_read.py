@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake.transaction import AddAction
-from harness import Stream, finish, make_queue, numbered, start, values
+from harness import Stream, configured, finish, make_queue, numbered, start, values
 from pyspark.errors import StreamingQueryException
 
 from spark_mq import Message, Queue
@@ -26,14 +26,14 @@ def by_spark_alone(rows: Any) -> bool:
     return "FileScan parquet" in plan and "Python" not in plan and "ExistingRDD" not in plan
 
 
-def both(stream: Stream, native: bool = True, **options: Any) -> list[tuple[list[Any], list[Any]]]:
+def both(stream: Stream, by_spark: bool = True, **options: Any) -> list[tuple[list[Any], list[Any]]]:
     """The rows of each batch, by Python and by Spark, with all their columns."""
     seen: list[tuple[list[Any], list[Any]]] = []
 
     def process(batch: Any, lease: Any) -> None:
         mine = lease.read()
         assert mine.schema.simpleString() == batch.schema.simpleString()
-        assert by_spark_alone(mine) == native
+        assert by_spark_alone(mine) == by_spark
         seen.append((batch.orderBy("sequence").collect(), mine.orderBy("sequence").collect()))
 
     stream.run(stream.group.for_each_batch(process, on_error="raise", **options))
@@ -148,7 +148,7 @@ def test_files_that_spark_would_tell_by_other_names_are_read_through_python(stre
     for at, name in enumerate(names):
         Path(queue.log.path, name).parent.mkdir(exist_ok=True)
         foreign(queue, name, numbered(6)[3 * at : 3 * at + 3])
-    ((through_python, by_spark),) = both(stream, native=False)
+    ((through_python, by_spark),) = both(stream, by_spark=False)
     assert by_spark == through_python
     assert len(by_spark) == 3 * len(names)
 
@@ -163,7 +163,7 @@ def test_a_lease_in_very_many_pieces_is_read_through_python(
     taken.nack([m.sequence for m in taken.messages[::2]])
     taken.ack()
     monkeypatch.setattr(native, limit, 9)
-    ((through_python, by_spark),) = both(stream, native=False)
+    ((through_python, by_spark),) = both(stream, by_spark=False)
     assert by_spark == through_python
     assert len(by_spark) == 10
 
@@ -186,11 +186,8 @@ def test_a_file_that_is_not_as_its_commit_says_is_an_error_whatever_the_session_
         except CorruptLog as error:
             errors.append(error)
 
-    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
-    try:
+    with configured(spark, "spark.sql.files.ignoreMissingFiles", "true"):
         stream.settle_with(process)
-    finally:
-        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
     assert ("is missing" if damage == "missing" else "fewer than its commit says") in str(errors[0])
 
 
@@ -203,11 +200,7 @@ def test_a_flipped_bit_is_found_not_delivered(spark: Any, stream: Stream, queue:
         path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
         seen.extend(values(lease.read()))
 
-    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
-    try:
-        with pytest.raises(StreamingQueryException):
-            stream.settle_with(process)
-    finally:
-        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    with configured(spark, "spark.sql.files.ignoreCorruptFiles", "true"), pytest.raises(StreamingQueryException):
+        stream.settle_with(process)
     assert not seen
     assert stream.group.stats().acked == 0
