@@ -28,7 +28,7 @@ def in_hand(group: ConsumerGroup, lease_id: str) -> str:
         ledger, attempts = group.found(stored), group.rules(stored).max_delivery_attempts
     except Exception as error:  # the failure that this is about is to be told whatever happens
         return f"messages that cannot be told for now ({error})"
-    held = ledger.select(ledger.where(ledger.held_by(lease_id)))
+    held = ledger.held(lease_id)
     if not held:
         return "no message left in its lease"
     counts = sorted({r.delivery_count for r in held})

@@ -30,6 +30,7 @@ __all__ = [
     "column_as",
     "is_timed",
     "read_times",
+    "too_few",
     "unreadable",
     "why_unreadable",
     "write_file",
@@ -144,6 +145,11 @@ def why_unreadable(files: delta.Files, path: str, error: Exception) -> str:
     except FileNotFoundError:
         return f"data file {path} is missing"
     return f"data file {path} is not readable: {plain(error)}"
+
+
+def too_few(rows: int) -> pa.ArrowInvalid:
+    """The error for a file of so many rows where there should be more."""
+    return pa.ArrowInvalid(f"it has {rows} rows, fewer than its commit says")
 
 
 def unreadable(files: delta.Files, piece: Slice, error: Exception) -> SparkMQError:

@@ -234,6 +234,10 @@ class Ledger:
         """A mask of what a lease holds: leased, or expired and not leased again."""
         return pc.and_(self.is_state(LEASED, WAITING), pc.equal(self.ranges["lease_id"], lease_id))
 
+    def held(self, lease_id: str) -> list[Range]:
+        """The ranges that a lease holds."""
+        return self.select(self.where(self.held_by(lease_id)))
+
     def overlapping(self, first: int, last: int) -> range:
         """The rows of the ranges that share a sequence with ``first..last``, or span a gap in it; none where `last` is before `first`."""
         if last < first:

@@ -125,7 +125,7 @@ def _named(
     found: list[_Part] = []
     seen = pa.array([], pa.string())
     for lease_id, _, lease in parts:
-        held = ledger.select(ledger.where(ledger.held_by(lease_id)))
+        held = ledger.held(lease_id)
         sequences_of: list[int] = []
         for piece, rows in log.read((s for r in held for s in log.index(r.last).slices(r.first, r.last)), ["message_id"]):
             hits = pc.is_in(rows["message_id"], value_set=wanted)

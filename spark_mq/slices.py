@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from spark_mq import delta
 from spark_mq.index import Slice
 from spark_mq.pages import PagedFile
-from spark_mq.payload import FILE_SCHEMA, column_as, unreadable
+from spark_mq.payload import FILE_SCHEMA, column_as, too_few, unreadable
 
 __all__ = ["SliceReader", "sequences_of", "spread"]
 
@@ -73,7 +73,7 @@ class SliceReader:
         parts = [self._typed(group, [(first, end) for _, first, end in those]) for group, those in groupby(spans, key=itemgetter(0))]
         table = pa.concat_tables(parts) if parts else self._file.schema_arrow.empty_table()
         if table.num_rows != sum(piece.rows for piece in pieces):
-            raise pa.ArrowInvalid(f"it has {self._file.metadata.num_rows} rows, fewer than its commit says")
+            raise too_few(self._file.metadata.num_rows)
         sequences, at = sequences_of(pieces), pieces[0].committed_at
         return pa.table([column_as(table, f, sequences, at) for f in self._schema], schema=self._schema)
 

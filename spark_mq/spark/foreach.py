@@ -124,8 +124,7 @@ class BatchLease:
 
     def _held(self) -> list[list[Range]]:
         """What each of the leases holds now."""
-        ledgers = [self._owners.of(lease_id).ledger() for lease_id in self.lease_ids]
-        return [ledger.select(ledger.where(ledger.held_by(i))) for i, ledger in zip(self.lease_ids, ledgers, strict=True)]
+        return [self._owners.of(lease_id).ledger().held(lease_id) for lease_id in self.lease_ids]
 
     def _ack_first(self) -> None:
         """Acks before anything is done. Raises LeaseLost, and hands nothing over, if others may have some of it by now."""

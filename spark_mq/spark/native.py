@@ -8,50 +8,44 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as f
-from pyspark.sql.types import LongType, StructField, StructType, TimestampType
+from pyspark.sql.types import DataType, StructType, TimestampType
 
 from spark_mq.checks import EARLIEST, LATEST
 from spark_mq.damage import plain
 from spark_mq.errors import StoreFailed
 from spark_mq.group import ConsumerGroup
 from spark_mq.index import Slice
-from spark_mq.payload import unreadable
+from spark_mq.payload import too_few, unreadable
 from spark_mq.ranges import Range
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["read_held"]
+
+
+def _told_as(kind: DataType) -> str:
+    """Instants go over as microseconds: text would lose some, or its zone."""
+    return "bigint" if isinstance(kind, TimestampType) else kind.simpleString()
+
 
 _PAYLOAD: Final = StructType([field for field in READ_SCHEMA.fields if field.name in PAYLOAD_COLUMNS])
 _STATE: Final = [field for field in SEVERAL_SCHEMA.fields if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"]
 _PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
 """Of a slice: its first row and the one after its last, what to add to a row's number, and when it was committed (microseconds)."""
-_OF: Final = StructType(
-    # Instants go over as microseconds: text would lose some, or its zone.
-    [StructField(field.name, LongType() if isinstance(field.dataType, TimestampType) else field.dataType) for field in _STATE]
-).simpleString()
+_OF: Final = "struct<" + ",".join(f"{field.name}:{_told_as(field.dataType)}" for field in _STATE) + ">"
 """What the ledger says of a range."""
-_SEQUENCE: Final = "_row + _place.before"
-_OWN: Final = {
-    "sequence": _SEQUENCE,
-    # What the publisher left null reads as DESIGN section 3 says.
-    "message_id": f"coalesce(message_id, CAST({_SEQUENCE} AS STRING))",
-    "published_at": "least(greatest(coalesce(published_at, timestamp_micros(_place.committed_at)), "
-    f"timestamp_micros({EARLIEST})), timestamp_micros({LATEST}))",
-} | {
-    field.name: f"timestamp_micros(_of.{field.name})" if isinstance(field.dataType, TimestampType) else f"_of.{field.name}"
-    for field in _STATE
-}
-"""The columns that are not as in the file."""
+_Files = Mapping[str, Sequence[tuple[Slice, Range]]]
+"""What is wanted of each file, by its path."""
+_Place = Mapping[str, int]
+_Told = Mapping[str, Any]
 FEW_FILES: Final = 32
 """Whose places are looked up row by row in a constant; more of them are joined."""
 MOST_SLICES: Final = 10_000
@@ -74,12 +68,11 @@ def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     frames = []
     for group, ranges in held:
-        index = group.queue.log.index()
-        pieces = [(piece, of) for of in ranges for piece in index.slices(of.first, of.last)]
-        if pieces:
-            if not _fits(pieces):
-                return None
-            frames.append(_frame(spark, group, pieces).selectExpr(*(f"{_OWN.get(name, name)} AS {name}" for name in schema.names)))
+        files = _by_file(group, ranges)
+        if not _fits(files):
+            return None
+        if files:
+            frames.append(_frame(spark, group, files, schema.names))
     if not frames:
         return spark.createDataFrame([], schema)
     whole = frames[0]
@@ -88,59 +81,95 @@ def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[
     return whole
 
 
-def _fits(pieces: Sequence[tuple[Slice, Range]]) -> bool:
+def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> _Files:
+    index = group.queue.log.index()
+    files: dict[str, list[tuple[Slice, Range]]] = {}
+    for of in ranges:
+        for piece in index.slices(of.first, of.last):
+            files.setdefault(piece.path, []).append((piece, of))
+    return files
+
+
+def _fits(files: _Files) -> bool:
     """Whether Spark finds the slices again, and sooner than Python reads them.
 
     No two files may have the same name, nor one that Spark tells otherwise or hides: its messages would be lost. And each row of a file is
     compared with all of its slices.
     """
-    slices = Counter(piece.path for piece, _ in pieces)
-    names = {_name(path) for path in slices}
-    found = len(names) == len(slices) and all(_PLAIN_NAME.fullmatch(name) for name in names)
-    return found and len(pieces) <= MOST_SLICES and max(slices.values()) <= MOST_OF_A_FILE
+    names, slices = {_name(path) for path in files}, [len(pieces) for pieces in files.values()]
+    found = len(names) == len(files) and all(_PLAIN_NAME.fullmatch(name) for name in names)
+    return found and sum(slices) <= MOST_SLICES and max(slices, default=0) <= MOST_OF_A_FILE
 
 
-def _check(group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]]) -> bool:
-    """Whether each file has the rows that its commit says: Spark would read fewer without a word. And whether these are all that it has."""
-    files = group.queue.log.files
-    last = {piece.path: piece for piece, _ in sorted(pieces, key=lambda piece: piece[0].offset)}
-    whole = Counter[str]()
-    for piece, _ in pieces:
-        whole[piece.path] += piece.rows
-    for piece in last.values():
+def _check(group: ConsumerGroup, files: _Files) -> bool:
+    """Whether each file has the rows that its commit says: Spark would read fewer without a word. And whether all of them are wanted."""
+    whole, store = True, group.queue.log.files
+    for path, pieces in files.items():
+        last = max((piece for piece, _ in pieces), key=lambda piece: piece.offset)
         try:
-            with files.open(piece.path) as raw:
+            with store.open(path) as raw:
                 rows = pq.ParquetFile(raw).metadata.num_rows
-            if rows < piece.offset + piece.rows:
-                raise pa.ArrowInvalid(f"it has {rows} rows, fewer than its commit says")
+            if rows < last.offset + last.rows:
+                raise too_few(rows)
         except (OSError, pa.ArrowException) as error:
-            raise unreadable(files, piece, error) from error
-        whole[piece.path] -= rows
-    return not any(whole.values())
+            raise unreadable(store, last, error) from error
+        whole = whole and rows == sum(piece.rows for piece, _ in pieces)
+    return whole
 
 
-def _frame(spark: SparkSession, group: ConsumerGroup, pieces: Sequence[tuple[Slice, Range]]) -> DataFrame:
-    """The rows of the files that are in the pieces, with ``_place`` and ``_of``."""
-    whole = _check(group, pieces)
-    rows = _rows(spark, group.queue.log.path, pieces)
-    file, row = f.col("_metadata.file_name"), f.col("_metadata.row_index").alias("_row")
-    # What is told goes as literals, so that no value is pasted into SQL, and no Python worker is asked for it.
-    if len(pieces) <= FEW_FILES and len({piece.path for piece, _ in pieces}) == len(pieces) and len({of.first for _, of in pieces}) == 1:
-        # As of a lease of what was unread: constants but for the place. Without a join this is read as fast as a plain table.
-        places = _literal({_name(piece.path): _place(piece) for piece, _ in pieces}, f"map<string,{_PLACE}>")
-        of = _literal(_told(group, pieces[0][1]), _OF)
-        mine = rows.select("*", row, f.element_at(places, file).alias("_place"), of.alias("_of"))
-        return mine if whole else mine.where("_row >= _place.low AND _row < _place.high")
-    told = [{"_file": _name(piece.path), "_place": _place(piece), "_of": _told(group, of)} for piece, of in pieces]
-    slices = _literal(told, f"array<struct<_file:string,_place:{_PLACE},_of:{_OF}>>")
-    held = f.broadcast(spark.range(1, numPartitions=1).select(f.inline(slices)))
-    return rows.select("*", row, file.alias("_file")).join(held, "_file").where("_row >= _place.low AND _row < _place.high")
+def _frame(spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]) -> DataFrame:
+    """The wanted rows of the files, with columns of these names."""
+    whole = _check(group, files)
+    rows = _rows(spark, group.queue.log.path, files)
+    ranges = {of for pieces in files.values() for _, of in pieces}
+    if len(files) <= FEW_FILES and len(ranges) == 1 and all(len(pieces) == 1 for pieces in files.values()):
+        (of,) = ranges
+        places = {_name(path): _place(piece) for path, ((piece, _),) in files.items()}
+        return _by_constants(rows, places, whole, _told(group, of), names)
+    each = [
+        {"_file": _name(path), "_place": _place(piece), "_of": _told(group, of)} for path, pieces in files.items() for piece, of in pieces
+    ]
+    return _by_join(rows, each, names)
 
 
-def _rows(spark: SparkSession, root: str, pieces: Sequence[tuple[Slice, Range]]) -> DataFrame:
-    paths = sorted({f"{root}/{piece.path}" for piece, _ in pieces})
+def _by_constants(rows: DataFrame, places: Mapping[str, _Place], whole: bool, told: _Told, names: Sequence[str]) -> DataFrame:
+    """As of a lease of what was unread: one range, of which each file has one slice.
+
+    Without a join this is read as fast as a plain table, and in one step, since Spark takes some 10 ms to look at each.
+    """
+    row = "_metadata.row_index"
+    if not whole:
+        rows = rows.where(f"{row} >= {_by_name(places, 'low')} AND {row} < {_by_name(places, 'high')}")
+    of = {field.name: _literal(told.get(field.name), field.dataType) for field in _STATE}
+    return rows.selectExpr(*_columns(names, row, _by_name(places, "before"), _by_name(places, "committed_at"), of))
+
+
+def _by_join(rows: DataFrame, slices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> DataFrame:
+    """Of any slices, each with its ``_file``, ``_place`` and ``_of``."""
+    held = f"inline(from_json({_text(json.dumps(slices))}, 'array<struct<_file:string,_place:{_PLACE},_of:{_OF}>>'))"
+    told = rows.sparkSession.range(1, numPartitions=1).selectExpr(held)
+    mine = rows.selectExpr("*", "_metadata.row_index AS _row", "_metadata.file_name AS _file").join(f.broadcast(told), "_file")
+    of = {field.name: _instant(f"_of.{field.name}", field.dataType) for field in _STATE}
+    return mine.where("_row >= _place.low AND _row < _place.high").selectExpr(
+        *_columns(names, "_row", "_place.before", "_place.committed_at", of)
+    )
+
+
+def _columns(names: Sequence[str], row: str, before: str, committed_at: str, of: Mapping[str, str]) -> list[str]:
+    """The columns as SQL. What the publisher left null reads as DESIGN section 3 says."""
+    published = f"greatest(coalesce(published_at, timestamp_micros({committed_at})), timestamp_micros({EARLIEST}L))"
+    own = {
+        "sequence": f"{row} + {before}",
+        "message_id": f"coalesce(message_id, CAST({row} + {before} AS STRING))",
+        "published_at": f"least({published}, timestamp_micros({LATEST}L))",
+        **of,
+    }
+    return [f"{own.get(name, name)} AS {name}" for name in names]
+
+
+def _rows(spark: SparkSession, root: str, files: _Files) -> DataFrame:
     # No character of a path may stand for others.
-    paths = [re.sub(r"([\\{}\[\]*?,])", r"\\\1", path) for path in paths]
+    paths = [re.sub(r"([\\{}\[\]*?,])", r"\\\1", f"{root}/{path}") for path in sorted(files)]
     try:
         return spark.read.options(**_LOUD).schema(_PAYLOAD).parquet(*paths)
     except Exception as error:  # Spark's, or the JVM's
@@ -155,7 +184,7 @@ def _name(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 
-def _place(piece: Slice) -> dict[str, int]:
+def _place(piece: Slice) -> _Place:
     return {
         "low": piece.offset,
         "high": piece.offset + piece.rows,
@@ -164,11 +193,30 @@ def _place(piece: Slice) -> dict[str, int]:
     }
 
 
-def _told(group: ConsumerGroup, of: Range) -> dict[str, Any]:
+def _told(group: ConsumerGroup, of: Range) -> _Told:
     """What the ledger says of a range. What is null is left out."""
     state = of._asdict() | {"lease_expires_at": of.expires_at, "queue": group.queue.path}
     return {field.name: state[field.name] for field in _STATE if state[field.name] is not None}
 
 
-def _literal(value: Any, kind: str) -> Column:
-    return f.from_json(f.lit(json.dumps(value)), kind)
+def _text(value: str) -> str:
+    """A text as SQL, in which none of its characters stands, only the hexadecimal digits of its bytes."""
+    return f"CAST(X'{value.encode().hex()}' AS STRING)"
+
+
+def _literal(value: str | int | None, kind: DataType) -> str:
+    """A value as SQL."""
+    if isinstance(value, str):
+        return _text(value)
+    return f"CAST(NULL AS {kind.simpleString()})" if value is None else _instant(f"CAST({value:d} AS {_told_as(kind)})", kind)
+
+
+def _instant(number: str, kind: DataType) -> str:
+    return f"timestamp_micros({number})" if isinstance(kind, TimestampType) else number
+
+
+def _by_name(places: Mapping[str, _Place], what: str) -> str:
+    """What is told of the place of a row's file. The names are plain, so they may stand in SQL."""
+    if len({place[what] for place in places.values()}) == 1:
+        return f"{next(iter(places.values()))[what]}L"
+    return f"element_at(map({', '.join(f'{name!r}, {place[what]}L' for name, place in places.items())}), _metadata.file_name)"
