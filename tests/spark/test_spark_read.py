@@ -70,6 +70,18 @@ def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> N
     assert stream.group.stats().acked == 305
 
 
+@pytest.mark.parametrize("size", [20, 15])
+def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(stream: Stream, queue: Queue, size: int) -> None:
+    """Of whole files, and of one that two leases share."""
+    for _ in range(4):
+        queue.publish(numbered(10))
+    stream.options["maxMessagesPerTrigger"] = str(size)
+    batches = both(stream)
+    assert [len(by_spark) for _, by_spark in batches] == [size] * (40 // size) + [40 % size] * (40 % size > 0)
+    for through_python, by_spark in batches:
+        assert by_spark == through_python
+
+
 def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(10))
     seen: list[list[str]] = []
