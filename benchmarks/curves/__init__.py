@@ -33,7 +33,7 @@ CURVES: dict[str, Callable[[], Curve]] = {
     "deep": _of("deep", "deep"),
     "log": _of("backlog", "backlog"),
     "fragments": _of("fragments", "fragments"),
-    "memory": _of("memory", "memory"),
     "latency": _of("latency", "latency"),
     "s3": _of("s3", "s3"),
+    "memory": _of("memory", "memory"),
 }

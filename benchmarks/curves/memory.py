@@ -1,7 +1,7 @@
-"""Memory: of a driver and its planner over ten minutes of ten leases a second, made faster; of a task, over a slice of a gigabyte.
+"""Memory: of a driver and its planner over an hour of ten leases a second, made faster; of a task, over a slice of a gigabyte.
 
-Each is measured in a process of its own. The driver's runs the hooks of the streaming source (look, lease and ack, plan), and beside them
-a worker of the Python API; their clock is moved by a tenth of a second each time.
+Each is measured in a process of its own. The driver's runs the hooks of the streaming source (look, lease and ack, plan), in turn with
+a worker of the Python API, which makes half of the leases; their clock is moved by a tenth of a second for each lease.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from spark_mq import Queue
 from spark_mq.testing import ManualClock
 
 SIZE = 10
+EACH = 18_000
+"""Leases of the driver, and as many of the worker: an hour of ten a second."""
 WARMUP = 100
 PLACES = 10
 
 
 def leases_of(path: str, leases: int) -> dict[str, Any]:
-    """In a new process: what is resident, in MB, after each tenth of the leases."""
+    """In a new process, so many leases of each: what is resident, in MB, after each tenth of them."""
     from spark_mq.stream import StreamOptions, StreamSource
 
     clock = ManualClock()
@@ -46,10 +48,10 @@ def leases_of(path: str, leases: int) -> dict[str, Any]:
         assert len(lease.messages) == SIZE
         lease.ack()
         at = end
-        clock.advance(0.1)
+        clock.advance(0.2)
         done = number + 1 - WARMUP
         if done >= 0 and done % (leases // PLACES) == 0:
-            seen.append((done, memory_mb()))
+            seen.append((2 * done, memory_mb()))
     source.stop()
     return {"seen": seen}
 
@@ -84,14 +86,14 @@ def memory(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | 
     """Over time, and over slices in small and in big row groups. A sweep runs beside. Rounds do not count here."""
     from curves.deep import publish
 
-    leases = 300 if short else 6_000
+    leases = 300 if short else EACH
     queue = Queue.create(folder / "memory", visibility_timeout="10m")
     fill(queue, (leases + WARMUP + 10) * SIZE)
     with sweeper(queue.path):
         seen = in_a_process("leases", queue.path, leases)["seen"]
     for done, resident in seen:
         yield Point("memory", done, {"driver and worker": resident})
-    what = f"memory of a driver and a worker, {leases:,} leases each"
+    what = f"memory of a driver and a worker, {2 * leases:,} leases"
     start, middle, end = seen[0][1], seen[len(seen) // 2][1], seen[-1][1]
     yield Result(f"{what}: at the start", start, "MB")
     yield Result(f"{what}: in the middle", middle, "MB", f"{middle / start:.2f}x of the start")
