@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,7 +33,11 @@ PUBLISH_COLUMNS: Final = ("message_id", "key", "value", "headers", "published_at
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in ("message_id", "key", "value", "headers", *TIMES)])
-_VARIANT: Final = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+_IDS: Final = 1_000_000
+"""Whose text one array of Arrow's holds with ease."""
+_VERSION: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
+_VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
+"""Of RFC 9562, section 5.4: what becomes of octets 6 and 8."""
 DELIVERY_SCHEMA: Final = pa.schema(
     [
         pa.field("sequence", pa.int64()),
@@ -120,7 +125,7 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
     if table["value"].null_count:
         raise InvalidSchema(f"{table['value'].null_count} values are null: a message needs a value, if an empty one", column="value")
     if "message_id" not in table.schema.names or table["message_id"].null_count:
-        ids = pa.array(random_ids(table.num_rows), pa.string())
+        ids = random_ids(table.num_rows)
         given = table["message_id"] if "message_id" in table.schema.names else None
         table = _with(table, "message_id", ids if given is None else pc.coalesce(given.cast(pa.string()), ids))
     if "published_at" not in table.schema.names:
@@ -138,15 +143,18 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
     return table
 
 
-def random_ids(count: int) -> list[str]:
-    """So many uuid4, a third as dear as one by one."""
-    digits = os.urandom(16 * count).hex()
-    starts = range(0, 32 * count, 32)
-    return [
-        f"{digits[i : i + 8]}-{digits[i + 8 : i + 12]}-4{digits[i + 13 : i + 16]}"
-        f"-{_VARIANT[digits[i + 16]]}{digits[i + 17 : i + 20]}-{digits[i + 20 : i + 32]}"
-        for i in starts
-    ]
+def random_ids(count: int) -> pa.ChunkedArray:
+    """So many uuid4 as text. By Arrow: 100,000 made one by one took longer than all else that a file of short messages takes to write."""
+    return pa.chunked_array([_some_ids(min(_IDS, count - start)) for start in range(0, count, _IDS)], pa.string())
+
+
+def _some_ids(count: int) -> pa.StringArray:
+    raw = bytearray(os.urandom(16 * count))
+    raw[6::16] = raw[6::16].translate(_VERSION)
+    raw[8::16] = raw[8::16].translate(_VARIANT)
+    digits = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), count, [None, pa.py_buffer(raw.hex().encode())]).cast(pa.binary())
+    parts = [pc.binary_slice(digits, first, end) for first, end in pairwise((0, 8, 12, 16, 20, 32))]
+    return pc.binary_join_element_wise(*parts, b"-").cast(pa.string())
 
 
 def _cast(column: pa.ChunkedArray, wanted: pa.Field) -> pa.ChunkedArray:

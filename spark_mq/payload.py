@@ -57,6 +57,10 @@ TIMES: Final = ("deliver_at", "expires_at")
 ROW_GROUP_ROWS: Final = 20_000
 """Small row groups: a lease reads slices from anywhere in a file."""
 PAGE_BYTES: Final = 128 * 2**10
+_LOOKED_AT: Final = 2**18
+"""Bytes of values: of fewer, it does not matter whether they are compressed."""
+_LEAVES: Final = [*(f.name for f in FILE_SCHEMA if f.name != "headers"), "headers.key_value.key", "headers.key_value.value"]
+"""The columns as Parquet names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +82,23 @@ class WrittenFile:
         return json.dumps({"numRecords": self.rows, "nullCount": empty})
 
 
+def _shrinks(values: pa.ChunkedArray) -> bool:
+    """Whether compressing them is worth it, by a look at three places: values may be compressed already, or encrypted."""
+    if values.nbytes < _LOOKED_AT:
+        return True
+    rows = max(1, len(values) * _LOOKED_AT // values.nbytes // 3)
+    looked = [b"".join(values.slice(at, rows).drop_null().to_pylist()) for at in (0, (len(values) - rows) // 2, len(values) - rows)]
+    return sum(len(pa.compress(some, "snappy", asbytes=True)) for some in looked) < 0.95 * sum(map(len, looked))
+
+
 def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
     """Writes messages (any of the columns of FILE_SCHEMA) as one data file of ``messages/``. It is published by a commit."""
     columns = [table[f.name].cast(f.type) if f.name in table.schema.names else pa.nulls(table.num_rows, f.type) for f in FILE_SCHEMA]
-    buffer = io.BytesIO()
+    whole, buffer = pa.table(columns, schema=FILE_SCHEMA), io.BytesIO()
     pq.write_table(
-        pa.table(columns, schema=FILE_SCHEMA),
+        whole,
         buffer,
-        compression="snappy",
+        compression=dict.fromkeys(_LEAVES, "snappy") | ({} if _shrinks(whole["value"]) else {"value": "none"}),
         row_group_size=ROW_GROUP_ROWS,
         use_dictionary=["key"],
         write_statistics=["message_id", "key", "published_at", *TIMES],  # a column of nulls need not be read

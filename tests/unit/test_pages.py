@@ -39,6 +39,12 @@ def messages(rows: int = ROWS) -> pa.Table:
     })  # fmt: skip
 
 
+def codecs(file: Path) -> dict[str, str]:
+    """Of each column of a file's first row group."""
+    group = pq.ParquetFile(file).metadata.row_group(0)
+    return {group.column(i).path_in_schema: group.column(i).compression for i in range(group.num_columns)}
+
+
 @dataclass(frozen=True)
 class Written:
     files: Files
@@ -50,15 +56,20 @@ class Written:
 
 
 @pytest.fixture(
-    scope="module", params=["ours", "delta-rs", "pyarrow, with an index", "pyarrow, pages of version 2", "pyarrow, without an index"]
+    scope="module",
+    params=["ours", "ours, compressed", "delta-rs", "pyarrow, with an index", "pyarrow, pages of version 2", "pyarrow, without an index"],
 )
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder, table = tmp_path_factory.mktemp("files"), messages()
     if request.param == "delta-rs":
         write_deltalake(folder, table)
         path = next(p.name for p in Path(folder).glob("*.parquet"))
-    elif request.param == "ours":
+    elif request.param.startswith("ours"):
+        if "compressed" in request.param:
+            padded = pa.array([value + b" " * 60 for value in table["value"].to_pylist()], pa.binary())
+            table = table.set_column(table.schema.get_field_index("value"), "value", padded)
         path = write_file(Files(str(folder)), table).path
+        assert codecs(folder / path)["value"] == ("SNAPPY" if "compressed" in request.param else "UNCOMPRESSED")
     else:
         path = "file.parquet"
         more: dict[str, Any] = {
@@ -67,7 +78,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         }
         pq.write_table(table, folder / path, row_group_size=ROWS - 10_000, data_page_size=8_000, compression="zstd", **more)
     large = pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > slices._WHOLE_ROWS
-    assert large == (request.param != "ours")
+    assert large != request.param.startswith("ours")
     return Written(Files(str(folder)), path, table)
 
 
@@ -101,6 +112,22 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
         assert found[name].to_pylist() == wanted[name].to_pylist(), name
     ids = found["message_id"].to_pylist()
     assert [i for i in ids if i.startswith("m")] == [i for i in wanted["message_id"].to_pylist() if i]
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [("text", "SNAPPY"), ("random", "UNCOMPRESSED"), ("half of each", "SNAPPY"), ("few", "SNAPPY"), ("one", "UNCOMPRESSED")],
+)
+def test_values_that_do_not_shrink_are_not_compressed(kind: str, codec: str, tmp_path: Path) -> None:
+    """All other columns are. Of few bytes it does not matter."""
+    noise, text = random.Random(7).randbytes(500_000), b'{"amount": 12, "currency": "EUR"}' * 15_000
+    many = {"text": text, "random": noise, "half of each": noise[:250_000] + text[:250_000], "few": noise[:10_000]}
+    values = [noise] if kind == "one" else [many[kind][at : at + 100] for at in range(0, len(many[kind]), 100)]
+    written = write_file(Files(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary())}))
+    found = codecs(tmp_path / written.path)
+    assert found.pop("value") == codec
+    assert set(found.values()) == {"SNAPPY"}
+    assert pq.read_table(tmp_path / written.path, columns=["value"])["value"].to_pylist() == values
 
 
 def test_columns_that_nobody_wants_are_not_read(written: Written) -> None:
