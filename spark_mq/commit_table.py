@@ -25,7 +25,7 @@ from spark_mq.damage import plain
 from spark_mq.errors import CorruptLog
 from spark_mq.logstate import COMMITS_SCHEMA
 
-__all__ = ["CommitTable", "covered", "paths"]
+__all__ = ["CommitTable", "paths"]
 
 SMALL_FILES: Final = 16
 LARGE_ROWS: Final = 100_000
@@ -64,11 +64,16 @@ class CommitTable:
         assert table is not None
         return table
 
+    def covered(self, table: DeltaTable, messages_id: str) -> int:
+        """The last version of ``messages/`` that is written down, or -1."""
+        upto, _ = delta.mark(table, _app(messages_id), self.files)
+        return -1 if upto is None else upto
+
     def read(self, messages_id: str, after: int = -1) -> tuple[pa.Table, int] | None:
         """The rows, and the version of ``messages/`` that they reach to; None where that is not beyond `after`."""
         for attempt in (1, 2):
             table = self.open(messages_id)
-            upto = -1 if table is None else covered(table, messages_id)
+            upto = -1 if table is None else self.covered(table, messages_id)
             if table is None or upto <= after:
                 return None
             try:
@@ -117,12 +122,6 @@ def _description(messages_id: str) -> str:
 
 def _app(messages_id: str) -> str:
     return f"spark_mq.index:{messages_id}"
-
-
-def covered(table: DeltaTable, messages_id: str) -> int:
-    """The last version of ``messages/`` that is written down, or -1."""
-    upto = table.transaction_version(_app(messages_id))
-    return -1 if upto is None else upto
 
 
 def paths(table: DeltaTable) -> list[str]:

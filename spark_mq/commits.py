@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from spark_mq import delta
-from spark_mq.commit_table import SMALL_FILES, covered, paths
+from spark_mq.commit_table import SMALL_FILES, paths
 from spark_mq.damage import telling
 from spark_mq.log import DeltaLog
 
@@ -56,7 +56,7 @@ def _index_commits(log: DeltaLog) -> int:
     for attempt in range(_ATTEMPTS):
         state = log.state()
         table = log.commits.open(log.table_id) or log.commits.create(log.table_id)
-        done, upto = covered(table, log.table_id), state.index.version
+        done, upto = log.commits.covered(table, log.table_id), state.index.version
         rows = state.since(done)
         if upto <= done or (not rows.num_rows and upto - done < IDLE_COMMITS):
             return 0
@@ -75,7 +75,7 @@ def _index_commits(log: DeltaLog) -> int:
 def clean_messages(log: DeltaLog, keep_versions: int, keep_seconds: float) -> int:
     """Cleans the log of ``messages/`` as far as ``commits/`` reaches. Returns how many files went; never a data file."""
     table = log.commits.open(log.table_id)
-    upto = -1 if table is None else covered(table, log.table_id)
+    upto = -1 if table is None else log.commits.covered(table, log.table_id)
     return clean_log(log.files, log.refresh().version(), upto, keep_versions, keep_seconds)
 
 

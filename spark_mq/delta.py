@@ -15,7 +15,7 @@ from spark_mq.commit_log import OPERATION_ID, landed_since, log_path, read_commi
 from spark_mq.damage import explained, is_refused, telling
 from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.files import Files
-from spark_mq.listings import load, newest, update
+from spark_mq.listings import load, mark, newest, update
 
 __all__ = [
     "OPERATION_ID",
@@ -29,6 +29,7 @@ __all__ = [
     "landed_since",
     "load",
     "log_path",
+    "mark",
     "newest",
     "no_housekeeping",
     "note_of",

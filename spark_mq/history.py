@@ -212,8 +212,9 @@ def _app(queue: Queue) -> str:
 
 
 def _last(table: DeltaTable, queue: Queue) -> int:
-    delta.update(table, delta.Files(_path(queue), queue.storage_options))
-    found = table.transaction_version(_app(queue))
+    files = delta.Files(_path(queue), queue.storage_options)
+    delta.update(table, files)
+    found, _ = delta.mark(table, _app(queue), files)
     return -1 if found is None else found
 
 

@@ -252,7 +252,12 @@ class DeltaLeases:
 
     def mark(self, stored: Stored, app: str) -> int | None:
         with self._lock:
-            return self._pinned(stored).transaction_version(app)
+            try:
+                with telling(self.path, self.storage_options, "reading", only=OSError):
+                    return self._mark(self._pinned(stored), app)
+            except DeltaError as error:
+                self._table = None  # so that a log that is broken is told as such
+                raise LostRace(f"version {stored.token} has been cleaned away") from error
 
     # -- lines: see spark_mq.turns
 
@@ -266,8 +271,15 @@ class DeltaLeases:
             self._lines_at = table.version()
             for app in (_TAKEN + name, _SERVED + name):
                 if app not in self._lines:  # it replays the log: 11 ms at 250 commits
-                    self._lines[app] = table.transaction_version(app) or 0
+                    with telling(self.path, self.storage_options, "reading"):
+                        self._lines[app] = self._mark(table, app) or 0
             return self._lines[_TAKEN + name], self._lines[_SERVED + name]
+
+    def _mark(self, table: DeltaTable, app: str) -> int | None:
+        found, knew = delta.mark(table, app, self.files)
+        if table is self._table:
+            self._table = knew  # the other one would fail each time
+        return found
 
     def _marks_of(self, version: int) -> dict[str, int]:
         """The marks of lines that a commit has set."""

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from spark_mq.commit_log import log_path
 from spark_mq.files import Files
 
-__all__ = ["load", "newest", "update"]
+__all__ = ["load", "mark", "newest", "update"]
 
 PATIENCE: Final = 20.0
 """Seconds that a store's listings may be late, at most: longer, and what was committed meanwhile is not seen."""
@@ -46,6 +46,25 @@ def update(table: DeltaTable, files: Files) -> None:
     _await(table, files)
 
 
+def mark(table: DeltaTable, app: str, files: Files) -> tuple[int | None, DeltaTable]:
+    """The number that a log has for an application (``Transaction``) as of a handle's version, and the handle that knew it.
+
+    delta-rs reads it when it is asked, from the files of the log that the handle found when it was opened, as long as they were then. One
+    may be gone by now, or have been written once more, as a checkpoint is that two processes make: then the log is opened anew. Raises
+    DeltaError where that version is not to be had any more.
+    """
+    version = table.version()
+
+    def anew() -> tuple[int | None, DeltaTable]:
+        opened = DeltaTable(files.root, version=version, storage_options=files.options)
+        return opened.transaction_version(app), opened
+
+    try:
+        return table.transaction_version(app), table
+    except DeltaError:
+        return _when_listed(files, anew, version)
+
+
 def newest(files: Files, version: int) -> int:
     """The latest version of a log that has `version`, by the names of its files."""
     while files.exists(log_path(version + 1)):
@@ -64,10 +83,12 @@ def _when_listed(files: Files, attempt: Callable[[], T], version: int) -> T:
         try:
             return attempt()
         except DeltaError as error:
-            if cleaned < _CLEANED and (("/_delta_log/" in str(error) and "not found" in str(error)) or "range was invalid" in str(error)):
+            text = str(error)
+            gone, anew = "/_delta_log/" in text and "not found" in text, "range was invalid" in text or "Corrupt footer" in text
+            if cleaned < _CLEANED and (gone or anew):
                 cleaned += 1
                 continue
-            late = files.lists_late and ("_last_checkpoint hint" in str(error) or files.exists(log_path(version)))
+            late = files.lists_late and ("_last_checkpoint hint" in text or files.exists(log_path(version)))
             if not late or time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE)

@@ -129,7 +129,7 @@ class DeltaLog(MessageLog):
 
         def attempt(table: DeltaTable) -> None:
             if mark is not None:
-                check_mark(table.transaction_version(mark[0]), mark)
+                check_mark(delta.mark(table, mark[0], self.files)[0], mark)
             # A schema is wanted even though the files are there; no retries of delta-rs's own: one of them landed a commit twice.
             table.create_write_transaction(
                 adds,
@@ -249,7 +249,8 @@ class DeltaLog(MessageLog):
         return True
 
     def last_number(self, app: str) -> int | None:
-        return self.refresh().transaction_version(app)
+        with telling(self.path, self.storage_options, "reading"):
+            return delta.mark(self.refresh(), app, self.files)[0]
 
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
         with self._lock:
