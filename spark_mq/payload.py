@@ -87,7 +87,8 @@ def _shrinks(values: pa.ChunkedArray) -> bool:
     if values.nbytes < _LOOKED_AT:
         return True
     rows = max(1, len(values) * _LOOKED_AT // values.nbytes // 3)
-    looked = [b"".join(values.slice(at, rows).drop_null().to_pylist()) for at in (0, (len(values) - rows) // 2, len(values) - rows)]
+    places = [values.slice(at, rows).drop_null().to_pylist() for at in (0, (len(values) - rows) // 2, len(values) - rows)]
+    looked = [b"".join(len(value).to_bytes(4, "little") + value for value in some) for some in places]  # as in a page
     return sum(len(pa.compress(some, "snappy", asbytes=True)) for some in looked) < 0.95 * sum(map(len, looked))
 
 

@@ -116,13 +116,23 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "codec"),
-    [("text", "SNAPPY"), ("random", "UNCOMPRESSED"), ("half of each", "SNAPPY"), ("few", "SNAPPY"), ("one", "UNCOMPRESSED")],
+    [
+        ("text", "SNAPPY"),
+        ("random", "UNCOMPRESSED"),
+        ("half of each", "SNAPPY"),
+        ("few", "SNAPPY"),
+        ("one", "UNCOMPRESSED"),
+        ("short", "SNAPPY"),
+        ("empty", "SNAPPY"),
+    ],
 )
 def test_values_that_do_not_shrink_are_not_compressed(kind: str, codec: str, tmp_path: Path) -> None:
     """All other columns are. Of few bytes it does not matter."""
     noise, text = random.Random(7).randbytes(500_000), b'{"amount": 12, "currency": "EUR"}' * 15_000
     many = {"text": text, "random": noise, "half of each": noise[:250_000] + text[:250_000], "few": noise[:10_000]}
-    values = [noise] if kind == "one" else [many[kind][at : at + 100] for at in range(0, len(many[kind]), 100)]
+    sizes = {"one": len(noise), "short": 4}
+    size, source = sizes.get(kind, 100), many.get(kind, noise)
+    values = [b""] * 100_000 if kind == "empty" else [source[at : at + size] for at in range(0, len(source), size)]
     written = write_file(Files(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary())}))
     found = codecs(tmp_path / written.path)
     assert found.pop("value") == codec
