@@ -89,7 +89,7 @@ def draw(plot: Plot, points: Sequence[dict[str, Any]], out: Path) -> None:
         axes.axhline(plot.level, color="grey", linewidth=1, linestyle=":")
         axes.annotate(f"goal: {plot.level:g}", (1, plot.level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="grey")
     formatter: Callable[..., str] = (lambda x, _: plot.names.get(x, "")) if plot.names else thousands
-    step = -(-len(xs) // 12)
+    step = -(-len(xs) // 10)
     axes.set_xticks(xs[::-1][::step])  # the last one always
     axes.xaxis.set_major_formatter(FuncFormatter(formatter))
     axes.xaxis.set_minor_formatter(NullFormatter())
