@@ -112,7 +112,7 @@ bench-peers: .venv/.bench
 	  || echo "not all peers could be installed"
 
 .PHONY: bench
-bench: setup bench-peers ## run the benchmarks, beside PostgreSQL, Valkey and plain Delta, and draw their curves: hours
+bench: setup bench-peers ## run the benchmarks, beside PostgreSQL, Valkey and plain Delta, and draw their curves: an hour and more
 	@$(with_spark) $(python) benchmarks/bench.py
 	@$(python) benchmarks/plots.py
 
