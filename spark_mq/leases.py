@@ -251,13 +251,12 @@ class DeltaLeases:
             raise explained(self.path, self.storage_options, error, doing, landed=None) from second
 
     def mark(self, stored: Stored, app: str) -> int | None:
-        with self._lock:
+        with self._lock, self._as_of(stored):
             try:
-                with telling(self.path, self.storage_options, "reading", only=OSError):
-                    return self._mark(self._pinned(stored), app)
-            except DeltaError as error:
+                return self._mark(self._pinned(stored), app)
+            except DeltaError:
                 self._table = None  # so that a log that is broken is told as such
-                raise LostRace(f"version {stored.token} has been cleaned away") from error
+                raise
 
     # -- lines: see spark_mq.turns
 
@@ -366,9 +365,14 @@ class DeltaLeases:
         """
         if self._table is not None and self._table.version() == stored.token:
             return self._table
-        try:
+        with self._as_of(stored):
             return delta.load(self.path, self.storage_options, stored.token)
-        except DeltaError as error:
-            raise LostRace(f"version {stored.token} has been cleaned away") from error
-        except OSError as error:
-            raise explained(self.path, self.storage_options, error, "reading") from error
+
+    @contextlib.contextmanager
+    def _as_of(self, stored: Stored) -> Iterator[None]:
+        """While the version that was read is read once more: that it is not to be had is a lost race."""
+        with telling(self.path, self.storage_options, "reading", only=OSError):
+            try:
+                yield
+            except DeltaError as error:
+                raise LostRace(f"version {stored.token} has been cleaned away") from error

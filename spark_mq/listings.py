@@ -31,10 +31,7 @@ def load(path: str, storage_options: Mapping[str, str] | None = None, version: i
     """A table, at its latest version or a given one. Raises TableNotFoundError and other DeltaErrors."""
     files = Files(path, storage_options)
 
-    def attempt() -> DeltaTable:
-        return DeltaTable(path, version=version, storage_options=dict(storage_options or {}))
-
-    table = _when_listed(files, attempt, version or 0)
+    table = _when_listed(files, lambda: _opened(files, version), version or 0)
     if version is None:
         _await(table, files)
     return table
@@ -56,13 +53,17 @@ def mark(table: DeltaTable, app: str, files: Files) -> tuple[int | None, DeltaTa
     version = table.version()
 
     def anew() -> tuple[int | None, DeltaTable]:
-        opened = DeltaTable(files.root, version=version, storage_options=files.options)
+        opened = _opened(files, version)
         return opened.transaction_version(app), opened
 
     try:
         return table.transaction_version(app), table
     except DeltaError:
         return _when_listed(files, anew, version)
+
+
+def _opened(files: Files, version: int | None) -> DeltaTable:
+    return DeltaTable(files.root, version=version, storage_options=files.options)
 
 
 def newest(files: Files, version: int) -> int:

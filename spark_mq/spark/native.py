@@ -158,9 +158,10 @@ def _by_join(rows: DataFrame, slices: Sequence[Mapping[str, Any]], names: Sequen
 def _columns(names: Sequence[str], row: str, before: str, committed_at: str, of: Mapping[str, str]) -> list[str]:
     """The columns as SQL. What the publisher left null reads as DESIGN section 3 says."""
     published = f"greatest(coalesce(published_at, timestamp_micros({committed_at})), timestamp_micros({EARLIEST}L))"
+    sequence = f"{row} + {before}"
     own = {
-        "sequence": f"{row} + {before}",
-        "message_id": f"coalesce(message_id, CAST({row} + {before} AS STRING))",
+        "sequence": sequence,
+        "message_id": f"coalesce(message_id, CAST({sequence} AS STRING))",
         "published_at": f"least({published}, timestamp_micros({LATEST}L))",
         **of,
     }
