@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Final
 
 from spark_mq import delta
+from spark_mq.checkpoints import checkpoint
 from spark_mq.commit_table import SMALL_FILES, paths
 from spark_mq.damage import telling
 from spark_mq.log import DeltaLog
@@ -22,7 +22,6 @@ __all__ = [
     "clean_log",
     "clean_messages",
     "index_commits",
-    "last_checkpoint",
 ]
 
 KEEP_VERSIONS: Final = 2_000
@@ -84,8 +83,7 @@ def clean_commits(log: DeltaLog) -> int:
     table, files = log.commits.open(log.table_id), log.commits.files
     if table is None:
         return 0
-    if table.version() - last_checkpoint(files) >= SMALL_FILES:
-        table.create_checkpoint()
+    checkpoint(files, every=SMALL_FILES)
     live, ages = set(paths(table)), files.ages("")
     # Whoever wrote a file that is older than the newest one in the table had read the table before that landed: it cannot land any more.
     newest = max((ages[path] for path in live if path in ages), default=0.0)
@@ -111,18 +109,3 @@ def clean_log(files: delta.Files, latest: int, upto: int, keep_versions: int, ke
     for path in gone:
         files.delete(path)
     return len(gone)
-
-
-def last_checkpoint(files: delta.Files) -> int:
-    """The version of the last checkpoint, or -1."""
-    try:
-        return max(-1, int(json.loads(files.read("_delta_log/_last_checkpoint"))["version"]))
-    except (
-        FileNotFoundError,
-        ValueError,
-        TypeError,
-        KeyError,
-        OverflowError,
-        RecursionError,
-    ):  # it is a hint, and a broken one is none: a checkpoint more does no harm
-        return -1

@@ -9,8 +9,10 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 
 from spark_mq import delta
+from spark_mq.checkpoints import checkpoint
 from spark_mq.commits import (
     CLOCK_MARGIN,
     KEEP_SECONDS,
@@ -18,7 +20,6 @@ from spark_mq.commits import (
     clean_commits,
     clean_messages,
     index_commits,
-    last_checkpoint,
 )
 from spark_mq.damage import telling
 from spark_mq.dead_letters import Copy, route
@@ -125,7 +126,7 @@ def housekeep(queue: Queue, *, keep_versions: int | None = None, keep_seconds: f
         return 0
     archive(queue)  # what has not been archived is not cleaned
     with telling(queue.path, queue.storage_options, "housekeeping of"):
-        checkpoint(queue.log)
+        checkpoint(queue.log.files)
         versions, seconds = _given(keep_versions, KEEP_VERSIONS), _given(keep_seconds, KEEP_SECONDS)
         cleaned = clean_messages(queue.log, versions, seconds) + clean_commits(queue.log)
         versions, seconds = _given(keep_versions, KEEP_LEDGER_VERSIONS), _given(keep_seconds, KEEP_LEDGER_SECONDS)
@@ -136,14 +137,6 @@ def _given(value: T | None, otherwise: T) -> T:
     return otherwise if value is None else value
 
 
-def checkpoint(table: DeltaLog | DeltaLeases) -> int:
-    """Writes a checkpoint of the latest version, unless it has one. Returns the version."""
-    handle = delta.load(table.path, table.storage_options)
-    if handle.version() > last_checkpoint(table.files):
-        handle.create_checkpoint()
-    return handle.version()
-
-
 def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float, *, archived: int | None = None) -> int:
     """Deletes what no version of the ledger that is kept needs. Returns how many files went.
 
@@ -152,7 +145,7 @@ def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float, *, archi
     goes oldest first, after the data files that it removed: killed at any point, the next run goes on from there. Not delta-rs's own
     clean-up, for that keeps by time alone, and VACUUM knows nothing of versions.
     """
-    latest = checkpoint(leases)
+    latest = checkpoint(leases.files)
     log = [
         (int(name[:20]), path, at)
         for path, at in leases.files.ages("_delta_log").items()
@@ -164,7 +157,9 @@ def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float, *, archi
     young = (version for version, _, at in commits if now - at < keep_seconds)
     oldest = min(latest - keep_versions, next(young, latest), latest if archived is None else archived + 1)
     base = max((version for version, _ in checkpoints if version <= oldest), default=-1)
-    live = set(_paths(leases, latest))
+    live = _paths(leases, latest)
+    if live is None:
+        return 0
     cleaned = 0
     for version, path, _ in commits:
         if version >= base:
@@ -191,7 +186,10 @@ def _clean_orphans(leases: DeltaLeases, kept: list[tuple[int, float]], live: set
     however slow, read the group before that, so that delta-rs would refuse the commit.
     """
     base, base_time = kept[0]
-    needed = {*live, *_paths(leases, base)}
+    old = _paths(leases, base)
+    if old is None:
+        return 0
+    needed = live | old
     orphans = set()
     for folder in {path.rpartition("/")[0] for path in live}:
         ages = leases.files.ages(folder)
@@ -209,7 +207,12 @@ def _clean_orphans(leases: DeltaLeases, kept: list[tuple[int, float]], live: set
     return len(orphans)
 
 
-def _paths(leases: DeltaLeases, version: int) -> list[str]:
-    """The data files of the ledgers at a version."""
-    table = delta.load(leases.path, leases.storage_options, version)
-    return [unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()]
+def _paths(leases: DeltaLeases, version: int) -> set[str] | None:
+    """The data files of the ledgers at a version that has a checkpoint; None if another sweep, which keeps less by now, has been here."""
+    try:
+        table = delta.load(leases.path, leases.storage_options, version)
+    except DeltaError:
+        if any(f"/{version:020d}.checkpoint." in path for path in leases.files.list("_delta_log")):
+            raise
+        return None
+    return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}

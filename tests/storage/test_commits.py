@@ -16,12 +16,13 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 from handles import Injected, again, lease
 
-from spark_mq import Message, Queue, commit_table, errors
+from spark_mq import Message, Queue, commit_table, commits, errors
 from spark_mq import log as log_module
+from spark_mq.checkpoints import checkpoint
 from spark_mq.commits import clean_commits, clean_log, clean_messages, index_commits
 from spark_mq.log import DeltaLog
 from spark_mq.payload import MESSAGE_SCHEMA, write_file
-from spark_mq.sweep import checkpoint, housekeep, sweep
+from spark_mq.sweep import housekeep, sweep
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -52,7 +53,7 @@ def data_files(queue: Queue) -> set[str]:
 
 def clean(queue: Queue) -> int:
     """Cleans the log of messages/ of all that may go, without the usual patience."""
-    checkpoint(log_of(queue))
+    checkpoint(log_of(queue).files)
     return clean_messages(log_of(queue), 0, 0)
 
 
@@ -277,7 +278,7 @@ def test_a_commit_that_is_gone_and_not_written_down_is_told(queue: Queue) -> Non
     index_commits(queue)
     queue.publish("b")
     queue.publish("c")
-    checkpoint(log_of(queue))
+    checkpoint(log_of(queue).files)
     Path(queue.log.path, "_delta_log", f"{2:020d}.json").unlink()
     with pytest.raises(errors.CorruptLog, match="commit 2"):
         again(queue).log.index()
@@ -292,7 +293,7 @@ def test_cleaning_takes_nothing_that_is_not_written_down(queue: Queue) -> None:
     index_commits(queue)
     for value in "cd":
         queue.publish(value)
-        checkpoint(log_of(queue))
+        checkpoint(log_of(queue).files)
     assert clean(queue) == 0, "no checkpoint lies low enough"
     index_commits(queue)
     assert clean(queue) > 0
@@ -309,7 +310,7 @@ def test_a_queue_that_was_never_indexed_is_not_cleaned(queue: Queue) -> None:
 def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> None:
     for value in "abcdef":
         queue.publish(value)
-        checkpoint(log_of(queue))
+        checkpoint(log_of(queue).files)
     index_commits(queue)
     assert clean_messages(log_of(queue), 0, 3600) == 0
     clean_messages(log_of(queue), 2, 0)
@@ -330,7 +331,7 @@ def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
 def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(queue: Queue, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     for value in "abcde":
         queue.publish(value)
-        checkpoint(log_of(queue))
+        checkpoint(log_of(queue).files)
     index_commits(queue)
 
     def die() -> None:
@@ -349,7 +350,7 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(queue: Queue, mon
 def test_a_sweep_indexes_and_cleans(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        checkpoint(log_of(queue))
+        checkpoint(log_of(queue).files)
     assert sweep(queue).indexed_commits == 4
     assert sweep(queue).cleaned_files == 0, "all of it is young"
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
@@ -462,13 +463,54 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(queue: Queue,
 def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        checkpoint(log_of(queue))
+        checkpoint(log_of(queue).files)
     folder = Path(queue.log.path, "_delta_log")
     (folder / f"{1:020d}.crc").write_text("{}")
     clean_log(queue.log.files, 3, 3, 0, 0)
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
     assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
     assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3
+
+
+def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in "ab":
+        queue.publish(value)
+    index_commits(queue)
+    two = again(queue)
+
+    def meanwhile() -> None:
+        monkeypatch.undo()
+        two.publish("c")
+        index_and_clean(two)
+
+    injected = Injected(DeltaTable.create_checkpoint, before=meanwhile)
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", injected)
+    assert clean(queue) == 0, "there is nothing left to do"
+    assert injected.calls == 1
+    assert counted(queue) == [1, 2, 3]
+
+
+def test_two_sweepers_tidy_commits_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "KEEP_OWN_VERSIONS", 0)
+    monkeypatch.setattr(commits, "KEEP_SECONDS", 0)
+    monkeypatch.setattr(commits, "SMALL_FILES", 1)
+
+    def more() -> None:
+        for value in "ab":
+            queue.publish(value)
+            index_commits(queue)
+
+    def meanwhile() -> None:
+        monkeypatch.setattr(DeltaTable, "create_checkpoint", injected.real)
+        more()
+        assert clean_commits(log_of(again(queue))) > 0
+
+    more()
+    injected = Injected(DeltaTable.create_checkpoint, before=meanwhile)
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", injected)
+    assert clean_commits(log_of(again(queue))) == 0
+    assert injected.calls == 1
+    assert again(queue).stats()["published"] == 4
 
 
 def _publish(path: str, count: int) -> list[int]:

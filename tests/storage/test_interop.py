@@ -21,9 +21,10 @@ from deltalake.transaction import AddAction
 from handles import again, lease
 
 from spark_mq import Queue, errors
+from spark_mq.checkpoints import checkpoint
 from spark_mq.commits import index_commits
 from spark_mq.payload import MESSAGE_SCHEMA
-from spark_mq.sweep import checkpoint, housekeep, sweep
+from spark_mq.sweep import housekeep, sweep
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -246,7 +247,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(delta_queue: Make, clock
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    checkpoint(queue.log)  # type: ignore[arg-type]
+    checkpoint(queue.log.files)
     before = DeltaTable(queue.log.path).version()
     late = again(queue)
     assert drain(queue) == [b"a", b"b", b"c"]
@@ -393,7 +394,7 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
 def test_a_broken_checkpoint_is_named(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        checkpoint(queue.log)  # type: ignore[arg-type]
+        checkpoint(queue.log.files)
     log = Path(queue.log.path, "_delta_log")
     (log / "_last_checkpoint").write_text("not JSON")
     assert sweep(queue).indexed_commits == 4, "that one is only a hint"

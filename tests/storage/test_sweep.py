@@ -17,8 +17,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from handles import Injected, again, lease
 
-from spark_mq import Message, Queue, dead_letters, errors, leases, listings
+from spark_mq import Message, Queue, dead_letters, delta, errors, leases, listings
+from spark_mq.checkpoints import checkpoint
 from spark_mq.dead_letters import copy_dead, route
+from spark_mq.files import Files
 from spark_mq.leases import DeltaLeases
 from spark_mq.sweep import KEEP_LEDGER_SECONDS, SweepReport, clean, expire, housekeep, sweep, trim
 from spark_mq.testing import ManualClock
@@ -602,6 +604,49 @@ def test_two_sweepers_clean_at_once(delta_queue: Make, monkeypatch: pytest.Monke
     assert injected.calls >= at
     assert again(queue).group().stats().ready == 1
     assert lease(queue).ack().settled == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "at"),
+    [(DeltaTable, "create_checkpoint", 1), (delta, "load", 1), (delta, "load", 2), *((Files, "ages", at) for at in (1, 2)),
+     *((Files, "read", at) for at in (1, 2, 5)), (Files, "delete", 2)],
+)  # fmt: skip
+def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, place: Any, step: str, at: int
+) -> None:
+    """It was frozen for longer than logs are kept; the queue went on."""
+    queue = delta_queue()
+    queue.publish("a")
+    for _ in range(2):
+        cycle(queue, 4)
+        checkpoint(delta_leases(queue).files)
+    cycle(queue, 2)
+    one, two = again(queue), again(queue)
+    seen = DeltaTable(queue.leases.path).version()
+
+    def meanwhile() -> None:
+        monkeypatch.undo()
+        cycle(queue, 3)
+        clean(delta_leases(two), 0, 0)
+
+    injected = Injected(getattr(place, step), before=meanwhile, at=at)
+    monkeypatch.setattr(place, step, injected)
+    clean(delta_leases(one), 2, 0)
+    assert injected.calls == at
+    assert min(loadable(queue)) == seen + 6
+    assert again(queue).group().stats().ready == 1
+    assert lease(queue).ack().settled == 1
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    cycle(queue, 3)
+    housekeep(queue)
+    (file,) = Path(queue.leases.path, "_delta_log").glob("*.checkpoint.parquet")
+    file.write_bytes(b"PAR1")
+    with pytest.raises(errors.CorruptLog, match=file.name):
+        sweep(queue)
 
 
 @pytest.mark.parametrize("times", [1, 3, 4])

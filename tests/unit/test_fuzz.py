@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from spark_mq import checks, errors
 from spark_mq import offsets as offsets_of
+from spark_mq.checkpoints import last_checkpoint
 from spark_mq.commit_log import parse, read_commit
-from spark_mq.commits import last_checkpoint
 from spark_mq.delta import note_of
 from spark_mq.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.logstate import COMMITS_SCHEMA, LogState

@@ -1,0 +1,45 @@
+"""Checkpoints of a table's log, where several sweeps write and clean them at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from deltalake.exceptions import DeltaError
+
+from spark_mq.damage import telling
+from spark_mq.files import Files
+from spark_mq.listings import load
+
+__all__ = ["checkpoint", "last_checkpoint"]
+
+_ATTEMPTS: Final = 10
+
+
+def checkpoint(files: Files, every: int = 1) -> int:
+    """Writes a checkpoint of a table's latest version, unless the last one is fewer than `every` versions old. Returns the version.
+
+    delta-rs reads the log once more to write one. A sweep beside may have cleaned it by then, as far as a newer checkpoint of its own, or
+    written the very same: then it is looked at anew. Raises CorruptLog, StoreFailed.
+    """
+    with telling(files.root, files.options, "writing a checkpoint of"):
+        for attempt in range(_ATTEMPTS):
+            table = load(files.root, files.options)
+            version = table.version()
+            if version - last_checkpoint(files) < every:
+                break
+            try:
+                table.create_checkpoint()
+                break
+            except DeltaError:
+                if attempt + 1 == _ATTEMPTS or last_checkpoint(files) < version == load(files.root, files.options).version():
+                    raise  # it is nobody else's doing
+        return version
+
+
+def last_checkpoint(files: Files) -> int:
+    """The version of the last checkpoint, or -1."""
+    try:
+        return max(-1, int(json.loads(files.read("_delta_log/_last_checkpoint"))["version"]))
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return -1  # it is a hint, and a broken one is none: a checkpoint more does no harm
