@@ -41,9 +41,18 @@ setup: .venv/.installed ## create .venv with everything that the tests and jobs 
 demo: setup .venv/.demo-data ## run the demonstration
 	@$(with_spark) $(python) jobs/demo.py
 
+# Side by side, for what starts Spark mostly waits. Told one after the other: the log of test-core once it is through.
 .PHONY: test
 test: setup ## run the tests
-	@$(with_spark) $(python) -m pytest --durations=10
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-spark test-core log=.venv/test-core.log
+
+.PHONY: test-core
+test-core: setup ## those of them that need no Spark
+	@$(python) -m pytest -m "not spark" --durations=10 $(if $(log),>$(log) 2>&1; status=$$?; cat $(log); exit $$status)
+
+.PHONY: test-spark
+test-spark: setup ## those that do
+	@$(with_spark) $(python) -m pytest -m spark --durations=10
 
 KILLS := 200
 SPARK := 1

@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted, others = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         folder = item.path.parent.name
-        if folder in ("cluster", "connect", "s3", "spark"):
+        if folder in ("cluster", "connect", "jobs", "notebooks", "s3", "spark"):
             item.add_marker(pytest.mark.spark)
         needed = "s3" if "s3" in getattr(item, "fixturenames", ()) else folder
         there = needed not in ("cluster", "connect", "s3") or config.getoption(f"--{needed}")
