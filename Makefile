@@ -42,6 +42,8 @@ demo: setup .venv/.demo-data ## run the demonstration
 	@$(with_spark) $(python) jobs/demo.py
 
 # Side by side, for what starts Spark mostly waits. Told one after the other: the log of test-core once it is through.
+log :=
+
 .PHONY: test
 test: setup ## run the tests
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-spark test-core log=.venv/test-core.log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_mq.damage import telling
@@ -16,15 +17,17 @@ __all__ = ["checkpoint", "last_checkpoint"]
 _ATTEMPTS: Final = 10
 
 
-def checkpoint(files: Files, every: int = 1) -> int:
-    """Writes a checkpoint of a table's latest version, unless the last one is fewer than `every` versions old. Returns the version.
+def checkpoint(files: Files, table: DeltaTable | None = None, every: int = 1) -> DeltaTable:
+    """Writes a checkpoint of a table's latest version, unless the last one is fewer than `every` versions old.
+
+    ``table``: a handle that has just been opened, if there is one. Returns the handle that stands on what has been looked at.
 
     delta-rs reads the log once more to write one. A sweep beside may have cleaned it by then, as far as a newer checkpoint of its own, or
     written the very same: then it is looked at anew. Raises CorruptLog, StoreFailed.
     """
     with telling(files.root, files.options, "writing a checkpoint of"):
-        for attempt in range(_ATTEMPTS):
-            table = load(files.root, files.options)
+        table = table or load(files.root, files.options)
+        for left in reversed(range(_ATTEMPTS)):
             version = table.version()
             if version - last_checkpoint(files) < every:
                 break
@@ -32,9 +35,10 @@ def checkpoint(files: Files, every: int = 1) -> int:
                 table.create_checkpoint()
                 break
             except DeltaError:
-                if attempt + 1 == _ATTEMPTS or last_checkpoint(files) < version == load(files.root, files.options).version():
+                table = load(files.root, files.options)
+                if not left or last_checkpoint(files) < version == table.version():
                     raise  # it is nobody else's doing
-        return version
+        return table
 
 
 def last_checkpoint(files: Files) -> int:

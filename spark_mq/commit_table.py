@@ -25,7 +25,7 @@ from spark_mq.damage import plain
 from spark_mq.errors import CorruptLog
 from spark_mq.logstate import COMMITS_SCHEMA
 
-__all__ = ["CommitTable", "paths"]
+__all__ = ["CommitTable"]
 
 SMALL_FILES: Final = 16
 LARGE_ROWS: Final = 100_000
@@ -77,7 +77,7 @@ class CommitTable:
             if table is None or upto <= after:
                 return None
             try:
-                parts = [self.files.read_parquet(path, COMMITS_SCHEMA) for path in paths(table)]
+                parts = [self.files.read_parquet(path, COMMITS_SCHEMA) for path in delta.paths(table)]
                 return pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts]), upto
             except FileNotFoundError as error:
                 if attempt == 2:  # once: a sweep has just rewritten them
@@ -122,10 +122,6 @@ def _description(messages_id: str) -> str:
 
 def _app(messages_id: str) -> str:
     return f"spark_mq.index:{messages_id}"
-
-
-def paths(table: DeltaTable) -> list[str]:
-    return [unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()]
 
 
 def _small(table: DeltaTable) -> list[str]:

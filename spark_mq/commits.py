@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_mq import delta
 from spark_mq.checkpoints import checkpoint
-from spark_mq.commit_table import SMALL_FILES, paths
+from spark_mq.commit_table import SMALL_FILES
 from spark_mq.damage import telling
 from spark_mq.log import DeltaLog
 
@@ -83,8 +83,8 @@ def clean_commits(log: DeltaLog) -> int:
     table, files = log.commits.open(log.table_id), log.commits.files
     if table is None:
         return 0
-    checkpoint(files, every=SMALL_FILES)
-    live, ages = set(paths(table)), files.ages("")
+    checkpoint(files, table, every=SMALL_FILES)
+    live, ages = set(delta.paths(table)), files.ages("")
     # Whoever wrote a file that is older than the newest one in the table had read the table before that landed: it cannot land any more.
     newest = max((ages[path] for path in live if path in ages), default=0.0)
     gone = [path for path, at in ages.items() if path not in live and at < newest - CLOCK_MARGIN]

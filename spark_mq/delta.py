@@ -7,7 +7,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -34,6 +36,7 @@ __all__ = [
     "no_housekeeping",
     "note_of",
     "open_table",
+    "paths",
     "read_commit",
     "update",
 ]
@@ -98,6 +101,11 @@ def check_protocol(
             path=path,
             features=features,
         )
+
+
+def paths(table: DeltaTable) -> list[str]:
+    """The data files that a handle's version has."""
+    return [unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()]
 
 
 def commit_properties(

@@ -11,9 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final
-from urllib.parse import unquote
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
@@ -162,7 +160,7 @@ class DeltaLog(MessageLog):
 
     def active(self) -> list[str]:
         """The data files that the table has now."""
-        return [unquote(path) for path in pa.table(self.refresh().get_add_actions(flatten=True))["path"].to_pylist()]
+        return delta.paths(self.refresh())
 
     def remove(self, paths: Iterable[str]) -> None:
         """Drops data files from the table: no data change, so that streams on ``messages/`` are not disturbed."""

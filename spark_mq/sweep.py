@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from spark_mq import delta
@@ -145,7 +144,8 @@ def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float, *, archi
     goes oldest first, after the data files that it removed: killed at any point, the next run goes on from there. Not delta-rs's own
     clean-up, for that keeps by time alone, and VACUUM knows nothing of versions.
     """
-    latest = checkpoint(leases.files)
+    table = checkpoint(leases.files)
+    latest, live = table.version(), set(delta.paths(table))
     log = [
         (int(name[:20]), path, at)
         for path, at in leases.files.ages("_delta_log").items()
@@ -157,9 +157,6 @@ def clean(leases: DeltaLeases, keep_versions: int, keep_seconds: float, *, archi
     young = (version for version, _, at in commits if now - at < keep_seconds)
     oldest = min(latest - keep_versions, next(young, latest), latest if archived is None else archived + 1)
     base = max((version for version, _ in checkpoints if version <= oldest), default=-1)
-    live = _paths(leases, latest)
-    if live is None:
-        return 0
     cleaned = 0
     for version, path, _ in commits:
         if version >= base:
@@ -215,4 +212,4 @@ def _paths(leases: DeltaLeases, version: int) -> set[str] | None:
         if any(f"/{version:020d}.checkpoint." in path for path in leases.files.list("_delta_log")):
             raise
         return None
-    return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}
+    return set(delta.paths(table))

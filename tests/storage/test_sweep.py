@@ -608,7 +608,7 @@ def test_two_sweepers_clean_at_once(delta_queue: Make, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("place", "step", "at"),
-    [(DeltaTable, "create_checkpoint", 1), (delta, "load", 1), (delta, "load", 2), *((Files, "ages", at) for at in (1, 2)),
+    [(DeltaTable, "create_checkpoint", 1), (DeltaTable, "get_add_actions", 1), (delta, "load", 1), *((Files, "ages", at) for at in (1, 2)),
      *((Files, "read", at) for at in (1, 2, 5)), (Files, "delete", 2)],
 )  # fmt: skip
 def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
