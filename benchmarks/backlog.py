@@ -23,8 +23,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from spark_mq import Queue
-from spark_mq.payload import write_file
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
+from spark_mq.parquet.writer import write_file
 
 PROBES = 20
 LINKS = 10_000

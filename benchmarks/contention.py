@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_mq import Queue, doors
+from spark_mq import Queue
 from spark_mq.errors import ContentionTimeout
+from spark_mq.util import fair_lock as doors
 
 
 @dataclass(frozen=True)

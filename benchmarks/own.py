@@ -16,9 +16,9 @@ from figures import Part, Result, median_ms
 from session import session
 
 from spark_mq import Message, Queue
-from spark_mq.leases import DeltaLeases
-from spark_mq.ledger_rows import LEASES_SCHEMA, to_rows
-from spark_mq.ranges import Head, Ledger, Range
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.storage.ledger_rows import LEASES_SCHEMA, to_rows
+from spark_mq.storage.ledger_table import LedgerTable
 
 __all__ = ["PARTS"]
 
@@ -49,8 +49,8 @@ def commits(folder: Path, rounds: int) -> Iterator[Result]:
 def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
     """Why a ledger commit replaces its partition: the same change by that, and by a MERGE of the changed rows, in turn."""
     for ranges in (2, 16_000):
-        ledger = Ledger.of(Head(), [Range(i * 2, i * 2, "waiting", 1, available_at=i, delivery_count=1) for i in range(ranges)])
-        ours, theirs = (DeltaLeases(str(folder / f"{kind}-{ranges}")) for kind in ("replace", "merge"))
+        ledger = Ledger.of(LedgerHeader(), [Range(i * 2, i * 2, "waiting", 1, available_at=i, delivery_count=1) for i in range(ranges)])
+        ours, theirs = (LedgerTable(str(folder / f"{kind}-{ranges}")) for kind in ("replace", "merge"))
         for table in (ours, theirs):
             table.create("bench")
             table.write(table.read("g"), ledger, operation_id=f"first-{ranges}", note={})
@@ -58,7 +58,7 @@ def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
             "op", pa.array(["put"] * 3, pa.string())
         )  # the floor row and two ranges
 
-        def by_replace(table: DeltaLeases = ours, ledger: Ledger = ledger) -> None:
+        def by_replace(table: LedgerTable = ours, ledger: Ledger = ledger) -> None:
             stored = table.read("g")
             head = replace(ledger.head, revision=stored.ledger.head.revision + 1)  # type: ignore[union-attr]
             table.write(stored, Ledger(head, ledger.ranges), operation_id=str(time.monotonic_ns()), note={})

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from session import session
 
 from spark_mq import Queue
-from spark_mq.payload import ROW_GROUP_ROWS
+from spark_mq.parquet.writer import ROW_GROUP_ROWS
 from spark_mq.spark import partitions
 from spark_mq.spark.schema import READ_SCHEMA
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from spark_mq.checks import check_duration
 from spark_mq.errors import GroupNotFound, InvalidOption, InvalidSchema, NotAQueue, QueueNotFound, SparkMQError
+from spark_mq.util.validation import check_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -119,7 +119,7 @@ def main() -> None:
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    from spark_mq.spark.writer import check_dataframe
+    from spark_mq.spark.sink import check_dataframe
 
     spark = session("spark_mq publish")
     check_inputs(spark, args.inputs)

@@ -12,8 +12,8 @@ import logging
 from _common import Parser, duration, run, session
 
 from spark_mq import Queue
-from spark_mq.checks import SECOND, check_duration
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
+from spark_mq.util.validation import SECOND, check_duration
 
 EXAMPLES = """examples:
   sweep.py --queue /tmp/orders
@@ -39,8 +39,8 @@ def main() -> None:
     pause = check_duration("--every", args.every) / SECOND if args.every else None
     queue = Queue.open(args.queue, storage_options=dict(args.storage_options))
 
-    from spark_mq.spark.routing import spark_copy
-    from spark_mq.spark.termination import on_sigterm
+    from spark_mq.spark.dead_letter_copy import spark_copy
+    from spark_mq.spark.shutdown import on_sigterm
 
     spark = session("spark_mq sweep")
     copy = spark_copy(spark, queue.storage_options)

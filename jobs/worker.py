@@ -29,8 +29,8 @@ from typing import Any
 from _common import Parser, duration, run, session
 from pyspark.errors import PySparkRuntimeError
 
-from spark_mq.checks import SECOND, check_duration
 from spark_mq.errors import InvalidOption
+from spark_mq.util.validation import SECOND, check_duration
 
 EXAMPLES = """examples:
   worker.py --queue /tmp/orders --handler billing:process --checkpoint /tmp/checkpoints/billing-1 --group billing
@@ -155,7 +155,7 @@ def main() -> None:
 
     from spark_mq.spark import for_each_batch
     from spark_mq.spark.options import ReadOptions
-    from spark_mq.spark.termination import on_sigterm, stop_query
+    from spark_mq.spark.shutdown import on_sigterm, stop_query
 
     options = source_options(args)
     group, *others = ReadOptions.parse(options).open()

@@ -5,13 +5,13 @@ The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`L
 
 from spark_mq.group import ConsumerGroup
 from spark_mq.lease import Lease, SettleResult
-from spark_mq.message_log import PublishReceipt
-from spark_mq.messages import Message, Received
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.message import Message, ReceivedMessage
 from spark_mq.publisher import BufferedPublisher, PendingMessage
 from spark_mq.queue import Queue
-from spark_mq.settings import GroupSettings, QueueSettings
-from spark_mq.stats import GroupStats
-from spark_mq.work import WorkSummary
+from spark_mq.storage.message_store import PublishReceipt
+from spark_mq.worker import WorkSummary
 
 __all__ = [
     "BufferedPublisher",
@@ -24,7 +24,7 @@ __all__ = [
     "PublishReceipt",
     "Queue",
     "QueueSettings",
-    "Received",
+    "ReceivedMessage",
     "SettleResult",
     "WorkSummary",
     "__version__",

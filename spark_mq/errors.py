@@ -9,27 +9,27 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "CommitConflict",
     "ContentionTimeout",
     "CorruptLog",
-    "DataLoss",
+    "DataLossError",
     "DuplicatePublish",
+    "GroupBlocked",
     "GroupExists",
     "GroupNotFound",
+    "InvalidHandlerResult",
     "InvalidOption",
     "InvalidSchema",
     "LeaseLost",
-    "LedgerFull",
-    "LostRace",
     "NotAQueue",
     "PublishFailed",
     "PublisherClosed",
     "QueueExists",
     "QueueNotFound",
     "SparkMQError",
-    "StoreFailed",
+    "StorageError",
     "StreamFenced",
     "UnsupportedTable",
-    "WrongReturn",
 ]
 
 
@@ -54,7 +54,7 @@ class InvalidOption(SparkMQError, ValueError):
     """An argument or option is wrong. Data: ``option``, ``value``."""
 
 
-class WrongReturn(InvalidOption):
+class InvalidHandlerResult(InvalidOption):
     """A handler returned what says nothing of its messages: a mistake in the program, not a failure of theirs. Data: as InvalidOption."""
 
 
@@ -85,7 +85,7 @@ class CorruptLog(SparkMQError):
     """
 
 
-class StoreFailed(SparkMQError, OSError):
+class StorageError(SparkMQError, OSError):
     """The store did not take or give something: it is full, read-only, out of reach. Trying again is right once that is mended.
 
     Data: ``path`` of the table; ``landed``: False where nothing was changed, None where that cannot be told for now.
@@ -108,11 +108,11 @@ class LeaseLost(SparkMQError):
     """
 
 
-class LedgerFull(SparkMQError):
+class GroupBlocked(SparkMQError):
     """Nothing may be leased because of a cap of the group. Data: ``group``, ``blocked_because``."""
 
 
-class DataLoss(SparkMQError):
+class DataLossError(SparkMQError):
     """A hard limit of the queue dropped messages that the group had not settled. Data: ``group``, ``lost``, ``horizon``."""
 
 
@@ -143,5 +143,5 @@ class StreamFenced(SparkMQError):
     """Another driver runs this stream's checkpoint, or the checkpoint was rolled back. Data: ``stream``, ``batch``, ``mark``."""
 
 
-class LostRace(SparkMQError):
+class CommitConflict(SparkMQError):
     """One attempt of an optimistic commit lost. Internal to the retry loop; a caller never sees it."""

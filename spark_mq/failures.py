@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from spark_mq.checks import to_datetime
-from spark_mq.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING
-from spark_mq.settling import NACK, REJECT, Outcome, Settle
+from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING
+from spark_mq.ledger.settle import NACK, REJECT, SettleCommand, SettleOutcome
+from spark_mq.util.validation import to_datetime
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
@@ -36,7 +36,7 @@ def in_hand(group: ConsumerGroup, lease_id: str) -> str:
     return f"{_messages(sum(r.message_count for r in held))} in hand (delivery {delivery}{f' of {attempts}' if attempts else ''})"
 
 
-def tell_fate(group: ConsumerGroup, done: Iterable[tuple[Settle, Outcome]]) -> None:
+def tell_fate(group: ConsumerGroup, done: Iterable[tuple[SettleCommand, SettleOutcome]]) -> None:
     """Logs what has become of messages that failed: when they are due again, or that they are dead."""
     for one, outcome in done:
         if not outcome.settled or one.verb not in (NACK, REJECT):

@@ -11,22 +11,35 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from spark_mq import administer, moving, selection, waiting
-from spark_mq import ledger as rules_of
-from spark_mq.audit import lease_note
-from spark_mq.checks import SECOND, check_count, check_duration, check_error, check_lease_id, check_name, check_position, micros, nearest
-from spark_mq.errors import CorruptLog, GroupNotFound, LedgerFull
-from spark_mq.index import CommitIndex
+from spark_mq.errors import CorruptLog, GroupBlocked, GroupNotFound
 from spark_mq.lease import Lease, SettleResult
-from spark_mq.lease_store import Stored, change
-from spark_mq.ranges import LEASED, Head, Ledger, Range
-from spark_mq.retention import without_lost
-from spark_mq.settings import GroupSettings
-from spark_mq.settles import Leases, extend, settle_named
-from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
-from spark_mq.stats import GroupStats, stats_of
-from spark_mq.waiting import Wanted
-from spark_mq.work import WorkSummary, work
+from spark_mq.ledger import acquire as selection
+from spark_mq.ledger import admin as moving
+from spark_mq.ledger import transitions as rules_of
+from spark_mq.ledger.commit_info import lease_note
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.stats import GroupStats, stats_of
+from spark_mq.maintenance.retention import without_lost
+from spark_mq.operations import acquire as waiting
+from spark_mq.operations import administer
+from spark_mq.operations.acquire import LeaseOptions
+from spark_mq.operations.settle import Leases, extend, settle_named
+from spark_mq.storage.ledger_store import LedgerSnapshot, change
+from spark_mq.util.validation import (
+    SECOND,
+    check_count,
+    check_duration,
+    check_error,
+    check_lease_id,
+    check_name,
+    check_position,
+    micros,
+    nearest,
+)
+from spark_mq.worker import WorkSummary, work
 
 if TYPE_CHECKING:
     from spark_mq.queue import Queue
@@ -61,14 +74,14 @@ class ConsumerGroup:
         """Makes the group if it is not there, at its starting position. A compare-and-swap of the whole table: no trim slips between."""
         if not self._made and self.queue.leases.read(self.name).ledger is None:
 
-            def step(stored: Stored) -> tuple[Ledger | None, bool, Mapping[str, Any]]:
+            def step(stored: LedgerSnapshot) -> tuple[Ledger | None, bool, Mapping[str, Any]]:
                 if stored.ledger is not None:
                     return None, False, {}
                 index, broken = self.index_so_far()
                 if broken is not None and self.start != "earliest":
                     raise broken  # where that is only the whole log can tell
                 floor = max(self._position(index, self.start) - 1, self.queue.horizon())
-                head = Head(floor=floor, forgotten=index.count(0, floor), settings=asdict(self.queue.settings.group))
+                head = LedgerHeader(floor=floor, forgotten=index.count(0, floor), settings=asdict(self.queue.settings.group))
                 return Ledger(head), True, {"operation": "create group"}
 
             if change(self.queue.leases, self.name, step, whole_table=True):
@@ -99,7 +112,7 @@ class ConsumerGroup:
         target = check_position("to", to)
         self.ensure()
 
-        def step(stored: Stored) -> tuple[Ledger | None, None, Mapping[str, Any]]:
+        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, None, Mapping[str, Any]]:
             index = self.queue.log.index()
             # Not past the tail either: that would skip what is yet to be published.
             position = min(max(self._position(index, target), self.queue.horizon() + 1), index.tail + 1)
@@ -126,7 +139,7 @@ class ConsumerGroup:
         """
         return administer.unblock(self, to, sequences)
 
-    def _position(self, index: CommitIndex, start: str | int | datetime) -> int:
+    def _position(self, index: MessageIndex, start: str | int | datetime) -> int:
         if isinstance(start, datetime):
             return index.first_published_since(micros(start))
         return {"earliest": 0, "latest": index.tail + 1}[start] if isinstance(start, str) else start
@@ -148,8 +161,8 @@ class ConsumerGroup:
 
         Never empty; it may be shorter than asked. ``wait``: how long to wait for messages. What happens in this process, and what time
         brings, is noticed at once; what other processes do, within ``max_poll_interval``. ``auto_ack``: settled at once, so at most once:
-        the mode that loses messages, when a worker dies after the lease. Raises LedgerFull when a cap of the group lets nothing be
-        leased, or it blocks; DataLoss when the queue's hard limit has dropped messages unsettled, unless ``fail_on_data_loss`` is off:
+        the mode that loses messages, when a worker dies after the lease. Raises GroupBlocked when a cap of the group lets nothing be
+        leased, or it blocks; DataLossError when the queue's hard limit has dropped messages unsettled, unless ``fail_on_data_loss`` is off:
         then they count as lost.
         """
         check_name("worker_id", worker_id)
@@ -159,10 +172,10 @@ class ConsumerGroup:
         timeout = None if visibility_timeout is None else check_duration("visibility_timeout", visibility_timeout)
         deadline = time.monotonic() + patience
         lease, why = waiting.take(
-            self, Wanted(worker_id, max_messages, timeout, fail_on_data_loss), lambda: deadline - time.monotonic(), poll
+            self, LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss), lambda: deadline - time.monotonic(), poll
         )
         if lease is None and why:
-            raise LedgerFull(
+            raise GroupBlocked(
                 f"group {self.name!r} may lease nothing: {why}. Settle what is leased, or configure(...) the cap; what blocks "
                 "needs unblock(...)", group=self.name, blocked_because=why,
             )  # fmt: skip
@@ -171,13 +184,13 @@ class ConsumerGroup:
         return lease
 
     def work(self, handler: Callable[[Lease], Any], **options: Any) -> WorkSummary:
-        """Leases and handles messages until told to stop: see :func:`spark_mq.work.work` for the options."""
+        """Leases and handles messages until told to stop: see :func:`spark_mq.worker.work` for the options."""
         return work(self, handler, **options)
 
-    def grant(self, request: Callable[[int, int], selection.Request], fail_on_data_loss: bool = True) -> tuple[selection.Grant, int]:
+    def grant(self, request: Callable[[int, int], selection.AcquireRequest], fail_on_data_loss: bool = True) -> tuple[selection.Grant, int]:
         """Commits a lease; `request` makes it from (now, visibility timeout), in microseconds. Returns the grant and its deadline."""
 
-        def step(stored: Stored) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
+        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
             ledger, rules = self.found(stored), self.rules(stored)
             now = self.queue.now()
             wanted = request(now, rules.visibility_timeout)
@@ -192,7 +205,7 @@ class ConsumerGroup:
 
         return change(self.queue.leases, self.name, step, pause=LEASE_PAUSE)
 
-    def index_so_far(self) -> tuple[CommitIndex, CorruptLog | None]:
+    def index_so_far(self) -> tuple[MessageIndex, CorruptLog | None]:
         """The index, and what is wrong with the commit behind it: messages before a broken commit go on."""
         try:
             return self.queue.log.index(), None
@@ -218,7 +231,7 @@ class ConsumerGroup:
                         bad.append((part, why))
         for part, why in bad:
             _log.error("group %s: messages %d..%d cannot be read and are dead: %s", self.name, part.first, part.last, why)
-            self.settle([Settle(REJECT, lease_id, [(part.first, part.last)], error=why, reason="payload unreadable")])
+            self.settle([SettleCommand(REJECT, lease_id, [(part.first, part.last)], error=why, reason="payload unreadable")])
         return tuple(good) if bad else tuple(ranges)
 
     # -- settling: each call is one commit at most, those of several threads share one
@@ -268,7 +281,7 @@ class ConsumerGroup:
         given = None if timeout is None else check_duration("timeout", timeout)
         return extend(self, check_lease_id(lease_id), given)[0]
 
-    def settle(self, wanted: Sequence[Settle]) -> list[Outcome]:
+    def settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
         """Several settles in one commit, in order. Raises nothing for what is not held: see each Outcome."""
         return self.queue.combiner(self).do(wanted)
 
@@ -278,7 +291,7 @@ class ConsumerGroup:
         Settles, too, what has reached its own expires_at, and sets aside what is not due yet.
         """
 
-        def step(stored: Stored) -> tuple[Ledger | None, int, Mapping[str, Any]]:
+        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, int, Mapping[str, Any]]:
             ledger = self.found(stored)
             now = self.queue.now()
             after = rules_of.fold(ledger, now, self.rules(stored))
@@ -290,11 +303,11 @@ class ConsumerGroup:
 
     # -- looking
 
-    def rules(self, stored: Stored) -> GroupSettings:
+    def rules(self, stored: LedgerSnapshot) -> GroupSettings:
         """The settings of the group, as stored with it."""
         return GroupSettings.stored(stored.ledger.head.settings) if stored.ledger is not None else self.queue.settings.group
 
-    def found(self, stored: Stored) -> Ledger:
+    def found(self, stored: LedgerSnapshot) -> Ledger:
         """The ledger that was read. Raises GroupNotFound if there is none."""
         if stored.ledger is None:
             raise GroupNotFound(f"there is no consumer group {self.name!r}; it is made by its first lease", group=self.name)
@@ -303,7 +316,7 @@ class ConsumerGroup:
     def ledger(self) -> Ledger:
         """The group's ledger as it would be after the next operation's fold; that of a new group if it is not there."""
         stored = self.queue.leases.read(self.name)
-        ledger = stored.ledger if stored.ledger is not None else Ledger(Head(floor=self.queue.horizon()))
+        ledger = stored.ledger if stored.ledger is not None else Ledger(LedgerHeader(floor=self.queue.horizon()))
         return rules_of.fold(ledger, self.queue.now(), self.rules(stored))
 
     def stats(self) -> GroupStats:
@@ -317,6 +330,6 @@ class ConsumerGroup:
         self, process: Callable[..., Any], on_error: str = "nack", also: Iterable[ConsumerGroup] = (), ack: str = "after"
     ) -> Callable[[Any, int], None]:
         """A foreachBatch function that settles what `process(batch, lease)` leaves: see :func:`spark_mq.spark.for_each_batch`."""
-        from spark_mq.spark.foreach import for_each_batch
+        from spark_mq.spark.foreach_batch import for_each_batch
 
         return for_each_batch(self, process, on_error=on_error, also=also, ack=ack)

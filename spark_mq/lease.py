@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from spark_mq.checks import SECOND, check_duration, shown, to_datetime
 from spark_mq.errors import CorruptLog, LeaseLost
-from spark_mq.index import Slice
-from spark_mq.intervals import Interval, subtract
-from spark_mq.keepalive import KeepAlive
-from spark_mq.messages import DELIVERY_SCHEMA, Received, received
-from spark_mq.ranges import Range
-from spark_mq.settling import Outcome
-from spark_mq.slices import SliceReader, sequences_of, spread
+from spark_mq.ledger.intervals import Interval, subtract
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.settle import SettleOutcome
+from spark_mq.message import DELIVERY_SCHEMA, ReceivedMessage, received
+from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.parquet.reader import MessageReader, sequences_of, spread
+from spark_mq.util.validation import SECOND, check_duration, shown, to_datetime
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
@@ -64,7 +64,7 @@ class Lease:
         return to_datetime(self._expires_at)
 
     @cached_property
-    def messages(self) -> list[Received]:
+    def messages(self) -> list[ReceivedMessage]:
         """The messages, in the order of their sequence. As :meth:`table`."""
         try:
             return received(self.table())
@@ -98,7 +98,7 @@ class Lease:
         pieces = [
             (piece, r.delivery_count) for r in sorted(self.ranges, key=attrgetter("first")) for piece in index.slices(r.first, r.last)
         ]
-        return deliver(SliceReader(log.files).told(*(piece for piece, _ in pieces)), pieces, self.lease_id, self._expires_at)
+        return deliver(MessageReader(log.files).told(*(piece for piece, _ in pieces)), pieces, self.lease_id, self._expires_at)
 
     # -- settling: each one commit at most, those of several threads share one
 
@@ -132,7 +132,7 @@ class Lease:
 
     def extend(self, timeout: Any = None) -> SettleResult:
         """Moves the deadline to now + `timeout` (the group's visibility timeout), never earlier. Raises LeaseLost."""
-        from spark_mq.settles import extend
+        from spark_mq.operations.settle import extend
 
         result, deadline = extend(self.group, self.lease_id, None if timeout is None else check_duration("timeout", timeout))
         with self._lock:
@@ -153,10 +153,10 @@ class Lease:
         finally:
             alive.stop()
 
-    def extender(self, limit: int) -> KeepAlive:
+    def extender(self, limit: int) -> LeaseKeepAlive:
         """Starts what extends the lease in the background, for `limit` microseconds at most, until it is stopped."""
         timeout = min(limit, (self.ranges[0].expires_at or 0) - (self.ranges[0].leased_at or 0))
-        return KeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)
+        return LeaseKeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)
 
     # -- what is known of it here
 
@@ -171,7 +171,7 @@ class Lease:
             self._left = subtract(self._left, settled)
 
 
-def result_of(lease_ids: Sequence[str], outcomes: Sequence[Outcome], missing: Sequence[str] = ()) -> SettleResult:
+def result_of(lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()) -> SettleResult:
     """The sum of the outcomes of some leases' settles. Raises LeaseLost, with that sum, if anything was not held.
 
     ``missing``: message ids that were named, and that no lease holds.
@@ -191,7 +191,7 @@ def result_of(lease_ids: Sequence[str], outcomes: Sequence[Outcome], missing: Se
     return result
 
 
-def deliver(payload: pa.Table, pieces: Sequence[tuple[Slice, int]], lease_id: str, expires_at: int) -> pa.Table:
+def deliver(payload: pa.Table, pieces: Sequence[tuple[FileSlice, int]], lease_id: str, expires_at: int) -> pa.Table:
     """Messages as a lease hands them out (DELIVERY_SCHEMA), from the payload of slices, each with its delivery count."""
     n = payload.num_rows
     given = {

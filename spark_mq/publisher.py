@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_mq.checks import SECOND, check_count, check_duration, check_size
-from spark_mq.errors import ContentionTimeout, DuplicatePublish, PublisherClosed, PublishFailed, SparkMQError, StoreFailed
-from spark_mq.messages import from_rows, to_publish, to_row
-from spark_mq.payload import WrittenFile, write_file
+from spark_mq.errors import ContentionTimeout, DuplicatePublish, PublisherClosed, PublishFailed, SparkMQError, StorageError
+from spark_mq.message import from_rows, to_publish, to_row
+from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.util.validation import SECOND, check_count, check_duration, check_size
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -203,7 +203,7 @@ class BufferedPublisher:
                     written = write_file(self._queue.log.files, to_publish(from_rows(batch.rows), now, self._queue.settings.times(now)))
                 return self._commit(written)
             except Exception as error:
-                lasting = isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout | StoreFailed)
+                lasting = isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout | StorageError)
                 if lasting or time.monotonic() + pause > deadline:
                     return error
             except BaseException as error:  # whatever it was, nobody may wait for ever

@@ -12,31 +12,32 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from spark_mq import administer, delta
-from spark_mq import redrive as redrive_of
-from spark_mq import retention as retention_of
-from spark_mq.checks import check_choice, check_count, check_name, micros
-from spark_mq.combining import Combiner
-from spark_mq.creating import check_root, leases_description, make
+from spark_mq.delta import legacy as delta
 from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.group import ConsumerGroup
-from spark_mq.index import Slice
-from spark_mq.lease_store import LeaseStore
-from spark_mq.leases import HORIZON, DeltaLeases
-from spark_mq.log import DeltaLog
-from spark_mq.message_log import MessageLog, PublishReceipt
-from spark_mq.messages import check_time, to_publish
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.maintenance import redrive as redrive_of
+from spark_mq.maintenance import retention as retention_of
+from spark_mq.message import check_time, to_publish
+from spark_mq.operations import administer
+from spark_mq.operations.create import check_root, leases_description, make
+from spark_mq.operations.settle import settle_together
+from spark_mq.operations.trace import Trace
+from spark_mq.operations.trace import finished as finished_of
+from spark_mq.operations.trace import trace as trace_of
 from spark_mq.publisher import BufferedPublisher
-from spark_mq.settings import GroupSettings, QueueSettings
-from spark_mq.settles import settle_together
-from spark_mq.settling import Outcome, Settle
-from spark_mq.trace import Trace
-from spark_mq.trace import finished as finished_of
-from spark_mq.trace import trace as trace_of
+from spark_mq.storage.ledger_store import LedgerStore
+from spark_mq.storage.ledger_table import HORIZON, LedgerTable
+from spark_mq.storage.message_store import MessageStore, PublishReceipt
+from spark_mq.storage.message_table import MessageTable
+from spark_mq.util.call_batcher import CallBatcher
+from spark_mq.util.validation import check_choice, check_count, check_name, micros
 
 if TYPE_CHECKING:
-    from spark_mq.dead_letters import Copy
-    from spark_mq.sweep import SweepReport
+    from spark_mq.maintenance.dead_letters import Copy
+    from spark_mq.maintenance.sweep import SweepReport
 
 __all__ = ["Queue"]
 
@@ -61,8 +62,8 @@ class Queue:
         self,
         path: str,
         settings: QueueSettings,
-        log: MessageLog,
-        leases: LeaseStore,
+        log: MessageStore,
+        leases: LedgerStore,
         *,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
@@ -76,14 +77,14 @@ class Queue:
         self.clock = clock or system_clock
         self._readable: set[str] = set()
         self._lock = threading.Lock()
-        self._combiners: dict[str, Combiner[Sequence[Settle], list[Outcome]]] = {}
+        self._combiners: dict[str, CallBatcher[Sequence[SettleCommand], list[SettleOutcome]]] = {}
         self._dead_letters = dead_letters
 
     def __repr__(self) -> str:
         return f"Queue({self.path!r})"
 
     def __reduce__(self) -> Any:
-        if not isinstance(self.log, DeltaLog):
+        if not isinstance(self.log, MessageTable):
             raise TypeError(f"{self!r} is kept in memory: it cannot be pickled, nor used by another process")
         return _reopen, (self.path, self.storage_options, None if self.clock is system_clock else self.clock)
 
@@ -111,7 +112,8 @@ class Queue:
 
         ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no
         limit); ``retention``: how long messages are kept once every group has settled them; ``hard_retention``: how long at
-        most, settled or not: a group that loses messages so is told (DataLoss); ``delivery_delay``, ``message_ttl``: the deliver_at and
+        most, settled or not: a group that loses messages so is told (DataLossError); ``delivery_delay``, ``message_ttl``: the deliver_at
+        and
         expires_at, counted from the publish, of messages that spark_mq publishes without their own (other Delta writers set these columns
         themselves; dead letters and what is redriven get none). Further defaults for groups:
         retry policy, limits and caps, see :class:`~spark_mq.GroupSettings`.
@@ -152,8 +154,8 @@ class Queue:
         root = delta.absolute(path)
         options = dict(storage_options or {})
         log, leases = (
-            DeltaLog(delta.child(root, "messages"), options),
-            DeltaLeases(delta.child(root, "leases"), options),
+            MessageTable(delta.child(root, "messages"), options),
+            LedgerTable(delta.child(root, "leases"), options),
         )
         table = log.open()
         if table is None:
@@ -251,11 +253,11 @@ class Queue:
         """
         return ConsumerGroup(self, name, start)
 
-    def combiner(self, group: ConsumerGroup) -> Combiner[Sequence[Settle], list[Outcome]]:
+    def combiner(self, group: ConsumerGroup) -> CallBatcher[Sequence[SettleCommand], list[SettleOutcome]]:
         """What makes one commit of the settles of several threads in a group, through whichever of its objects."""
         with self._lock:
             if group.name not in self._combiners:
-                self._combiners[group.name] = Combiner(partial(settle_together, group))
+                self._combiners[group.name] = CallBatcher(partial(settle_together, group))
             return self._combiners[group.name]
 
     def groups(self) -> list[str]:
@@ -301,16 +303,17 @@ class Queue:
         Expires leases, sends dead messages to the dead-letter queue, trims what every group has settled and the retention no longer keeps,
         writes down commits and history, and cleans the tables' logs. Every few minutes is right (``jobs/sweep.py`` runs it as a job): a
         queue that nobody sweeps grows, and its dead messages stay where they are. Safe to kill, to repeat, and to run twice at once.
-        ``copy``: how dead letters are copied, see :func:`spark_mq.dead_letters.route`. What fails keeps nothing else from being done; the
+        ``copy``: how dead letters are copied, see :func:`spark_mq.maintenance.dead_letters.route`. What fails keeps nothing else from
+        being done; the
         first error is raised at the end.
         """
-        from spark_mq.sweep import sweep  # it knows queues
+        from spark_mq.maintenance.sweep import sweep  # it knows queues
 
         return sweep(self, copy)
 
     def redrive(
         self, *, where: str | None = None, limit: int | None = None, dry_run: bool = False, rate: float | None = None
-    ) -> redrive_of.Redriven:
+    ) -> redrive_of.RedriveResult:
         """Publishes dead letters of this queue into it again, with their id, key, value and own headers; each once, whatever crashes.
 
         ``where``: SQL over the columns of ``redrive.COLUMNS``, say ``"reason = 'rejected' AND error LIKE '%timeout%'"``; ``limit``: the
@@ -355,7 +358,7 @@ class Queue:
             "groups": {name: self.group(name).stats() for name in self.groups()},
         }
 
-    def check_slice(self, piece: Slice, rows: int, whole: bool) -> Iterable[tuple[Slice, str | None]]:
+    def check_slice(self, piece: FileSlice, rows: int, whole: bool) -> Iterable[tuple[FileSlice, str | None]]:
         """A slice of ``messages/`` in pieces, and why each cannot be read, or None. ``rows``: how many its file should have.
 
         By the file's footer, and good news is remembered, for files do not change; with `whole`, by all of its bytes.

@@ -24,19 +24,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_mq import delta
-from spark_mq.checks import RESERVED_PREFIX, check_duration, micros
-from spark_mq.doors import Door
-from spark_mq.errors import LostRace
-from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.lease_store import LeaseCommit, Stored
-from spark_mq.ledger_rows import to_rows
-from spark_mq.message_log import MessageLog, PublishReceipt, check_mark
-from spark_mq.payload import WrittenFile, read_times
+from spark_mq.delta import legacy as delta
+from spark_mq.errors import CommitConflict
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.parquet.writer import WrittenFile, read_times
 from spark_mq.queue import Clock, Queue, system_clock
-from spark_mq.ranges import Event, Head, Ledger
-from spark_mq.settings import GroupSettings, QueueSettings
-from spark_mq.waking import Bell
+from spark_mq.storage.ledger_rows import to_rows
+from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
+from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
+from spark_mq.util.fair_lock import FairLock
+from spark_mq.util.notifier import Notifier
+from spark_mq.util.validation import RESERVED_PREFIX, check_duration, micros
 
 __all__ = ["ManualClock", "MemoryFiles", "MemoryLeases", "MemoryLog", "memory_queue"]
 
@@ -53,7 +53,7 @@ class ManualClock:
     """
 
     def __init__(self, start: datetime | None = None) -> None:
-        self.bell = Bell()
+        self.bell = Notifier()
         """Rung when it is moved: whoever waits for messages looks at the time again."""
         self._now = datetime.now(UTC)
         if start is not None:
@@ -148,16 +148,16 @@ class MemoryFiles(delta.Files):
         return {path: 0.0 for path in self._held if path.rpartition("/")[0] == folder}
 
 
-class MemoryLog(MessageLog):
-    """The twin of :class:`~spark_mq.log.DeltaLog`: the same sequences, marks and files, no Delta table."""
+class MemoryLog(MessageStore):
+    """The twin of :class:`~spark_mq.storage.message_table.MessageTable`: the same sequences, marks and files, no Delta table."""
 
     def __init__(self, clock: Clock) -> None:
         self.path = "memory/messages"
         self.files = MemoryFiles()
-        self.bell = Bell()
+        self.bell = Notifier()
         self._clock = clock
         self._lock = threading.Lock()
-        self._index = CommitIndex(version=0)  # as if version 0 had made the table
+        self._index = MessageIndex(version=0)  # as if version 0 had made the table
         self._active: set[str] = set()
         self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest mark
 
@@ -175,7 +175,7 @@ class MemoryLog(MessageLog):
             files, ordinal = [], 0
             for file in written:
                 times = read_times(self.files, file.path) if file.timed else None
-                files.append(LogFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times))
+                files.append(DataFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times))
                 ordinal += file.rows
             self._index.extend(files, version)
             self._active.update(file.path for file in files)
@@ -192,10 +192,10 @@ class MemoryLog(MessageLog):
         last, receipt = self._numbers.get(app, (None, None))
         return receipt if last == number else None
 
-    def index(self, reach: int | None = None) -> CommitIndex:
+    def index(self, reach: int | None = None) -> MessageIndex:
         return self._index
 
-    def known(self) -> CommitIndex:
+    def known(self) -> MessageIndex:
         return self._index
 
     def drop(self, horizon: int) -> int:
@@ -210,34 +210,34 @@ class MemoryLog(MessageLog):
 
 
 class MemoryLeases:
-    """The twin of :class:`~spark_mq.leases.DeltaLeases`: optimistic commits on ledgers in a dict.
+    """The twin of :class:`~spark_mq.storage.ledger_table.LedgerTable`: optimistic commits on ledgers in a dict.
 
     ``notes``: what each commit said it did, oldest first; the audit trail that DESCRIBE HISTORY shows of a Delta table. ``events``: what
     happened in each, by group.
     """
 
     def __init__(self, clock: Clock = system_clock) -> None:
-        self.bell = Bell()
+        self.bell = Notifier()
         self._clock = clock
         self.notes: list[dict[str, Any]] = []
         self.events: list[tuple[str, Sequence[Event]]] = []
-        self._doors: dict[str, Door] = {}
+        self._doors: dict[str, FairLock] = {}
         self.pace, self.given_up = 0.0, dict[str, int]()
         self._lock = threading.Lock()
         self._ledgers: dict[str, Ledger] = {}
         self._changed: dict[str, int] = {}  # the version that changed a group last
         self._marks: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
 
-    def door(self, group: str) -> Door:
-        return self._doors.setdefault(group, Door())
+    def door(self, group: str) -> FairLock:
+        return self._doors.setdefault(group, FairLock())
 
-    def read(self, group: str, *, blind: bool = False) -> Stored:
+    def read(self, group: str, *, blind: bool = False) -> LedgerSnapshot:
         with self._lock:
-            return Stored(group, None if blind else self._ledgers.get(group), len(self.notes))
+            return LedgerSnapshot(group, None if blind else self._ledgers.get(group), len(self.notes))
 
     def write(
         self,
-        stored: Stored,
+        stored: LedgerSnapshot,
         ledger: Ledger | None,
         *,
         operation_id: str,
@@ -249,9 +249,9 @@ class MemoryLeases:
         with self._lock:
             latest = len(self.notes)
             if (latest if whole_table else self._changed.get(stored.group, 0)) > stored.token:
-                raise LostRace(f"group {stored.group} has changed since it was read")
+                raise CommitConflict(f"group {stored.group} has changed since it was read")
             if mark is not None and self._marks.get(mark[0], (0, 0))[1] > stored.token:
-                raise LostRace(f"{mark[0]} has been marked since")
+                raise CommitConflict(f"{mark[0]} has been marked since")
             self.notes.append({"operation_id": operation_id, "committed_at": micros(self._clock()), **note})
             if ledger is None:
                 del self._ledgers[stored.group]
@@ -262,11 +262,11 @@ class MemoryLeases:
             if mark is not None:
                 self._marks[mark[0]] = (mark[1], latest + 1)
 
-    def mark(self, stored: Stored, app: str) -> int | None:
+    def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
         with self._lock:
             number, version = self._marks.get(app, (None, 0))
             if version > stored.token:
-                raise LostRace(f"{app} has been marked since")
+                raise CommitConflict(f"{app} has been marked since")
             return number
 
     # No lines: there is one process, and its threads stand in line at the door.
@@ -289,8 +289,8 @@ class MemoryLeases:
     def version(self) -> int:
         return len(self.notes)
 
-    def commits(self, first: int, last: int) -> Iterator[LeaseCommit]:
+    def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         for version in range(max(1, first), min(last, len(self.notes)) + 1):
             note, (group, events) = self.notes[version - 1], self.events[version - 1]
-            rows = to_rows(group, Ledger(Head(), None, events))
-            yield LeaseCommit(version, note["committed_at"], group, note.get("operation"), note["operation_id"], rows)
+            rows = to_rows(group, Ledger(LedgerHeader(), None, events))
+            yield LedgerCommit(version, note["committed_at"], group, note.get("operation"), note["operation_id"], rows)

@@ -18,7 +18,7 @@ from figures import Point, Result, summary
 from curves.commits import Times, cycle
 from curves.made_up import fill
 from spark_mq import Queue
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 PAUSE = 10.0
 """Seconds between two sweeps: 20,000 leases are here made in minutes, not in an hour."""

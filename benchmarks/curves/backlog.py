@@ -12,7 +12,7 @@ from backlog import fill
 from figures import Point, Result
 
 from spark_mq import Queue
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 GOALS = {"open and first lease, ms": "< 3,000 ms", "poll, ms": "< 10 ms", "stats(), ms": "< 1,000 ms"}
 PROCESSES = 3

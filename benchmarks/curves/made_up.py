@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_mq import Queue
-from spark_mq.payload import WrittenFile, write_file
+from spark_mq.parquet.writer import WrittenFile, write_file
 
 __all__ = ["NO_LANE", "fill"]
 

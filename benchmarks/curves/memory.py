@@ -31,7 +31,7 @@ PLACES = 10
 
 def leases_of(path: str, leases: int) -> dict[str, Any]:
     """In a new process, so many leases of each: what is resident, in MB, after each tenth of them."""
-    from spark_mq.stream import StreamOptions, StreamSource
+    from spark_mq.streaming.source import StreamOptions, StreamSource
 
     clock = ManualClock()
     queue = Queue.open(path, clock=clock)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spark_mq.spark.foreach import BatchLease, for_each_batch
-from spark_mq.spark.interpreter import check_interpreter
-from spark_mq.spark.settle import ack, nack, reject
+from spark_mq.spark.foreach_batch import BatchLease, for_each_batch
+from spark_mq.spark.python_check import check_interpreter
+from spark_mq.spark.settle_rows import ack, nack, reject
 from spark_mq.spark.source import SparkMQDataSource
 
 __all__ = ["BatchLease", "SparkMQDataSource", "ack", "check_interpreter", "for_each_batch", "nack", "register", "reject"]

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from spark_mq.checks import SECOND, check_choice, check_count, check_duration, check_name, check_position, check_size, nearest
-from spark_mq.delta import absolute
+from spark_mq.delta.legacy import absolute
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.queue import Queue
-from spark_mq.stream import StreamOptions
+from spark_mq.streaming.source import StreamOptions
+from spark_mq.util.validation import SECOND, check_choice, check_count, check_duration, check_name, check_position, check_size, nearest
 
 __all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
 

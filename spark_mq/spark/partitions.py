@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from spark_mq import delta
-from spark_mq.index import Slice
-from spark_mq.ranges import RANGE_SCHEMA, Range
-from spark_mq.slices import SliceReader, sequences_of, spread
+from spark_mq.delta import legacy as delta
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.ranges import RANGE_SCHEMA, Range
+from spark_mq.parquet.reader import MessageReader, sequences_of, spread
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 
 __all__ = ["SlicePartition", "cut", "cut_all", "read"]
@@ -22,7 +22,7 @@ PARTITION_BYTES = 64 * 2**20
 PARTITION_ROWS = 50_000
 _BATCH_ROWS = 10_000
 
-Piece = tuple[Slice, Range]
+Piece = tuple[FileSlice, Range]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
         return
     wanted = arrow_schema(schema)
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
-    reader = SliceReader(delta.Files(delta.child(partition.queue, "messages"), partition.storage_options), payload)
+    reader = MessageReader(delta.Files(delta.child(partition.queue, "messages"), partition.storage_options), payload)
     for pieces in _in_batches(partition.pieces):
         rows = reader.told(*(piece for piece, _ in pieces)) if payload else None
         columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, pieces, partition) for f in wanted]

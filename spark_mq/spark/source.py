@@ -16,16 +16,16 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
-from spark_mq.ranges import UNREAD, Range
+from spark_mq.ledger.ranges import UNREAD, Range
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions, WriteOptions
 from spark_mq.spark.schema import READ_SCHEMA, SEVERAL_SCHEMA, check_projection
-from spark_mq.spark.writer import QueueStreamWriter, QueueWriter, check_dataframe
-from spark_mq.stream import StreamSource
-from spark_mq.streams import StreamSet
+from spark_mq.spark.sink import QueueStreamWriter, QueueWriter, check_dataframe
+from spark_mq.streaming.multi_source import MultiQueueSource
+from spark_mq.streaming.source import StreamSource
+from spark_mq.util.validation import SECOND
 
 __all__ = ["SparkMQDataSource"]
 
@@ -86,10 +86,10 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return options
 
     @cached_property
-    def source(self) -> StreamSource | StreamSet:
+    def source(self) -> StreamSource | MultiQueueSource:
         """Made by the first hook, in the runner's process."""
         groups, options = self.options.open(), self.options.stream
-        return StreamSet(groups, options) if self.options.several else StreamSource(groups[0], options)
+        return MultiQueueSource(groups, options) if self.options.several else StreamSource(groups[0], options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "source"}

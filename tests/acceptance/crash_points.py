@@ -19,13 +19,16 @@ from typing import Any
 import deltalake.table
 from deltalake import DeltaTable
 
-from spark_mq import Lease, Message, Queue, delta, history, leases
-from spark_mq.commits import index_commits
-from spark_mq.dead_letters import route
-from spark_mq.history import archive
-from spark_mq.retention import trim
-from spark_mq.stream import StreamOptions, StreamSource
-from spark_mq.sweep import expire, housekeep, sweep
+from spark_mq import Lease, Message, Queue
+from spark_mq.delta import legacy as delta
+from spark_mq.maintenance.archive import index_commits
+from spark_mq.maintenance.dead_letters import route
+from spark_mq.maintenance.retention import trim
+from spark_mq.maintenance.sweep import expire, housekeep, sweep
+from spark_mq.operations import history
+from spark_mq.operations.history import archive
+from spark_mq.storage import ledger_table as leases
+from spark_mq.streaming.source import StreamOptions, StreamSource
 
 Tell = Callable[[Any], None]
 

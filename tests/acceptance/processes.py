@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from spark_mq import Lease, Queue
 from spark_mq.errors import ContentionTimeout, LeaseLost
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 SPAWN: Final = multiprocessing.get_context("spawn")
 SKEW: Final = "100ms"

@@ -21,11 +21,11 @@ from checker import check, check_queue, dead_letters, history, published
 from crash_points import CASES, Case, Clock, Driver, child, received
 
 from spark_mq import Queue, errors
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 # Forked from a server that has imported all and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["spark_mq.sweep", "spark_mq.stream", "spark_mq.work", "spark_mq.trace"])
+FORKS.set_forkserver_preload(["spark_mq.maintenance.sweep", "spark_mq.streaming.source", "spark_mq.worker", "spark_mq.operations.trace"])
 
 WANTED = {
     "publish": ["write of a data file of messages/", "commit 'publish' of messages/"],

@@ -12,7 +12,7 @@ from checker import check_queue
 from processes import SKEW, SPAWN, chores, consume, crash, handle, idle, never_ack, publish, start, until, work
 
 from spark_mq import Message, Queue
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 
 @pytest.fixture

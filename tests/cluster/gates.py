@@ -18,7 +18,7 @@ from pyspark import TaskContext, cloudpickle
 
 from spark_mq.spark import SparkMQDataSource
 from spark_mq.spark.options import WriteOptions
-from spark_mq.spark.writer import FilesWritten, QueueStreamWriter, QueueWriter
+from spark_mq.spark.sink import FilesWritten, QueueStreamWriter, QueueWriter
 
 __all__ = ["PATIENCE", "Gate", "GatedSource", "rows_at"]
 

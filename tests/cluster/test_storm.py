@@ -20,7 +20,7 @@ from processes import start as start_process
 from pyspark import cloudpickle
 
 from spark_mq import Queue
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

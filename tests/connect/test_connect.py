@@ -19,7 +19,7 @@ from pyspark.errors import StreamingQueryException
 
 from spark_mq import Queue
 from spark_mq import spark as of_spark
-from spark_mq.spark.termination import stop_query
+from spark_mq.spark.shutdown import stop_query
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import ContentionTimeout, LeaseLost
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 POISON = b"poison"
 GROUP, SPARK = "python", "spark"

@@ -34,11 +34,11 @@ from deltalake import DeltaTable
 from verdict import Told, judge
 
 from spark_mq import Queue
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 # Forked from a server that has imported everything and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["spark_mq.sweep", "spark_mq.work", "spark_mq.publisher"])
+FORKS.set_forkserver_preload(["spark_mq.maintenance.sweep", "spark_mq.worker", "spark_mq.publisher"])
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT, SKEW, ATTEMPTS, POISONS = 2.0, 0.2, 6, 2
 STREAM_KILLS = 6

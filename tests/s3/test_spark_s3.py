@@ -17,7 +17,7 @@ from faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
 from harness import Stream, finish, make_queue, numbered, start, values
 
 from spark_mq import Queue, errors
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 ROWS = 40
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ def test_executors_write_and_read_there_and_batches_are_settled(spark: Any, queu
 
     def process(batch: Any, lease: Any) -> Any:
         seen.extend(values(batch))
-        with pytest.raises(errors.StoreFailed, match="as Spark itself is configured"):
+        with pytest.raises(errors.StorageError, match="as Spark itself is configured"):
             lease.read()
         lease.reject(batch.where("CAST(value AS STRING) = '007'"), error="never")
         return batch.where("CAST(value AS STRING) = '030'").selectExpr("sequence", "'reject' AS outcome")

@@ -10,7 +10,7 @@ import pytest
 from harness import Stream, configured, make_queue, until, values
 
 from spark_mq import Queue, errors
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 
 def append(spark: Any, queue: Queue, *texts: str) -> None:

@@ -13,8 +13,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 from spark_mq import Message, Queue
-from spark_mq.commits import index_commits
-from spark_mq.sweep import housekeep
+from spark_mq.maintenance.archive import index_commits
+from spark_mq.maintenance.sweep import housekeep
 
 
 def received(queue: Queue) -> list[Message]:

@@ -16,8 +16,8 @@ from pyspark.errors import StreamingQueryException
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
-from spark_mq.payload import MESSAGE_SCHEMA
-from spark_mq.spark import native
+from spark_mq.parquet.writer import MESSAGE_SCHEMA
+from spark_mq.spark import parquet_read as native
 
 
 def by_spark_alone(rows: Any) -> bool:

@@ -14,7 +14,7 @@ from harness import Stream, make_queue, numbered, versions
 from pyspark.sql import functions as F
 
 from spark_mq import Queue
-from spark_mq.delta import open_table
+from spark_mq.delta.legacy import open_table
 from spark_mq.errors import InvalidOption
 from spark_mq.spark import check_interpreter
 

@@ -17,9 +17,9 @@ from deltalake import DeltaTable, write_deltalake
 from handles import again, lease
 
 from spark_mq import Message, Queue, errors
-from spark_mq.leases import DeltaLeases
-from spark_mq.log import DeltaLog
-from spark_mq.payload import MESSAGE_SCHEMA
+from spark_mq.parquet.writer import MESSAGE_SCHEMA
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -114,8 +114,8 @@ def test_a_half_made_queue_is_finished_by_making_it_again(tmp_path: Path, monkey
         return create
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaLog, "create", dying(DeltaLog.create))
-        patch.setattr(DeltaLeases, "create", dying(DeltaLeases.create))
+        patch.setattr(MessageTable, "create", dying(MessageTable.create))
+        patch.setattr(LedgerTable, "create", dying(LedgerTable.create))
         with pytest.raises(Killed):
             Queue.create(tmp_path / "q", visibility_timeout="7s")
     if died_before == "messages":
@@ -169,7 +169,7 @@ def test_messages_made_anew(queue: Queue) -> None:
     held = again(queue)
     held.stats()
     shutil.rmtree(queue.log.path)
-    DeltaLog(queue.log.path).create(queue.settings.to_json())
+    MessageTable(queue.log.path).create(queue.settings.to_json())
     refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
     with pytest.raises(errors.CorruptLog, match="made anew"):
         held.publish("x")
@@ -228,7 +228,7 @@ def test_a_commit_that_is_not_readable_names_itself(queue: Queue) -> None:
 
 def _index(queue: Queue) -> Any:
     """The index of a handle that has the table, but not yet the commit."""
-    fresh = DeltaLog(queue.log.path)
+    fresh = MessageTable(queue.log.path)
     fresh._table = queue.log.table
     return fresh.index()
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_mq import Queue, errors
-from spark_mq.stream import StreamOptions, StreamSource
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
+from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from handles import again, lease, until
 
-from spark_mq import Message, Queue, SettleResult, settles
-from spark_mq.combining import Combiner
+from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
-from spark_mq.leases import DeltaLeases
+from spark_mq.operations import settle as settles
+from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.testing import MemoryLeases
+from spark_mq.util.call_batcher import CallBatcher
 
 Make = Callable[..., Queue]
 
@@ -40,7 +41,7 @@ class Gate:
 
 def together(gate: Gate, *items: Any) -> list[Any]:
     """Hands in the first item, the others while it is at work, and returns what each call gave or raised."""
-    combiner: Combiner[Any, Any] = Combiner(gate)
+    combiner: CallBatcher[Any, Any] = CallBatcher(gate)
     with ThreadPoolExecutor(len(items)) as pool:
         done = [pool.submit(combiner.do, items[0])]
         assert gate.entered.wait(30)
@@ -114,7 +115,7 @@ def commits(queue: Queue) -> int:
     """Commits of the ledger so far."""
     if isinstance(queue.leases, MemoryLeases):
         return len(queue.leases.notes)
-    assert isinstance(queue.leases, DeltaLeases)
+    assert isinstance(queue.leases, LedgerTable)
     return queue.leases.refresh().version()
 
 

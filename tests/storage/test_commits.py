@@ -16,13 +16,15 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 from handles import Injected, again, lease
 
-from spark_mq import Message, Queue, commit_table, commits, errors
-from spark_mq import log as log_module
-from spark_mq.checkpoints import checkpoint
-from spark_mq.commits import clean_commits, clean_log, clean_messages, index_commits
-from spark_mq.log import DeltaLog
-from spark_mq.payload import MESSAGE_SCHEMA, write_file
-from spark_mq.sweep import housekeep, sweep
+from spark_mq import Message, Queue, errors
+from spark_mq.delta.checkpoints import checkpoint
+from spark_mq.maintenance import archive as commits
+from spark_mq.maintenance.archive import clean_commits, clean_log, clean_messages, index_commits
+from spark_mq.maintenance.sweep import housekeep, sweep
+from spark_mq.parquet.writer import MESSAGE_SCHEMA, write_file
+from spark_mq.storage import commits_table as commit_table
+from spark_mq.storage import message_table as log_module
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -37,8 +39,8 @@ def queue(delta_queue: Make) -> Queue:
     return delta_queue()
 
 
-def log_of(queue: Queue) -> DeltaLog:
-    assert isinstance(queue.log, DeltaLog)
+def log_of(queue: Queue) -> MessageTable:
+    assert isinstance(queue.log, MessageTable)
     return queue.log
 
 
@@ -249,7 +251,7 @@ def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(q
 
     def meanwhile() -> None:
         monkeypatch.undo()
-        monkeypatch.setattr("spark_mq.log.SLOW", 0)
+        monkeypatch.setattr("spark_mq.storage.message_table.SLOW", 0)
         for value in "abc":
             rival.publish(value)
         index_and_clean(rival)
@@ -263,7 +265,7 @@ def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(q
 
 
 def test_a_slow_publish_that_landed_stays(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.log.SLOW", 0)
+    monkeypatch.setattr("spark_mq.storage.message_table.SLOW", 0)
     rival = again(queue)
     monkeypatch.setattr(
         DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, after=lambda: index_commits(rival))
@@ -430,7 +432,7 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 
 
 def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.commits.CLOCK_MARGIN", 0)
+    monkeypatch.setattr("spark_mq.maintenance.archive.CLOCK_MARGIN", 0)
     monkeypatch.setattr(commit_table, "SMALL_FILES", 4)
     for n in range(12):
         queue.publish(str(n))
@@ -443,7 +445,7 @@ def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_handle_that_reads_while_files_are_rewritten_reads_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.commits.CLOCK_MARGIN", 0)
+    monkeypatch.setattr("spark_mq.maintenance.archive.CLOCK_MARGIN", 0)
     monkeypatch.setattr(commit_table, "SMALL_FILES", 2)
     for value in "abc":
         queue.publish(value)

@@ -16,12 +16,12 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from handles import again
 
-from spark_mq import GroupStats, Lease, Message, Queue, Received, SettleResult, errors, testing
-from spark_mq.checks import to_datetime
-from spark_mq.index import sequence
-from spark_mq.messages import DELIVERY_SCHEMA
-from spark_mq.payload import MESSAGE_SCHEMA
+from spark_mq import GroupStats, Lease, Message, Queue, ReceivedMessage, SettleResult, errors, testing
+from spark_mq.ledger.message_index import sequence
+from spark_mq.message import DELIVERY_SCHEMA
+from spark_mq.parquet.writer import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.validation import to_datetime
 
 Make = Callable[..., Queue]
 
@@ -55,7 +55,7 @@ def test_what_is_published_is_delivered(queue: Queue, clock: ManualClock) -> Non
     queue.publish([Message("größe", key="k", headers={"a": "1", "b": ""}, message_id="id-1"), Message(b"\x00\xff"), Message(b"")])
     first, second, third = take(queue).messages
     receipt_at = sequence(1, 0)
-    assert first == Received(receipt_at, "id-1", "k", "größe".encode(), {"a": "1", "b": ""}, clock(), 1)
+    assert first == ReceivedMessage(receipt_at, "id-1", "k", "größe".encode(), {"a": "1", "b": ""}, clock(), 1)
     assert (second.key, second.value, second.headers) == (None, b"\x00\xff", {})
     assert third.value == b""
     assert len({first.message_id, second.message_id, third.message_id}) == 3
@@ -423,7 +423,7 @@ def test_max_in_flight_cuts_a_lease_and_then_says_why(make: Make) -> None:
     queue.publish([str(n) for n in range(10)])
     first = take(queue, 2)
     assert len(take(queue, 2)) == 1
-    with pytest.raises(errors.LedgerFull) as caught:
+    with pytest.raises(errors.GroupBlocked) as caught:
         queue.group().lease("w")
     assert (caught.value.group, caught.value.blocked_because) == ("default", "max_in_flight")
     assert stats(queue).blocked_because == "max_in_flight"
@@ -437,7 +437,7 @@ def test_max_ledger_ranges_stops_unread_but_not_what_waits(make: Make) -> None:
     lease = take(queue, 4)
     lease.nack([lease.messages[1].sequence], delay=0)
     assert take(queue, 1).messages[0].delivery_count == 2
-    with pytest.raises(errors.LedgerFull) as caught:
+    with pytest.raises(errors.GroupBlocked) as caught:
         queue.group().lease("w")
     assert caught.value.blocked_because == "max_ledger_ranges"
     lease.ack()

@@ -13,10 +13,10 @@ from disks import SizeLimit, TmpFs, disk_at
 from handles import again, lease, until
 
 from spark_mq import Lease, Queue, errors
-from spark_mq.commits import index_commits
-from spark_mq.dead_letters import route
-from spark_mq.history import archive
-from spark_mq.sweep import housekeep, sweep, trim
+from spark_mq.maintenance.archive import index_commits
+from spark_mq.maintenance.dead_letters import route
+from spark_mq.maintenance.sweep import housekeep, sweep, trim
+from spark_mq.operations.history import archive
 from spark_mq.testing import ManualClock
 
 VALUES = [f"m{n}".encode() for n in range(8)]
@@ -109,7 +109,7 @@ STEPS: dict[str, Callable[[World], object]] = {
 ONE_COMMIT = set(list(STEPS)[:10])
 
 
-def told(error: errors.StoreFailed, world: World, *, of: str) -> None:
+def told(error: errors.StorageError, world: World, *, of: str) -> None:
     assert isinstance(error, OSError)
     assert str(world.disk.path) in str(error)
     assert of in str(error)
@@ -135,7 +135,7 @@ def test_a_full_disk_at_any_page_is_told_and_loses_nothing(disk: TmpFs | SizeLim
             with disk.full(pages):
                 STEPS[step](world)
             break
-        except errors.StoreFailed as error:
+        except errors.StorageError as error:
             told(error, world, of="full")
             failures += 1
         if step in ONE_COMMIT:
@@ -151,7 +151,7 @@ def test_a_full_disk_is_not_filled_by_what_could_not_be_published(disk: TmpFs | 
     world = World(disk, clock)
     before = {path for path in disk.path.rglob("*") if path.is_file()}
     for pages in range(4):
-        with disk.full(pages), pytest.raises(errors.StoreFailed):
+        with disk.full(pages), pytest.raises(errors.StorageError):
             world.queue.publish(os.urandom(3 * 4096))
     assert {path for path in disk.path.rglob("*") if path.is_file()} == before
 
@@ -163,7 +163,7 @@ def test_a_read_only_store_is_told_at_each_step_and_can_be_looked_at(disk: TmpFs
         for name, step in STEPS.items():
             if name in ("trim", "route"):  # what they would do takes other states: see above
                 continue
-            with pytest.raises(errors.StoreFailed) as caught:
+            with pytest.raises(errors.StorageError) as caught:
                 step(world)
             told(caught.value, world, of="writable for this user")
         assert world.facts() == before
@@ -177,7 +177,7 @@ def test_a_queue_that_may_not_be_read_is_not_taken_for_none(clock: ManualClock) 
     disk = SizeLimit()
     try:
         queue = Queue.create(disk.path / "queue", clock=clock)
-        with disk.unreadable(), pytest.raises(errors.StoreFailed) as caught:
+        with disk.unreadable(), pytest.raises(errors.StorageError) as caught:
             Queue.open(queue.path)
         assert "readable and writable for this user" in str(caught.value)
         again(queue).publish("a")

@@ -12,10 +12,10 @@ import pytest
 from deltalake.transaction import AddAction
 
 from spark_mq import Message, Queue
-from spark_mq.checks import SECOND
-from spark_mq.keepalive import KeepAlive
-from spark_mq.payload import MESSAGE_SCHEMA, write_file
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
+from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.parquet.writer import MESSAGE_SCHEMA, write_file
+from spark_mq.util.validation import SECOND
 
 
 def publish_without_statistics(queue: Queue, value: bytes) -> None:
@@ -90,7 +90,7 @@ def test_a_failed_extension_is_tried_again() -> None:
             raise RuntimeError("503 slow down")
         alive.stopped.set()
 
-    alive = KeepAlive(extend, SECOND // 20, 60 * SECOND)
+    alive = LeaseKeepAlive(extend, SECOND // 20, 60 * SECOND)
     assert alive.stopped.wait(30)
     alive.stop()
     assert len(tried) == 2

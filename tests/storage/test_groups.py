@@ -9,8 +9,8 @@ import pytest
 from handles import again, lease
 
 from spark_mq import GroupSettings, Queue
-from spark_mq.errors import DataLoss, GroupNotFound, InvalidOption, LeaseLost, LedgerFull
-from spark_mq.sweep import sweep, trim
+from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
+from spark_mq.maintenance.sweep import sweep, trim
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -275,7 +275,7 @@ def blocked(make: Make) -> Queue:
 def test_a_group_that_blocks_leases_nothing_past_the_message_and_says_why(make: Make) -> None:
     queue = blocked(make)
     assert held(queue) == [b"0"]
-    with pytest.raises(LedgerFull, match="unblock"):
+    with pytest.raises(GroupBlocked, match="unblock"):
         queue.group().lease("w")
     stats = queue.group().stats()
     assert stats.blocked == 1
@@ -384,7 +384,7 @@ def cut_off(make: Make, clock: ManualClock) -> Queue:
 def test_a_group_that_a_hard_limit_cut_is_told_until_it_accepts_the_loss(make: Make, clock: ManualClock) -> None:
     queue = cut_off(make, clock)
     for handle in (queue, again(queue)):
-        with pytest.raises(DataLoss, match="seek") as caught:
+        with pytest.raises(DataLossError, match="seek") as caught:
             handle.group().lease("w")
         assert caught.value.data["lost"] == 2, "what is leased may have been read"
     found = queue.group().lease("w", fail_on_data_loss=False)

@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 from handles import Injected, again, lease
 
 from spark_mq import Message, Queue
-from spark_mq import history as history_of
 from spark_mq.errors import InvalidOption
-from spark_mq.history import archive, archived, history
-from spark_mq.leases import DeltaLeases
-from spark_mq.sweep import clean, sweep
+from spark_mq.maintenance.sweep import clean, sweep
+from spark_mq.operations import history as history_of
+from spark_mq.operations.history import archive, archived, history
+from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -131,7 +131,7 @@ def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make, monkey
     for _ in range(30):
         lease(queue).release()
     expected = told(queue)
-    assert isinstance(queue.leases, DeltaLeases)
+    assert isinstance(queue.leases, LedgerTable)
     clean(queue.leases, 0, 0, archived=archived(queue))
     assert told(queue) == expected
     archive(queue)
@@ -320,7 +320,7 @@ def test_finished_messages_are_told_within_bounds_and_of_each_group(queue: Queue
 
 def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(delta_queue: Make) -> None:
     queue = lived(delta_queue())
-    assert isinstance(queue.leases, DeltaLeases)
+    assert isinstance(queue.leases, LedgerTable)
     assert clean(queue.leases, 0, 0, archived=archived(queue)) >= 0
     printed = io.StringIO()
     print(again(queue).trace(queue.log.index().files[0].first), file=printed)

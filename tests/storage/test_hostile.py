@@ -16,8 +16,8 @@ from deltalake.transaction import AddAction
 from handles import again, lease
 
 from spark_mq import Lease, Message, Queue, errors
-from spark_mq.payload import MESSAGE_SCHEMA
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
+from spark_mq.parquet.writer import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]

@@ -21,10 +21,10 @@ from deltalake.transaction import AddAction
 from handles import again, lease
 
 from spark_mq import Queue, errors
-from spark_mq.checkpoints import checkpoint
-from spark_mq.commits import index_commits
-from spark_mq.payload import MESSAGE_SCHEMA
-from spark_mq.sweep import housekeep, sweep
+from spark_mq.delta.checkpoints import checkpoint
+from spark_mq.maintenance.archive import index_commits
+from spark_mq.maintenance.sweep import housekeep, sweep
+from spark_mq.parquet.writer import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -297,7 +297,7 @@ def damaged_by(how: str, path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "truncated", "garbage", "other JSON"])
 def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr("spark_mq.log_watch.HOLE_LOOK", 0)
+    monkeypatch.setattr("spark_mq.storage.log_watch.HOLE_LOOK", 0)
     for value in "ab":
         queue.publish(value)
     worker, full = again(queue), again(queue)
@@ -439,7 +439,7 @@ def test_messages_of_a_broken_file_are_dead_at_once_and_the_others_go_on(queue: 
 
 
 def test_a_broken_page_leaves_the_rest_of_its_file_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.payload.ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr("spark_mq.parquet.writer.ROW_GROUP_ROWS", 2)
     receipt = queue.publish(["1", "2", "poor", "4", "5"])
     path = data_file(queue, receipt.sequences[0])
     DAMAGE["a bit flipped in a page"](path)

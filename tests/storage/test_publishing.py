@@ -16,7 +16,7 @@ from handles import Injected, again, lease
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]

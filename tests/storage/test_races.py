@@ -19,11 +19,13 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from handles import Injected, again, lease, until
 
-from spark_mq import Queue, SettleResult, doors, errors, leases
-from spark_mq.lease_store import Stored, change
-from spark_mq.leases import DeltaLeases
-from spark_mq.ranges import Head, Ledger
-from spark_mq.sweep import housekeep
+from spark_mq import Queue, SettleResult, errors
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.maintenance.sweep import housekeep
+from spark_mq.storage import ledger_table as leases
+from spark_mq.storage.ledger_store import LedgerSnapshot, change
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.util import fair_lock as doors
 
 Make = Callable[..., Queue]
 
@@ -136,7 +138,7 @@ def test_contention_ends_with_its_data_and_no_change(queue: Queue) -> None:
     rival = again(queue).leases
 
     def bump(store: Any, note: str, before: Callable[[], None] = lambda: None) -> None:
-        def step(stored: Stored) -> Any:
+        def step(stored: LedgerSnapshot) -> Any:
             assert stored.ledger is not None
             before()
             return Ledger(stored.ledger.head.counted({note: 1})), None, {"operation": note}
@@ -179,10 +181,10 @@ def note(text: str = "test") -> dict[str, Any]:
     return {"operation": text}
 
 
-def stores(queue: Queue) -> tuple[DeltaLeases, DeltaLeases]:
+def stores(queue: Queue) -> tuple[LedgerTable, LedgerTable]:
     one, two = queue.leases, again(queue).leases
-    assert isinstance(one, DeltaLeases)
-    assert isinstance(two, DeltaLeases)
+    assert isinstance(one, LedgerTable)
+    assert isinstance(two, LedgerTable)
     return one, two
 
 
@@ -190,9 +192,9 @@ def test_of_two_that_create_the_same_group_one_is_refused(queue: Queue) -> None:
     """A phantom: neither saw a row of the group, and still they collide."""
     one, two = stores(queue)
     seen, seen_too = one.read("g"), two.read("g")
-    two.write(seen_too, Ledger(Head(floor=7)), operation_id="2", note=note())
-    with pytest.raises(errors.LostRace):
-        one.write(seen, Ledger(Head(floor=1)), operation_id="1", note=note())
+    two.write(seen_too, Ledger(LedgerHeader(floor=7)), operation_id="2", note=note())
+    with pytest.raises(errors.CommitConflict):
+        one.write(seen, Ledger(LedgerHeader(floor=1)), operation_id="1", note=note())
     found = one.read("g").ledger
     assert found is not None
     assert found.head.floor == 7
@@ -202,26 +204,26 @@ def test_of_two_that_create_the_same_group_one_is_refused(queue: Queue) -> None:
 def test_a_whole_table_swap_is_refused_whatever_changed(queue: Queue, rival_group: str) -> None:
     one, two = stores(queue)
     for name in ("g", "other"):
-        one.write(one.read(name), Ledger(Head()), operation_id=name, note=note())
+        one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
     seen, seen_too = one.read("g"), two.read(rival_group)
-    two.write(seen_too, Ledger(Head(revision=5)), operation_id="rival", note=note())
-    with pytest.raises(errors.LostRace):
-        one.write(seen, Ledger(Head(floor=1)), operation_id="swap", note=note(), whole_table=True)
-    one.write(one.read("g"), Ledger(Head(floor=1)), operation_id="swap 2", note=note(), whole_table=True)
+    two.write(seen_too, Ledger(LedgerHeader(revision=5)), operation_id="rival", note=note())
+    with pytest.raises(errors.CommitConflict):
+        one.write(seen, Ledger(LedgerHeader(floor=1)), operation_id="swap", note=note(), whole_table=True)
+    one.write(one.read("g"), Ledger(LedgerHeader(floor=1)), operation_id="swap 2", note=note(), whole_table=True)
 
 
 def test_a_handle_that_another_thread_moved_on_still_commits_at_what_was_read(queue: Queue) -> None:
     """Threads share a handle: a commit of another group must not cost this one its race, one of the same group must."""
     one, two = stores(queue)
     for name in ("slow", "fast"):
-        one.write(one.read(name), Ledger(Head()), operation_id=name, note=note())
+        one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
     seen = one.read("slow")
-    two.write(two.read("fast"), Ledger(Head(revision=2)), operation_id="rival", note=note())
+    two.write(two.read("fast"), Ledger(LedgerHeader(revision=2)), operation_id="rival", note=note())
     one.read("fast")  # moves the handle on
     assert one.mark(seen, "nobody") is None
-    one.write(seen, Ledger(Head(revision=3)), operation_id="mine", note=note())
-    with pytest.raises(errors.LostRace):
-        one.write(seen, Ledger(Head(revision=4)), operation_id="again", note=note())
+    one.write(seen, Ledger(LedgerHeader(revision=3)), operation_id="mine", note=note())
+    with pytest.raises(errors.CommitConflict):
+        one.write(seen, Ledger(LedgerHeader(revision=4)), operation_id="again", note=note())
     for store in (one, two):
         found = [store.read(name).ledger for name in ("slow", "fast")]
         assert [ledger.head.revision for ledger in found if ledger is not None] == [3, 2]
@@ -330,11 +332,11 @@ def test_a_higher_number_that_raced_lands_after_the_lower_one(queue: Queue, on_l
 def test_a_raced_mark_of_the_ledger_is_refused_even_by_another_group(queue: Queue) -> None:
     one, two = stores(queue)
     for name in ("g", "other"):
-        one.write(one.read(name), Ledger(Head()), operation_id=name, note=note())
+        one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
     seen, seen_too = one.read("g"), two.read("other")
-    two.write(seen_too, Ledger(Head(revision=1)), operation_id="2", note=note(), mark=("stream", 3))
-    with pytest.raises(errors.LostRace):
-        one.write(seen, Ledger(Head(revision=1)), operation_id="1", note=note(), mark=("stream", 3))
+    two.write(seen_too, Ledger(LedgerHeader(revision=1)), operation_id="2", note=note(), mark=("stream", 3))
+    with pytest.raises(errors.CommitConflict):
+        one.write(seen, Ledger(LedgerHeader(revision=1)), operation_id="1", note=note(), mark=("stream", 3))
     assert one.mark(one.read("g"), "stream") == 3
     assert one.mark(one.read("g"), "other stream") is None
 
@@ -377,7 +379,7 @@ def test_a_ledger_file_cleaned_under_a_read_is_read_anew(queue: Queue, monkeypat
         rival.group().extend(mine.lease_id)
         churn(rival)
 
-    assert isinstance(reader.leases, DeltaLeases)
+    assert isinstance(reader.leases, LedgerTable)
     monkeypatch.setattr(reader.leases.files, "read_parquet", Injected(reader.leases.files.read_parquet, before=replaced))
     assert reader.group().stats().in_flight == 2
 
@@ -438,7 +440,7 @@ def _plod(path: str, name: str, times: int, stop: Any) -> float:
     group = Queue.open(path).group(name).ensure()
     started = time.monotonic()
 
-    def step(stored: Stored) -> Any:
+    def step(stored: LedgerSnapshot) -> Any:
         ledger = stored.ledger
         assert ledger is not None
         time.sleep(0.1)  # the work of a slow worker
@@ -526,13 +528,13 @@ def test_a_ticket_of_a_dead_process_costs_the_others_a_moment(queue: Queue, monk
     queue.publish([str(n) for n in range(10)])
     queue.group().ensure()
     dead, alive = again(queue), again(queue)
-    assert isinstance(dead.leases, DeltaLeases)
+    assert isinstance(dead.leases, LedgerTable)
     assert dead.leases.take_ticket("default") == 1
     started = time.monotonic()
     mine = lease(alive, 2)
     assert 0.4 < time.monotonic() - started < 10
     assert mine.ack() == SettleResult(2)
-    assert isinstance(alive.leases, DeltaLeases)
+    assert isinstance(alive.leases, LedgerTable)
     assert alive.leases.line("default") == (2, 2)  # the first commit has passed the dead one by
     assert operations(queue) == ["create group", "lease", "ack"]
 

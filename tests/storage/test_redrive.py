@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from handles import Injected, again, lease
 
-from spark_mq import Message, Queue, redrive
+from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.sweep import sweep
+from spark_mq.maintenance import redrive
+from spark_mq.maintenance.sweep import sweep
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]

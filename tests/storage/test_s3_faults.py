@@ -9,7 +9,7 @@ import pytest
 from faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
 
 from spark_mq import Queue
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 from spark_mq.testing import ManualClock
 
 FAULTS = [BEFORE, AFTER, RESET, SLOW]

@@ -18,7 +18,7 @@ from checker import check_queue
 from faulty_s3 import AFTER, RESET, FaultyS3
 
 from spark_mq import Queue
-from spark_mq.sweep import sweep
+from spark_mq.maintenance.sweep import sweep
 
 LAG = 1.0
 """Seconds for which a listing is old."""

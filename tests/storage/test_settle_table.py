@@ -95,10 +95,10 @@ PREPARE: dict[str, Callable[[Case], object]] = {
 
 def freeze(queue: Queue) -> None:
     """The first step of routing, whose sweeper has been killed."""
-    from spark_mq import ledger as rules_of
-    from spark_mq.lease_store import Stored, change
+    from spark_mq.ledger import transitions as rules_of
+    from spark_mq.storage.ledger_store import LedgerSnapshot, change
 
-    def step(stored: Stored) -> Any:
+    def step(stored: LedgerSnapshot) -> Any:
         assert stored.ledger is not None
         return rules_of.freeze_dead(stored.ledger, "routing-1", 10)[0], None, {}
 

@@ -17,12 +17,16 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from handles import Injected, again, lease
 
-from spark_mq import Message, Queue, dead_letters, delta, errors, leases, listings
-from spark_mq.checkpoints import checkpoint
-from spark_mq.dead_letters import copy_dead, route
-from spark_mq.files import Files
-from spark_mq.leases import DeltaLeases
-from spark_mq.sweep import KEEP_LEDGER_SECONDS, SweepReport, clean, expire, housekeep, sweep, trim
+from spark_mq import Message, Queue, errors
+from spark_mq.delta import legacy as delta
+from spark_mq.delta import listings
+from spark_mq.delta.checkpoints import checkpoint
+from spark_mq.delta.files import Files
+from spark_mq.maintenance import dead_letters
+from spark_mq.maintenance.dead_letters import copy_dead, route
+from spark_mq.maintenance.sweep import KEEP_LEDGER_SECONDS, SweepReport, clean, expire, housekeep, sweep, trim
+from spark_mq.storage import ledger_table as leases
+from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -468,8 +472,8 @@ def cycle(queue: Queue, times: int, group: str = "default") -> None:
         lease(queue, 1, group).release()
 
 
-def delta_leases(queue: Queue) -> DeltaLeases:
-    assert isinstance(queue.leases, DeltaLeases)
+def delta_leases(queue: Queue) -> LedgerTable:
+    assert isinstance(queue.leases, LedgerTable)
     return queue.leases
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from handles import again, lease
 
-from spark_mq import Lease, Message, Queue, waiting
-from spark_mq.errors import LedgerFull
-from spark_mq.sweep import sweep
+from spark_mq import Lease, Message, Queue
+from spark_mq.errors import GroupBlocked
+from spark_mq.ledger.schedule import next_due
+from spark_mq.maintenance.sweep import sweep
+from spark_mq.operations import acquire as waiting
 from spark_mq.testing import ManualClock
-from spark_mq.waking import next_due
 
 Make = Callable[..., Queue]
 LONG = "1h"
@@ -36,7 +37,7 @@ class Waiter(threading.Thread):
     def run(self) -> None:
         try:
             self.lease = self.queue.group().lease("waiter", **self.options)  # type: ignore[arg-type]
-        except LedgerFull as error:
+        except GroupBlocked as error:
             self.error = error
         self.at = time.monotonic()
 
@@ -161,7 +162,7 @@ def test_a_full_group_is_waited_for_and_told_of_at_the_end(make: Make, waiter_on
     queue = make(max_in_flight=1)
     queue.publish(["a", "b"])
     taken = lease(queue, 1)
-    with pytest.raises(LedgerFull, match="max_in_flight"):
+    with pytest.raises(GroupBlocked, match="max_in_flight"):
         queue.group().lease("w", wait="20ms")
     waiter = waiter_on(queue)
     taken.ack()

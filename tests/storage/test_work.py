@@ -17,7 +17,7 @@ import pytest
 from handles import again, lease, until
 
 from spark_mq import Lease, Message, Queue, WorkSummary
-from spark_mq.errors import DataLoss, InvalidOption, LedgerFull, WrongReturn
+from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, InvalidOption
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -63,7 +63,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(make: Make, clock: 
         raise ValueError("boom")
 
     def told() -> list[str]:
-        lines = [r.getMessage() for r in caplog.records if r.name in ("spark_mq.work", "spark_mq.failures")]
+        lines = [r.getMessage() for r in caplog.records if r.name in ("spark_mq.worker", "spark_mq.failures")]
         caplog.clear()
         return [re.sub(r" \(lease .*\)", "", line) for line in lines]
 
@@ -170,7 +170,7 @@ def test_a_handler_says_what_becomes_of_single_messages(queue: Queue, clock: Man
 )
 def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(queue: Queue, wrong: Any) -> None:
     receipt = queue.publish(["a"])
-    with pytest.raises(WrongReturn):
+    with pytest.raises(InvalidHandlerResult):
         drain(queue, lambda _: wrong(receipt.sequences[0]) if callable(wrong) else wrong)
     assert counts(queue) == {"in_flight": 1}
 
@@ -251,7 +251,7 @@ def test_an_idle_loop_ends_when_told(queue: Queue) -> None:
 
 
 def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_mq import work
+    from spark_mq import worker as work
 
     queue.publish(["a"])
     stop = threading.Event()
@@ -284,7 +284,7 @@ def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(queue: Qu
 
 
 def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_mq import work
+    from spark_mq import worker as work
 
     queue.publish(["a"])
     failures = iter([OSError("reset"), None])
@@ -303,7 +303,7 @@ def test_a_blocked_group_is_waited_out(make: Make) -> None:
     queue = make(on_exhausted="block", max_failures=1)
     s = queue.publish(["a", "b"]).sequences
     lease(queue, 2).nack([s[0]])
-    with pytest.raises(LedgerFull):
+    with pytest.raises(GroupBlocked):
         queue.group().lease("w")
     stop, seen = threading.Event(), list[bytes]()
 
@@ -319,14 +319,14 @@ def test_a_blocked_group_is_waited_out(make: Make) -> None:
 
 
 def test_lost_data_ends_the_loop(make: Make, clock: ManualClock) -> None:
-    from spark_mq.sweep import trim
+    from spark_mq.maintenance.sweep import trim
 
     queue = make(hard_retention="1h")
     queue.group().ensure()
     queue.publish(["a"])
     clock.advance("2h")
     trim(queue)
-    with pytest.raises(DataLoss):
+    with pytest.raises(DataLossError):
         drain(queue, lambda _: None)
     drain(queue, lambda _: None, fail_on_data_loss=False)
     assert queue.group().stats().lost == 1

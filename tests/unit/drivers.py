@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_mq import Queue
-from spark_mq.offsets import mark_of
-from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
+from spark_mq.streaming.offset import mark_of
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 
 Offset = dict[str, Any]
 

@@ -9,9 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.checks import SECOND, check_callable, check_choice, check_count, check_duration, check_name, micros, nearest, to_datetime
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.util.validation import (
+    SECOND,
+    check_callable,
+    check_choice,
+    check_count,
+    check_duration,
+    check_name,
+    micros,
+    nearest,
+    to_datetime,
+)
 
 HOUR = 3600 * SECOND
 

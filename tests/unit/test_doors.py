@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from spark_mq import doors
-from spark_mq.doors import Door, FileLock, door_at
+from spark_mq.util import fair_lock as doors
+from spark_mq.util.fair_lock import FairLock, FileLock, door_at
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -25,7 +25,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_threads_enter_in_the_order_in_which_they_came() -> None:
-    door, order = Door(), list[int]()
+    door, order = FairLock(), list[int]()
 
     def enter(number: int) -> None:
         with door.turn(30):
@@ -44,14 +44,14 @@ def test_threads_enter_in_the_order_in_which_they_came() -> None:
 
 
 def test_the_thread_that_has_it_enters_again() -> None:
-    door = Door()
+    door = FairLock()
     with door.turn(), door.turn(0):
         assert door._depth == 2
     assert door._owner is None
 
 
 def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
-    door, inside = Door(), threading.Event()
+    door, inside = FairLock(), threading.Event()
 
     def impatient() -> None:
         with door.turn(0.01):
@@ -73,7 +73,7 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(monkeypatch: pyte
         def wait(self, timeout: float | None = None) -> bool:
             raise KeyboardInterrupt
 
-    door, entered, leave = Door(), threading.Event(), threading.Event()
+    door, entered, leave = FairLock(), threading.Event(), threading.Event()
 
     def hold() -> None:
         with door.turn():
@@ -151,7 +151,7 @@ def test_a_frozen_holder_costs_its_patience_once(tmp_path: Path, holder: Any) ->
 def test_where_no_lock_can_be_had_one_goes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     assert not FileLock(str(tmp_path / "file" / "locks" / "g")).take(30)
-    with Door(FileLock(str(tmp_path / "file" / "locks" / "g"))).turn():
+    with FairLock(FileLock(str(tmp_path / "file" / "locks" / "g"))).turn():
         pass
     monkeypatch.setattr(doors, "fcntl", None)
     assert not FileLock(str(tmp_path / "locks" / "g")).take(30)

@@ -10,9 +10,9 @@ import pytest
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.offsets import stream_in
-from spark_mq.spark.batch_lease import Found
-from spark_mq.stream import StreamOptions, StreamSource
+from spark_mq.spark.lease_lookup import BatchLeases
+from spark_mq.streaming.offset import stream_in
+from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import memory_queue
 
 BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])
@@ -38,7 +38,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(queue: Queue, caplo
         raise ValueError("boom")
 
     each: Any = queue.group().for_each_batch(fail)
-    each._finder = SimpleNamespace(find=lambda batch: Found([taken.lease_id], True))
+    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
     each(BATCH, 0)
     first, second = (r.getMessage() for r in caplog.records if r.levelname in ("ERROR", "WARNING"))
     lease_id = taken.lease_id
@@ -57,7 +57,7 @@ def test_what_manual_leaves_is_not_acked_by_the_commit(queue: Queue, several: bo
     source = StreamSource(queue.group().ensure(), StreamOptions(), keep_alive=lambda *_: SimpleNamespace(stop=lambda: None))
     plan = source.lease(stream, 1)
     each: Any = queue.group().for_each_batch(lambda batch, lease: None, ack=ack)
-    each._finder = SimpleNamespace(find=lambda batch: Found([plan.lease_id] if rows else [], True, None, ((base, 1, several),)))
+    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([plan.lease_id] if rows else [], True, None, ((base, 1, several),)))
     each(BATCH, 0)
     source.ack_done(stream, 1)
     stats = queue.group().stats()

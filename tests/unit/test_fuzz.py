@@ -11,17 +11,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_mq import checks, errors
-from spark_mq import offsets as offsets_of
-from spark_mq.checkpoints import last_checkpoint
-from spark_mq.commit_log import parse, read_commit
-from spark_mq.delta import note_of
-from spark_mq.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
-from spark_mq.logstate import COMMITS_SCHEMA, LogState
-from spark_mq.ranges import Head, Ledger, Range
-from spark_mq.settings import GroupSettings, QueueSettings
+from spark_mq import errors
+from spark_mq.delta.actions import parse, read_commit
+from spark_mq.delta.checkpoints import last_checkpoint
+from spark_mq.delta.legacy import note_of
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
+from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
+from spark_mq.streaming import offset as offsets_of
 from spark_mq.testing import MemoryFiles
+from spark_mq.util import validation as checks
 
 DEEP = "[" * 100_000
 LONG = "9" * 5_000
@@ -143,7 +144,7 @@ def test_commits(text: bytes) -> None:
     """A commit is taken in as a whole or not at all; what it said goes to commits/ and comes back."""
     files = MemoryFiles()
     files.write("_delta_log/00000000000000000007.json", text)
-    state = LogState(files, "q/messages", list)
+    state = PublishedFiles(files, "q/messages", list)
     refusal = refused(lambda: state.take(7, read_commit(files, 7, "q/messages")), errors.CorruptLog, errors.UnsupportedTable)
     if refusal is not None:
         assert "commit 7" in str(refusal)
@@ -151,14 +152,14 @@ def test_commits(text: bytes) -> None:
         return
     rows = state.since(-1)
     assert rows.schema == COMMITS_SCHEMA
-    copy = LogState(files, "q/messages", list)
+    copy = PublishedFiles(files, "q/messages", list)
     copy.load(rows, 7)
     assert (copy.index.files, copy.marks) == (state.index.files, state.marks)
     state.take(8, parse(b'{"commitInfo": {}}'))
 
 
 def test_a_good_commit_is_understood() -> None:
-    state = LogState(MemoryFiles(), "q/messages", list)
+    state = PublishedFiles(MemoryFiles(), "q/messages", list)
     state.take(1, parse(GOOD_ADD))
     assert (state.index.total, state.index.tail) == (2, (1 << 32) + 1)
 
@@ -212,7 +213,7 @@ def test_rows_of_ledgers(rows: list[dict[str, Any]]) -> None:
 
 
 def test_a_good_ledger_is_understood() -> None:
-    ledger = Ledger.of(Head(floor=3, skipped=((1, 2),)), [Range(4, 5, "settled", 2)])
+    ledger = Ledger.of(LedgerHeader(floor=3, skipped=((1, 2),)), [Range(4, 5, "settled", 2)])
     assert list(from_rows(to_rows("g", ledger))) == list(ledger)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.index import CommitIndex, LogFile, Slice, sequence
+from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex, sequence
 
 
 @st.composite
@@ -20,7 +20,7 @@ def logs(draw):
         ordinal = 0
         for number in range(draw(st.integers(1, 3))):
             rows = draw(st.integers(0, 5))
-            files.append(LogFile(sequence(version, ordinal), rows, f"{version}-{number}", draw(st.integers(0, 50)), version * 10))
+            files.append(DataFile(sequence(version, ordinal), rows, f"{version}-{number}", draw(st.integers(0, 50)), version * 10))
             ordinal += rows
     return files, version
 
@@ -44,7 +44,7 @@ def test_a_sequence_is_version_and_ordinal():
 @given(logs())
 def test_totals(log):
     files, version = log
-    index, seqs = CommitIndex(files, version), everything(files)
+    index, seqs = MessageIndex(files, version), everything(files)
     assert index.total == len(seqs)
     assert index.tail == (seqs[-1] if seqs else -1)
     assert index.version == version
@@ -54,7 +54,7 @@ def test_totals(log):
 @given(logs(), st.data())
 def test_count_and_neighbours(log, data):
     files, version = log
-    index, seqs = CommitIndex(files, version), everything(files)
+    index, seqs = MessageIndex(files, version), everything(files)
     first, last = data.draw(st.sampled_from(places(files))), data.draw(st.sampled_from(places(files)))
     assert index.count(first, last) == len([seq for seq in seqs if first <= seq <= last])
     assert index.at_or_after(first) == next((seq for seq in seqs if seq >= first), None)
@@ -64,7 +64,7 @@ def test_count_and_neighbours(log, data):
 @given(logs(), st.data())
 def test_cut(log, data):
     files, version = log
-    index, seqs = CommitIndex(files, version), everything(files)
+    index, seqs = MessageIndex(files, version), everything(files)
     first, count = data.draw(st.sampled_from(places(files))), data.draw(st.integers(-1, len(seqs) + 1))
     at = bisect_left(seqs, first) + count - 1
     if count >= 1 and at < len(seqs):
@@ -78,7 +78,7 @@ def test_cut(log, data):
 @given(logs(), st.data())
 def test_slices_hold_exactly_what_was_asked(log, data):
     files, version = log
-    index = CommitIndex(files, version)
+    index = MessageIndex(files, version)
     first, last = data.draw(st.sampled_from(places(files))), data.draw(st.sampled_from(places(files)))
     slices = list(index.slices(first, last))
     assert [piece.first + row for piece in slices for row in range(piece.rows)] == [s for s in everything(files) if first <= s <= last]
@@ -96,38 +96,38 @@ def test_slices_hold_exactly_what_was_asked(log, data):
 @given(logs(), st.integers(0, 12))
 def test_growing_is_as_being_built_at_once(log, at):
     files, version = log
-    index = CommitIndex(files[:at], 0)
+    index = MessageIndex(files[:at], 0)
     index.extend(files[at:], version)
-    whole = CommitIndex(files, version)
+    whole = MessageIndex(files, version)
     assert (index.files, index.total, index.tail, index.version) == (whole.files, whole.total, whole.tail, version)
     assert [index.count(0, place) for place in places(files)] == [whole.count(0, place) for place in places(files)]
 
 
 def test_an_empty_log():
-    index = CommitIndex()
+    index = MessageIndex()
     assert (index.total, index.tail, index.version, index.count(0, 2**62)) == (0, -1, -1, 0)
     assert index.at_or_after(0) is index.at_or_before(2**62) is None
     assert list(index.slices(0, 2**62)) == []
 
 
 def test_a_slice_across_files_and_commits():
-    index = CommitIndex([LogFile(0, 3, "a", 30, 1), LogFile(3, 2, "b", 8, 1), LogFile(sequence(2, 0), 4, "c", 100, 2)], 2)
+    index = MessageIndex([DataFile(0, 3, "a", 30, 1), DataFile(3, 2, "b", 8, 1), DataFile(sequence(2, 0), 4, "c", 100, 2)], 2)
     assert list(index.slices(1, sequence(2, 1))) == [
-        Slice("a", 1, 2, 1, 1, 20),
-        Slice("b", 0, 2, 3, 1, 8),
-        Slice("c", 0, 2, sequence(2, 0), 2, 50),
+        FileSlice("a", 1, 2, 1, 1, 20),
+        FileSlice("b", 0, 2, 3, 1, 8),
+        FileSlice("c", 0, 2, sequence(2, 0), 2, 50),
     ]
 
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_files_out_of_order_are_refused(first):
-    index = CommitIndex([LogFile(0, 3, "a", 1, 1)], 0)
+    index = MessageIndex([DataFile(0, 3, "a", 1, 1)], 0)
     with pytest.raises(ValueError, match="out of order"):
-        index.extend([LogFile(first, 1, "b", 1, 1)], 1)
+        index.extend([DataFile(first, 1, "b", 1, 1)], 1)
 
 
 def test_commits_without_messages_move_the_version_and_it_never_steps_back():
-    index = CommitIndex([LogFile(0, 3, "a", 1, 1)], 0)
+    index = MessageIndex([DataFile(0, 3, "a", 1, 1)], 0)
     index.extend([], 7)
     index.extend([], 4)
     assert index.version == 7
@@ -135,12 +135,12 @@ def test_commits_without_messages_move_the_version_and_it_never_steps_back():
 
 @pytest.mark.parametrize(("instant", "expected"), [(0, 0), (10, 0), (11, sequence(1, 0)), (20, sequence(1, 0)), (21, sequence(1, 1) + 1)])
 def test_the_first_sequence_published_since(instant, expected):
-    index = CommitIndex([LogFile(0, 3, "a", 1, 10), LogFile(sequence(1, 0), 2, "b", 1, 20)], 1)
+    index = MessageIndex([DataFile(0, 3, "a", 1, 10), DataFile(sequence(1, 0), 2, "b", 1, 20)], 1)
     assert index.first_published_since(instant) == expected
 
 
 def test_a_clock_that_stepped_back_skips_no_message():
     """The commit that is late enough comes first, though a later one bears an earlier time."""
-    index = CommitIndex([LogFile(0, 1, "a", 1, 50), LogFile(sequence(1, 0), 1, "b", 1, 40), LogFile(sequence(2, 0), 1, "c", 1, 60)], 2)
+    index = MessageIndex([DataFile(0, 1, "a", 1, 50), DataFile(sequence(1, 0), 1, "b", 1, 40), DataFile(sequence(2, 0), 1, "c", 1, 60)], 2)
     assert index.first_published_since(45) == 0
     assert index.first_published_since(55) == sequence(2, 0)

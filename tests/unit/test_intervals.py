@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq.errors import InvalidOption
-from spark_mq.intervals import from_sequences, normalise, subtract
+from spark_mq.ledger.intervals import from_sequences, normalise, subtract
 
 spans = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 some = st.lists(spans, max_size=8)

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from naive import Message, Naive
 
-from spark_mq import ledger as rules_of
-from spark_mq import moving, settling
-from spark_mq.draft import outcome_of
-from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.ledger_rows import from_rows, to_rows
-from spark_mq.ranges import Head, Ledger, Range
-from spark_mq.selection import Request, lease
-from spark_mq.settings import GroupSettings
+from spark_mq.ledger import admin as moving
+from spark_mq.ledger import settle as settling
+from spark_mq.ledger import transitions as rules_of
+from spark_mq.ledger.acquire import AcquireRequest, lease
+from spark_mq.ledger.editor import outcome_of
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.storage.ledger_rows import from_rows, to_rows
 
 SECOND = 1_000_000
 MOST = 400
@@ -70,8 +71,8 @@ class LedgerMachine(RuleBasedStateMachine):
             on_exhausted=exhausted,
         )
         self.naive = Naive(n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted)
-        self.index = CommitIndex()
-        self.ledger = Ledger(Head(floor=floor))
+        self.index = MessageIndex()
+        self.ledger = Ledger(LedgerHeader(floor=floor))
         self.now = 1_000 * SECOND
         self.leases: list[str] = []
         self.batches: dict[str, int] = {}  # of a stream: how often it was replayed
@@ -101,7 +102,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ordinal, added = 0, []
         for number, (rows, size) in enumerate(files):
             first = sequence(self.version, ordinal)
-            added.append(LogFile(first, rows, f"{self.version}-{number}", rows * size, self.now))
+            added.append(DataFile(first, rows, f"{self.version}-{number}", rows * size, self.now))
             self.naive.messages += [Message(first + row, size) for row in range(rows)]
             ordinal += rows
         self.index.extend(added, self.version)
@@ -142,7 +143,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.fold()
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
         lease_id = f"{name}runner0" if stream else name
-        wanted = Request(lease_id, f"worker{limit % 3}", limit, self.now + timeout * SECOND, spare=spare, **less)
+        wanted = AcquireRequest(lease_id, f"worker{limit % 3}", limit, self.now + timeout * SECOND, spare=spare, **less)
         before = self.ledger
         self.ledger, grant = lease(before, self.index, self.now, self.rules, wanted)
         taken = [seq for r in grant.ranges for seq in self.expand(r)]
@@ -220,7 +221,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.fold([lease_id])
         delay = None if delay is None else delay * SECOND
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        wanted = settling.Settle(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
+        wanted = settling.SettleCommand(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
         self.ledger, outcome = settling.settle(self.ledger, self.index, self.now, self.rules, wanted)
         settled, already, lost = self.naive.settle(verb, lease_id, seqs, self.now, whole=whole, delay=delay, jitter=jitter)
         assert (outcome.settled, outcome.already_settled) == (settled, already)

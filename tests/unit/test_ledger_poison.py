@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_mq import ledger as rules_of
-from spark_mq import settling
-from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.ranges import DEAD, Head, Ledger
-from spark_mq.selection import Request, isolation_size, lease
-from spark_mq.settings import GroupSettings
+from spark_mq.ledger import settle as settling
+from spark_mq.ledger import transitions as rules_of
+from spark_mq.ledger.acquire import AcquireRequest, isolation_size, lease
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import DEAD, Ledger, LedgerHeader
+from spark_mq.ledger.settings import GroupSettings
 
 SECOND = 1_000_000
 
@@ -41,13 +41,13 @@ class World:
     def __post_init__(self):
         # Two commits and a gap, so that pieces are cut across them.
         half = self.messages // 2
-        files = [LogFile(sequence(1, 0), half, "a", half, 0), LogFile(sequence(4, 0), self.messages - half, "b", self.messages, 0)]
-        self.index = CommitIndex(files, 4)
+        files = [DataFile(sequence(1, 0), half, "a", half, 0), DataFile(sequence(4, 0), self.messages - half, "b", self.messages, 0)]
+        self.index = MessageIndex(files, 4)
         self.all = [f.first + row for f in files for row in range(f.rows)]
         self.poison = {self.all[i % self.messages] for i in self.poison}
         self.flaky = {self.all[i % self.messages]: times for i, times in self.flaky.items()}
         self.rules = GroupSettings(max_delivery_attempts=self.n, retry_delay=SECOND, max_retry_delay=2 * SECOND)
-        self.ledger = Ledger(Head())
+        self.ledger = Ledger(LedgerHeader())
         self.now = 0
         self.leases = 0
         self.own: set[int] = set()  # failed by itself: named in a nack, or alone
@@ -64,7 +64,7 @@ class World:
             self.leases += 1
             assert self.leases < most, "no end to it"
             name = f"s/{self.leases}/"
-            wanted = Request(f"{name}0", "w", self.batch, self.now + 60 * SECOND, spare=self.spare)
+            wanted = AcquireRequest(f"{name}0", "w", self.batch, self.now + 60 * SECOND, spare=self.spare)
             self.ledger, grant = lease(self.ledger, self.index, self.now, self.rules, wanted)
             assert grant.ranges, grant.blocked_because
             self.process(f"{name}0", grant.ranges)
@@ -116,7 +116,7 @@ class World:
             self.settle("ack", lease_id, [seq for seq in held if seq not in set(bad)])
 
     def settle(self, verb: str, lease_id: str, seqs: list[int] | None) -> None:
-        wanted = settling.Settle(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs])
+        wanted = settling.SettleCommand(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs])
         self.ledger, outcome = settling.settle(self.ledger, self.index, self.now, self.rules, wanted)
         assert not outcome.lost
 

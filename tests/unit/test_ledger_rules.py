@@ -7,13 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from spark_mq import ledger as rules_of
-from spark_mq import moving, settling
-from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Head, Ledger, Range
-from spark_mq.selection import Grant, Request, isolation_size, lease
-from spark_mq.settings import GroupSettings
-from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
+from spark_mq.ledger import admin as moving
+from spark_mq.ledger import settle as settling
+from spark_mq.ledger import transitions as rules_of
+from spark_mq.ledger.acquire import AcquireRequest, Grant, isolation_size, lease
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import DEAD, LEASED, ROUTING, SETTLED, WAITING, Ledger, LedgerHeader, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
 
 SECOND = 1_000_000
 TIMEOUT = 60 * SECOND
@@ -25,20 +26,20 @@ class Group:
 
     messages: int = 10
     rules: GroupSettings = field(default_factory=lambda: GroupSettings(clock_skew=0))
-    files: list[LogFile] | None = None
+    files: list[DataFile] | None = None
     now: int = 1_000 * SECOND
 
     def __post_init__(self):
-        files = [LogFile(0, self.messages, "a", self.messages * 10, 0)] if self.files is None else self.files
-        self.index = CommitIndex(files, 9)
-        self.ledger = Ledger(Head())
+        files = [DataFile(0, self.messages, "a", self.messages * 10, 0)] if self.files is None else self.files
+        self.index = MessageIndex(files, 9)
+        self.ledger = Ledger(LedgerHeader())
 
     def fold(self, *keep: str) -> None:
         self.ledger = rules_of.fold(self.ledger, self.now, self.rules, keep)
 
     def ask(self, lease_id: str, limit: int = 1, **more) -> Grant:
         self.fold()
-        wanted = Request(lease_id, f"worker of {lease_id}", limit, self.now + TIMEOUT, **more)
+        wanted = AcquireRequest(lease_id, f"worker of {lease_id}", limit, self.now + TIMEOUT, **more)
         self.ledger, grant = lease(self.ledger, self.index, self.now, self.rules, wanted)
         return grant
 
@@ -52,13 +53,13 @@ class Group:
             for seq in range(piece.first, piece.first + piece.rows)
         ]
 
-    def settle(self, verb: str, lease_id: str, seqs: list[int] | None = None, **more) -> Outcome:
+    def settle(self, verb: str, lease_id: str, seqs: list[int] | None = None, **more) -> SettleOutcome:
         self.fold(lease_id)
-        wanted = Settle(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more)
+        wanted = SettleCommand(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more)
         self.ledger, outcome = settling.settle(self.ledger, self.index, self.now, self.rules, wanted)
         return outcome
 
-    def extend(self, lease_id: str, timeout: int = TIMEOUT) -> Outcome:
+    def extend(self, lease_id: str, timeout: int = TIMEOUT) -> SettleOutcome:
         self.fold(lease_id)
         self.ledger, outcome = settling.extend(self.ledger, lease_id, self.now + timeout)
         return outcome
@@ -123,7 +124,7 @@ def test_unread_messages_are_leased_in_order_and_counted():
 
 
 def test_a_lease_spans_commits_and_their_gaps():
-    group = Group(files=[LogFile(sequence(1, 0), 2, "a", 2, 0), LogFile(sequence(5, 0), 3, "b", 3, 0)])
+    group = Group(files=[DataFile(sequence(1, 0), 2, "a", 2, 0), DataFile(sequence(5, 0), 3, "b", 3, 0)])
     assert group.lease("a", 3) == [sequence(1, 0), sequence(1, 1), sequence(5, 0)]
     (held,) = group.ledger
     assert (held.first, held.last, held.message_count) == (sequence(1, 0), sequence(5, 0), 3)
@@ -544,23 +545,23 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
     before = group.ledger
     outcome = group.settle(verb, "a", {"whole lease": None, "sequence": [0], "nothing": []}[by])
     if by == "nothing":
-        assert outcome == Outcome()
+        assert outcome == SettleOutcome()
     elif expected == "held":
-        assert outcome == Outcome(settled=1, ranges=[(0, 0)])
+        assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
         assert group.state(0) == {ACK: "settled", REJECT: "dead"}.get(verb, "waiting")
         assert not group.ledger.count(group.ledger.held_by("a")), "nothing holds its id any more"
         return
     elif by == "whole lease":
-        assert outcome == Outcome(), "the lease holds nothing any more, and no message was named"
+        assert outcome == SettleOutcome(), "the lease holds nothing any more, and no message was named"
     elif expected == "settled":
-        assert outcome == Outcome(already_settled=1)
+        assert outcome == SettleOutcome(already_settled=1)
     else:
-        assert outcome == Outcome(lost=[(0, 0, expected)])
+        assert outcome == SettleOutcome(lost=[(0, 0, expected)])
     assert group.ledger is before, "nothing done, nothing to commit"
 
 
 def test_what_is_still_held_is_settled_though_the_rest_is_lost():
-    group = Group(files=[LogFile(0, 6, "a", 6, 0), LogFile(sequence(2, 0), 2, "b", 2, 0)])
+    group = Group(files=[DataFile(0, 6, "a", 6, 0), DataFile(sequence(2, 0), 2, "b", 2, 0)])
     group.lease("a", 2)
     group.lease("b", 2)
     group.settle(ACK, "a", [0])
@@ -577,11 +578,11 @@ def test_what_is_still_held_is_settled_though_the_rest_is_lost():
 
 def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
     """What is left of a range after part of it was settled can begin past a commit's last message."""
-    group = Group(files=[LogFile(0, 2, "a", 2, 0), LogFile(sequence(1, 0), 2, "b", 2, 0)])
+    group = Group(files=[DataFile(0, 2, "a", 2, 0), DataFile(sequence(1, 0), 2, "b", 2, 0)])
     group.lease("a", 4)
     group.settle(ACK, "a", [1])
     group.fold("a")
-    wanted = Settle(ACK, "a", [(0, 0), (2, sequence(1, 1))], whole=True)
+    wanted = SettleCommand(ACK, "a", [(0, 0), (2, sequence(1, 1))], whole=True)
     group.ledger, outcome = settling.settle(group.ledger, group.index, group.now, group.rules, wanted)
     assert (outcome.settled, outcome.lost) == (3, [])
 
@@ -601,7 +602,7 @@ def test_named_sequences_cut_ranges_and_settled_neighbours_join():
 def test_intervals_may_come_in_any_order_and_overlap():
     group = Group()
     group.lease("a", 10)
-    wanted = Settle(ACK, "a", [(7, 9), (0, 3), (2, 4)])
+    wanted = SettleCommand(ACK, "a", [(7, 9), (0, 3), (2, 4)])
     group.ledger, outcome = settling.settle(group.ledger, group.index, group.now, group.rules, wanted)
     assert (outcome.settled, group.states()) == (8, "SSSSSLLSSS")
 
@@ -711,9 +712,9 @@ def test_max_bytes_cuts_but_always_leaves_one(max_bytes, taken):
 
 
 def test_max_bytes_goes_by_the_sizes_of_the_files():
-    group = Group(files=[LogFile(0, 2, "big", 2000, 0), LogFile(2, 100, "small", 100, 0)])
+    group = Group(files=[DataFile(0, 2, "big", 2000, 0), DataFile(2, 100, "small", 100, 0)])
     assert len(group.lease("a", 1000, max_bytes=2010)) == 12
-    group = Group(files=[LogFile(0, 100, "small", 100, 0), LogFile(100, 2, "big", 2000, 0)])
+    group = Group(files=[DataFile(0, 100, "small", 100, 0), DataFile(100, 2, "big", 2000, 0)])
     assert len(group.lease("a", 1000, max_bytes=1100)) == 101
 
 
@@ -888,7 +889,7 @@ def test_a_seek_leaves_routing_alone():
 
 
 def test_a_seek_leaves_no_range_that_begins_or_ends_in_a_gap():
-    group = Group(files=[LogFile(0, 2, "a", 2, 0), LogFile(sequence(2, 0), 2, "b", 2, 0)])
+    group = Group(files=[DataFile(0, 2, "a", 2, 0), DataFile(sequence(2, 0), 2, "b", 2, 0)])
     group.lease("a", 4)
     group.settle(REJECT, "a", [1])
     freeze(group)

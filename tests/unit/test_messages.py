@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from spark_mq import messages
-from spark_mq.messages import random_ids
+from spark_mq import message as messages
+from spark_mq.message import random_ids
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 16, 1_000])

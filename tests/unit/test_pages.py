@@ -16,12 +16,13 @@ from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq import slices, thrift
-from spark_mq.files import Files
-from spark_mq.index import Slice
-from spark_mq.pages import PagedFile
-from spark_mq.payload import FILE_SCHEMA, write_file
-from spark_mq.slices import SliceReader
+from spark_mq.delta.files import Files
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.parquet import reader as slices
+from spark_mq.parquet import thrift
+from spark_mq.parquet.pages import PageReader
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.writer import FILE_SCHEMA, write_file
 
 ROWS = 120_000
 
@@ -51,8 +52,8 @@ class Written:
     path: str
     table: pa.Table
 
-    def slice(self, offset: int, rows: int) -> Slice:
-        return Slice(self.path, offset, rows, offset, 0, 0)
+    def slice(self, offset: int, rows: int) -> FileSlice:
+        return FileSlice(self.path, offset, rows, offset, 0, 0)
 
 
 @pytest.fixture(
@@ -86,12 +87,12 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ("offset", "rows"), [(0, 1), (0, 10), (59_999, 2), (54_000, 12_000), (109_990, 20), (119_999, 1), (3, 0), (19_000, 42_000)]
 )
 def test_any_slice_is_what_was_written(written: Written, offset: int, rows: int) -> None:
-    found = SliceReader(written.files).read(written.slice(offset, rows))
+    found = MessageReader(written.files).read(written.slice(offset, rows))
     same(found, written.table.slice(offset, rows))
 
 
 def test_slices_in_any_order_are_what_was_written(written: Written) -> None:
-    chance, reader = random.Random(5), SliceReader(written.files)
+    chance, reader = random.Random(5), MessageReader(written.files)
     at = 0
     for _ in range(60):
         at = chance.choice([at, chance.randrange(ROWS), min(ROWS - 1, at + chance.randrange(500))])
@@ -103,7 +104,7 @@ def test_slices_in_any_order_are_what_was_written(written: Written) -> None:
 def test_many_slices_are_read_in_one_go(written: Written) -> None:
     pieces = [written.slice(at, 1 + at % 5) for at in range(0, ROWS - 5, 997)]
     rows = [row for piece in pieces for row in range(piece.offset, piece.offset + piece.rows)]
-    same(SliceReader(written.files).read(*pieces), written.table.take(rows))
+    same(MessageReader(written.files).read(*pieces), written.table.take(rows))
 
 
 def same(found: pa.Table, wanted: pa.Table) -> None:
@@ -141,15 +142,15 @@ def test_values_that_do_not_shrink_are_not_compressed(kind: str, codec: str, tmp
 
 
 def test_columns_that_nobody_wants_are_not_read(written: Written) -> None:
-    found = SliceReader(written.files, ["key"]).read(written.slice(70_000, 5))
+    found = MessageReader(written.files, ["key"]).read(written.slice(70_000, 5))
     assert found.schema.names == ["key"]
     assert found["key"].to_pylist() == written.table["key"].slice(70_000, 5).to_pylist()
-    assert SliceReader(written.files, ["deliver_at"]).read(written.slice(70_000, 5))["deliver_at"].to_pylist() == [None] * 5
+    assert MessageReader(written.files, ["deliver_at"]).read(written.slice(70_000, 5))["deliver_at"].to_pylist() == [None] * 5
 
 
 def test_more_rows_than_the_file_has_are_an_error(written: Written) -> None:
     with pytest.raises(pa.ArrowInvalid, match="fewer than its commit says"):
-        SliceReader(written.files).read(written.slice(ROWS - 1, 2))
+        MessageReader(written.files).read(written.slice(ROWS - 1, 2))
 
 
 @pytest.mark.parametrize(("last", "told"), [(None, True), ([], False), ([("a", None)], False)])
@@ -159,9 +160,9 @@ def test_headers_that_nobody_set_are_not_read(tmp_path: Path, last: list[tuple[s
     headers = pa.array([None] * (rows - 1) + [last], pa.map_(pa.string(), pa.string()))
     write_deltalake(tmp_path, pa.table({"value": pa.array([b"x"] * rows), "headers": headers}))
     name = next(p.name for p in tmp_path.glob("*.parquet"))
-    column = PagedFile(pa.OSFile(str(tmp_path / name)), name).column(0, "headers", rows - 2, rows)
+    column = PageReader(pa.OSFile(str(tmp_path / name)), name).column(0, "headers", rows - 2, rows)
     assert (column is not None) == told
-    found = SliceReader(Files(str(tmp_path))).read(Slice(name, rows - 2, 2, 0, 0, 0))["headers"].to_pylist()
+    found = MessageReader(Files(str(tmp_path))).read(FileSlice(name, rows - 2, 2, 0, 0, 0))["headers"].to_pylist()
     assert found == [None, last]
 
 
@@ -188,7 +189,7 @@ def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path) -> None:
     cost = {}
     for at in (0, 200_000, 399_000):
         raw = Counted(pa.OSFile(str(tmp_path / "f")))
-        column = PagedFile(raw, str(tmp_path)).column(0, "value", at, at + 1_000)
+        column = PageReader(raw, str(tmp_path)).column(0, "value", at, at + 1_000)
         assert column is not None
         assert column.to_pylist() == values["value"].slice(at, 1_000).to_pylist()
         cost[at] = raw.bytes
@@ -205,10 +206,10 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    reader, wrong = SliceReader(Files(str(tmp_path))), 0
+    reader, wrong = MessageReader(Files(str(tmp_path))), 0
     for at in range(0, ROWS, 10_000):
         try:
-            assert set(reader.read(Slice("f", at, 10_000, at, 0, 0))["value"].to_pylist()) == {b"x" * 40}
+            assert set(reader.read(FileSlice("f", at, 10_000, at, 0, 0))["value"].to_pylist()) == {b"x" * 40}
         except (OSError, pa.ArrowException):
             wrong += 1
     assert 1 <= wrong <= 2, "the slice with that page, and none without it"
@@ -220,20 +221,20 @@ def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path) ->
     values = pa.table({"value": pa.array([f"{n:040}".encode() for n in range(ROWS)], pa.binary())})
     pq.write_table(values, file, row_group_size=ROWS, write_page_index=True, use_dictionary=False, compression="none")
     good = file.read_bytes()
-    raw = PagedFile(pa.OSFile(str(file)), "only to find the place")
+    raw = PageReader(pa.OSFile(str(file)), "only to find the place")
     column = thrift.value(thrift.value(raw._footer.meta, 4)[0], 1)[0]
     at, size = thrift.value(column, 4), thrift.value(column, 5)
     told = thrift.value(thrift.decode(good, at)[0], 1)
     first = thrift.value(told[len(told) // 2], 3)
-    piece = Slice("f", first - 5, 10, first - 5, 0, 0)  # in two pages
+    piece = FileSlice("f", first - 5, 10, first - 5, 0, 0)  # in two pages
     wanted = values["value"].slice(first - 5, 10).to_pylist()
     for place in range(at, at + size):
         for bit in (1, 2, 64):
             file.write_bytes(good[:place] + bytes([good[place] ^ bit]) + good[place + 1 :])
             with contextlib.suppress(OSError, pa.ArrowException):
-                assert SliceReader(Files(str(tmp_path))).read(piece)["value"].to_pylist() == wanted, (place - at, bit)
+                assert MessageReader(Files(str(tmp_path))).read(piece)["value"].to_pylist() == wanted, (place - at, bit)
             file.write_bytes(good)
-            assert SliceReader(Files(str(tmp_path))).read(piece)["value"].to_pylist() == wanted
+            assert MessageReader(Files(str(tmp_path))).read(piece)["value"].to_pylist() == wanted
 
 
 @given(st.binary(max_size=60))

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_mq.draft import Draft
 from spark_mq.errors import LeaseLost, NotAQueue
-from spark_mq.index import CommitIndex, LogFile, sequence
-from spark_mq.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
-from spark_mq.ranges import DEAD, LEASED, RANGE_SCHEMA, ROUTING, SETTLED, STATES, WAITING, Head, Ledger, Range
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import DEAD, LEASED, RANGE_SCHEMA, ROUTING, SETTLED, STATES, WAITING, Ledger, LedgerHeader, Range
+from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 
-FILES = [LogFile(0, 5, "a", 5, 0), LogFile(sequence(2, 0), 4, "b", 4, 0), LogFile(sequence(2, 4), 3, "c", 3, 0)]
-INDEX = CommitIndex(FILES, 2)
+FILES = [DataFile(0, 5, "a", 5, 0), DataFile(sequence(2, 0), 4, "b", 4, 0), DataFile(sequence(2, 4), 3, "c", 3, 0)]
+INDEX = MessageIndex(FILES, 2)
 SEQS = [f.first + row for f in FILES for row in range(f.rows)]
 
 KINDS = [
@@ -45,7 +45,7 @@ def ranges_of(kinds, first=0) -> list[Range]:
 def ledger_of(kinds) -> Ledger:
     """A ledger in which the messages, from the first, are of these kinds; settled ones at the start are below the floor."""
     floor = next((at for at, kind in enumerate(kinds) if kind), len(kinds))
-    head = Head(floor=SEQS[floor - 1] if floor else -1, forgotten=floor)
+    head = LedgerHeader(floor=SEQS[floor - 1] if floor else -1, forgotten=floor)
     return Ledger.of(head, ranges_of(kinds[floor:], floor))
 
 
@@ -134,9 +134,9 @@ def test_the_ranges_over_an_interval(kinds, first, last):
 def test_a_slice_of_a_table_makes_the_same_ledger():
     """Views of integers must heed a table's offset and chunks."""
     ranges = ranges_of([1, 2, 3, 4, 5, 1, 2])
-    table = Ledger.of(Head(), ranges).ranges
+    table = Ledger.of(LedgerHeader(), ranges).ranges
     for sliced in (table.slice(2, 4), pa.concat_tables([table.slice(2, 1), table.slice(3, 3)])):
-        ledger = Ledger(Head(), sliced)
+        ledger = Ledger(LedgerHeader(), sliced)
         assert list(ledger) == ranges[2:6]
         assert list(ledger.firsts) == [r.first for r in ranges[2:6]]
         assert list(ledger.overlapping(ranges[3].first, ranges[4].last)) == [1, 2]
@@ -144,11 +144,11 @@ def test_a_slice_of_a_table_makes_the_same_ledger():
 
 def test_the_largest_sequences_and_counts_fit():
     big = Range(2**63 - 5, 2**63 - 1, LEASED, 5, "a", "w", 2**52, 2**52 + 1, 2**63 - 1, 0, 1, 2**31 - 1, 2**31 - 1, True, None, "r", "e")
-    assert list(Ledger.of(Head(), [big])) == [big]
+    assert list(Ledger.of(LedgerHeader(), [big])) == [big]
 
 
 def test_routing_gives_no_hold():
-    ledger = Ledger.of(Head(), [Range(0, 0, ROUTING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")])
+    ledger = Ledger.of(LedgerHeader(), [Range(0, 0, ROUTING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")])
     assert ledger.where(ledger.held_by("a")) == []
 
 
@@ -160,7 +160,7 @@ def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
     """Take out some ranges, put back their messages as anything, in any order; read on past the frontier, or not."""
     ledger = ledger_of(kinds)
     floor = ledger.head.forgotten
-    draft = Draft(ledger)
+    draft = LedgerEditor(ledger)
     after = list(kinds)
     rows = sorted(data.draw(st.sets(st.integers(0, len(ledger) - 1)))) if len(ledger) else []
     puts = []
@@ -184,7 +184,7 @@ def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
 
 def test_a_draft_without_changes_is_the_same_ledger():
     ledger = ledger_of([1, 3, 5])
-    draft = Draft(ledger)
+    draft = LedgerEditor(ledger)
     draft.take([])
     draft.put(Range(9, 9, LEASED, 0))
     assert not draft.changed
@@ -193,7 +193,7 @@ def test_a_draft_without_changes_is_the_same_ledger():
 
 def test_a_changed_head_alone_is_a_change():
     ledger = ledger_of([1, 3])
-    draft = Draft(ledger)
+    draft = LedgerEditor(ledger)
     draft.head = draft.head.counted({"acked": 2})
     assert draft.changed
     assert draft.finish().head.counters == {"acked": 2}
@@ -201,14 +201,14 @@ def test_a_changed_head_alone_is_a_change():
 
 
 def test_a_piece_put_between_alike_neighbours_joins_all_three():
-    draft = Draft(ledger_of([3, 1, 4, 1]))
+    draft = LedgerEditor(ledger_of([3, 1, 4, 1]))
     (piece,) = draft.take([2])
     draft.put(KINDS[1]._replace(first=piece.first, last=piece.last))
     assert [(r.first, r.last, r.message_count) for r in draft.finish()] == [(0, 0, 1), (1, 3, 3)]
 
 
 def test_alike_ranges_with_another_between_stay_apart():
-    draft = Draft(ledger_of([3, 4, 3]))
+    draft = LedgerEditor(ledger_of([3, 4, 3]))
     for r in draft.take([0, 2]):
         draft.put(r)
     assert [r.lease_id for r in draft.finish()] == ["a", "b", "a"]
@@ -216,7 +216,7 @@ def test_alike_ranges_with_another_between_stay_apart():
 
 def test_ranges_join_across_a_gap_of_the_log():
     """Commits are far apart in sequence, yet neighbours: nothing lies between."""
-    draft = Draft(ledger_of([3, 3, 3, 3, 3]))
+    draft = LedgerEditor(ledger_of([3, 3, 3, 3, 3]))
     draft.put(KINDS[3]._replace(first=SEQS[5], last=SEQS[6], message_count=2))
     assert [(r.first, r.last, r.message_count) for r in draft.finish()] == [(0, SEQS[6], 7)]
 
@@ -232,7 +232,7 @@ def test_ranges_join_across_a_gap_of_the_log():
     ],
 )
 def test_the_floor_rises_over_all_that_is_settled(kinds, settle, floor, forgotten, left):
-    draft = Draft(ledger_of(kinds))
+    draft = LedgerEditor(ledger_of(kinds))
     for r in draft.take(settle):
         draft.put(r.settled())
     after = draft.finish()
@@ -243,7 +243,7 @@ def test_the_floor_rises_over_all_that_is_settled(kinds, settle, floor, forgotte
 
 
 def test_counting_nothing_is_no_change():
-    head = Head()
+    head = LedgerHeader()
     assert head.counted({}) is head
     assert head.counted({"acked": 2}).counted({"acked": 3, "skipped": 1}).counters == {"acked": 5, "skipped": 1}
     assert head.counters == {}

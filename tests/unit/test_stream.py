@@ -9,15 +9,15 @@ import pytest
 from drivers import Checkpoint, Runner, deliveries, mark, sequences, states
 
 from spark_mq import Queue
-from spark_mq.checks import SECOND
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
-from spark_mq.keepalive import KeepAlive
-from spark_mq.leaving import leave
-from spark_mq.offsets import lease_stream, left_mark_of
-from spark_mq.ranges import LEASED, WAITING
-from spark_mq.settling import ACK, Settle
-from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
+from spark_mq.ledger.ranges import LEASED, WAITING
+from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.streaming.auto_ack import leave
+from spark_mq.streaming.offset import lease_stream, left_mark_of
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.validation import SECOND
 
 
 @pytest.fixture
@@ -501,7 +501,7 @@ def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent
             elif step == "before the sink":
                 sink.setdefault(number, sequences(plan))  # skips what it has seen
             elif step == "before the ack":
-                runner.group.settle([Settle(ACK, plan.lease_id)])
+                runner.group.settle([SettleCommand(ACK, plan.lease_id)])
             else:
                 runner.commit()
     assert sorted(s for rows in sink.values() for s in rows) == list(receipt.sequences)
@@ -595,9 +595,9 @@ def test_a_successor_that_started_earlier_acks_only_leases_of_its_own(queue: Que
 
 
 def _request(lease_id: str, expires_at: int) -> Any:
-    from spark_mq.selection import Request
+    from spark_mq.ledger.acquire import AcquireRequest
 
-    return Request(lease_id, "stranger", 1, expires_at)
+    return AcquireRequest(lease_id, "stranger", 1, expires_at)
 
 
 @pytest.mark.parametrize("start_over", ["lease", "replay"])
@@ -707,7 +707,7 @@ def test_a_hung_batch_loses_its_lease_after_the_longest_lease_duration(queue: Qu
         if len(asked) > 1 and timeout < 30_000:
             ended.set()
 
-    alive = KeepAlive(extend, timeout=30_000, limit=200_000)  # 30 ms, 200 ms
+    alive = LeaseKeepAlive(extend, timeout=30_000, limit=200_000)  # 30 ms, 200 ms
     try:
         assert ended.wait(10), "the last extension does not reach beyond the limit"
         alive._thread.join(10)
@@ -726,7 +726,7 @@ def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage() -> N
             raise OSError("the store is away")
         raise LeaseLost("it holds nothing", lease_id="x", lost=[], result=None)
 
-    alive = KeepAlive(extend, timeout=3_000, limit=60 * SECOND)
+    alive = LeaseKeepAlive(extend, timeout=3_000, limit=60 * SECOND)
     alive._thread.join(10)
     assert not alive._thread.is_alive()
     assert len(calls) == 2

@@ -9,9 +9,9 @@ import pytest
 from drivers import Checkpoint, Runner, sequences
 
 from spark_mq.errors import StreamFenced
-from spark_mq.ranges import LEASED, WAITING
-from spark_mq.settling import ACK, Settle
-from spark_mq.stream import BatchPlan
+from spark_mq.ledger.ranges import LEASED, WAITING
+from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.streaming.source import BatchPlan
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -118,7 +118,7 @@ class _Storm:
     def _ack(self, runner: Runner, plan: BatchPlan) -> None:
         before = self.queue.group("g").ledger()
         owners = {r.lease_id for r in before if r.state == LEASED}
-        outcome = runner.group.settle([Settle(ACK, plan.lease_id)])[0]
+        outcome = runner.group.settle([SettleCommand(ACK, plan.lease_id)])[0]
         assert not outcome.settled or plan.lease_id in owners | {r.lease_id for r in before if r.state == WAITING}
 
     def _freeze(self, runner: Runner, plan: BatchPlan | None) -> None:

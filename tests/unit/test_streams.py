@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq import Queue
-from spark_mq.errors import DataLoss, InvalidOption, StreamFenced
-from spark_mq.offsets import stream_in
-from spark_mq.settling import ACK, Settle
-from spark_mq.stream import StreamOptions, StreamSource
-from spark_mq.streams import Plans, StreamSet, shares
-from spark_mq.sweep import trim
+from spark_mq.errors import DataLossError, InvalidOption, StreamFenced
+from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.maintenance.sweep import trim
+from spark_mq.streaming.multi_source import MultiQueueSource, Plans, shares
+from spark_mq.streaming.offset import stream_in
+from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
 Rows = set[tuple[str, int]]
@@ -40,7 +40,7 @@ class Runner:
 
     def __init__(self, queues: list[Queue], checkpoint: Checkpoint | None = None, **options: Any) -> None:
         self.checkpoint = checkpoint or Checkpoint()
-        self.source = StreamSet([queue.group("g") for queue in queues], StreamOptions(**options), keep_alive=StubAlive)
+        self.source = MultiQueueSource([queue.group("g") for queue in queues], StreamOptions(**options), keep_alive=StubAlive)
 
     def offer(self) -> bool:
         log = self.checkpoint
@@ -256,7 +256,7 @@ def test_a_group_that_a_hard_limit_cut_is_told_by_the_stream_or_counts_the_loss(
     clock.advance("2h")
     trim(both[0])
     both[1].publish(["there"])
-    with pytest.raises(DataLoss):
+    with pytest.raises(DataLossError):
         Runner(both).offer()
     runner = Runner(both, fail_on_data_loss=False)
     assert sizes(runner.batch()) == {"memory/1": 1}
@@ -343,7 +343,7 @@ class _Storm:
             return False
         for group, plan in plans:
             if plan.slices and self.random.random() < 0.5:
-                group.settle([Settle(ACK, plan.lease_id)])
+                group.settle([SettleCommand(ACK, plan.lease_id)])
             if self._dies(calm):
                 return False
         runner.commit()

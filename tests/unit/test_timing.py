@@ -9,12 +9,12 @@ import pytest
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.index import CommitIndex, LogFile, Times, sequence
-from spark_mq.ranges import WAITING, Ledger, Range
-from spark_mq.selection import Request
-from spark_mq.sweep import sweep
+from spark_mq.ledger.acquire import AcquireRequest
+from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
+from spark_mq.ledger.ranges import WAITING, Ledger, Range
+from spark_mq.ledger.schedule import sort_out
+from spark_mq.maintenance.sweep import sweep
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.timing import sort_out
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_dead_letter_has_no_times_of_its_own(queue: Queue, clock: ManualClock)
 
 def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: ManualClock) -> None:
     times = ((2, 5_000_000, None), (2, None, 7_000_000), (1, None, None))
-    index = CommitIndex([LogFile(sequence(1, 0), 5, "f", 50, 0, Times.of(times))], 1)
+    index = MessageIndex([DataFile(sequence(1, 0), 5, "f", 50, 0, DeliveryTimes.of(times))], 1)
     whole = Range(sequence(1, 0), sequence(1, 4), WAITING, 5)
     pieces = sort_out(whole, index, now=6_000_000, by=4_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(2, 4)]
@@ -183,7 +183,7 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
 
 def test_the_index_knows_where_times_are(queue: Queue) -> None:
     times = ((1, 5, None), (1, None, None))
-    index = CommitIndex([LogFile(sequence(v, 0), 2, f"f{v}", 10, 0, Times.of(times) if v == 3 else None) for v in range(1, 6)], 5)
+    index = MessageIndex([DataFile(sequence(v, 0), 2, f"f{v}", 10, 0, DeliveryTimes.of(times) if v == 3 else None) for v in range(1, 6)], 5)
     assert [index.is_timed(sequence(v, 0), sequence(v, 1)) for v in range(1, 6)] == [False, False, True, False, False]
     assert index.is_timed(sequence(1, 0), sequence(5, 0))
     assert index.timed_after(sequence(3, 0))
@@ -194,7 +194,7 @@ def test_the_index_knows_where_times_are(queue: Queue) -> None:
 
 
 def test_the_runs_of_a_file_are_found_by_row() -> None:
-    found = Times.of([(2, 5, None), (3, None, 9), (1, 7, None)])
+    found = DeliveryTimes.of([(2, 5, None), (3, None, 9), (1, 7, None)])
     assert (found.due_from, found.due_to, found.expires_from) == (0, 7, 9)
     assert list(found.between(1, 3)) == [(1, 1, 5, None), (2, 3, None, 9)]
     assert list(found.between(5, 5)) == [(5, 5, 7, None)]
@@ -214,7 +214,7 @@ def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_i
     later = in_seconds(clock, 60)
     queue.publish([Message("a"), Message("x", deliver_at=later), Message("b"), Message("y", deliver_at=later)])
     group = queue.group().ensure()
-    grant, _ = group.grant(lambda now, timeout: Request("l", "w", 10, now + timeout, max_bytes=1))
+    grant, _ = group.grant(lambda now, timeout: AcquireRequest("l", "w", 10, now + timeout, max_bytes=1))
     assert [r.message_count for r in grant.ranges] == [1]
     assert ledger(queue).frontier == grant.ranges[-1].last
     assert values(queue, auto_ack=True) == ["b"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spark_mq import turns
-from spark_mq.turns import EVERYONE, Turn
+from spark_mq.storage import turns
+from spark_mq.storage.turns import EVERYONE, Turn
 
 
 class Store:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spark_mq.dead_letters import route
-from spark_mq.redrive import redrive
-from spark_mq.retention import trim
-from spark_mq.settling import REJECT
+from spark_mq.ledger.settle import REJECT
+from spark_mq.maintenance.dead_letters import route
+from spark_mq.maintenance.redrive import redrive
+from spark_mq.maintenance.retention import trim
 
 from .processes import Context, Proc, Program, Worker
 from .storage import Store

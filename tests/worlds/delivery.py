@@ -11,7 +11,7 @@ from .onlooker import Batch, Notes, Onlooker
 from .processes import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
 from .storage import BLOCKED, DEAD, IDS, LEASED, ROUTING, SECOND, SETTLED, WAITING, Book, Rig, Store, log_key
 
-Outcome = tuple[str, Proc, Store, tuple[Event, ...]]
+SettleOutcome = tuple[str, Proc, Store, tuple[Event, ...]]
 
 
 class Bounds(NamedTuple):
@@ -184,10 +184,10 @@ class Delivery(World):
             moved = moved._replace(notes=self.onlooker.crash(moved.notes, self._batch(state, at)))
         return moved
 
-    def _run_now(self, at: int, proc: Proc, store: Store) -> list[Outcome]:
+    def _run_now(self, at: int, proc: Proc, store: Store) -> list[SettleOutcome]:
         """All ways in which a process's next step may go."""
         program = self.programs[at]
-        outcomes: list[Outcome] = []
+        outcomes: list[SettleOutcome] = []
         todo: list[tuple[int, ...]] = [()]
         while todo:
             picks = todo.pop()

@@ -9,8 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spark_mq import dead_letters, draft, group, ledger, moving, redrive, retention, selection, settling, stream
-from spark_mq.spark import foreach, owners
+from spark_mq import group
+from spark_mq.ledger import acquire as selection
+from spark_mq.ledger import admin as moving
+from spark_mq.ledger import editor as draft
+from spark_mq.ledger import settle as settling
+from spark_mq.ledger import transitions as ledger
+from spark_mq.maintenance import dead_letters, redrive, retention
+from spark_mq.spark import foreach_batch as foreach
+from spark_mq.spark import lease_router as owners
+from spark_mq.streaming import source as stream
 
 from . import processes
 from .storage import IDS
@@ -105,8 +113,8 @@ ALL = [
     Mutant(LEDGER, "an extension revives what has expired", settling.extend, "if r.state == WAITING:", "if False:", "fickle"),
     Mutant(LEDGER, "an extension never shortens", settling.extend, "max(expires_at, r.expires_at or 0)", "expires_at", "capped"),
     Mutant(LEDGER, "what is settled already is a no-op", settling._Settling._cut, "if r.state == SETTLED:", "if False:", "fickle"),
-    Mutant(LEDGER, "neighbours that are alike are one range", draft.Draft._merge, "elif out and out[-1][0].alike(piece):", "elif False:", "flaky_verdicts"),
-    Mutant(LEDGER, "what is settled at the start lies below the floor", draft.Draft.finish, "elif merged and merged[0].state == SETTLED:",
+    Mutant(LEDGER, "neighbours that are alike are one range", draft.LedgerEditor._merge, "elif out and out[-1][0].alike(piece):", "elif False:", "flaky_verdicts"),
+    Mutant(LEDGER, "what is settled at the start lies below the floor", draft.LedgerEditor.finish, "elif merged and merged[0].state == SETTLED:",
            "elif False:", "crashes"),
     # -- section 6: the source
     Mutant(SOURCE, "a replay never leases anew", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
@@ -133,7 +141,7 @@ ALL = [
     Mutant(SOURCE, "nor what a batch has left on purpose", stream.StreamSource._done, "if n > left", "", "left"),
     Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "spare=REPLAY_SPARE", "spare=0", "failing_batches"),
     # -- section 7: settling from foreachBatch
-    Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.Owners.check,
+    Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.LeaseRouter.check,
            "if holders or mark > self._marks.get(lease_id, 2 * n + 1):", "if False:", "zombie_and_crashes"),
     Mutant(SETTLING, "a sink's transaction is the stream, never a constant", foreach.BatchLease.delta_options.fget,
            '"txnAppId": parts[0]', '"txnAppId": "app"', "company"),

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from spark_mq.offsets import lease_stream, mark_of
-from spark_mq.ranges import Range
+from spark_mq.ledger.ranges import Range
+from spark_mq.streaming.offset import lease_stream, mark_of
 
 from .kernel import Violation
 from .processes import Event

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from spark_mq import Queue
-from spark_mq.checks import micros
-from spark_mq.errors import LeaseLost, LedgerFull, SparkMQError, StreamFenced
+from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
 from spark_mq.group import ConsumerGroup
-from spark_mq.outcomes import Verdict
-from spark_mq.policies import Policy
-from spark_mq.settling import ACK, NACK, REJECT, RELEASE, Outcome, Settle
-from spark_mq.spark.batch_lease import Found
-from spark_mq.spark.foreach import BatchLease, ForEachBatch
-from spark_mq.spark.owners import Owners
-from spark_mq.stream import BatchPlan, StreamOptions, StreamSource
+from spark_mq.handler import MessageVerdict
+from spark_mq.handler_policy import HandlerPolicy
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.spark.foreach_batch import BatchLease, ForEachBatch
+from spark_mq.spark.lease_lookup import BatchLeases
+from spark_mq.spark.lease_router import LeaseRouter
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
+from spark_mq.util.validation import micros
 
 from .kernel import EFFECT, FREE, Killed, Suspend, Tape
 from .storage import SECOND, Rig, Store, stored_key
@@ -79,7 +79,7 @@ class Watched(ConsumerGroup):
         super().__init__(ctx.queue, name, **given)
         self._ctx = ctx
 
-    def settle(self, wanted: Sequence[Settle]) -> list[Outcome]:
+    def settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
         outcomes = super().settle(wanted)
         for one, outcome in zip(wanted, outcomes, strict=True):
             named = one.intervals is not None and not one.whole
@@ -171,22 +171,22 @@ class Frame:
     sequences: list[int]
     outcome: str | None = None
     columns: tuple[str, ...] = ("lease_id", "sequence")
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[MessageVerdict] = field(default_factory=list)
 
 
-def frame_verdicts(df: Frame, lease_id: str | None = None) -> list[Verdict]:
-    """In the place of ``spark_mq.spark.settle.verdicts_of``, which asks Spark the same of a DataFrame."""
-    return [Verdict(df.lease_id, s, s, df.outcome) for s in df.sequences]
+def frame_verdicts(df: Frame, lease_id: str | None = None) -> list[MessageVerdict]:
+    """In the place of ``spark_mq.spark.settle_rows.verdicts_of``, which asks Spark the same of a DataFrame."""
+    return [MessageVerdict(df.lease_id, s, s, df.outcome) for s in df.sequences]
 
 
 class RowFinder:
-    """In the place of ``LeaseFinder``: a batch's lease is the one that its rows tell."""
+    """In the place of ``LeaseLookup``: a batch's lease is the one that its rows tell."""
 
     def __init__(self, fresh: bool) -> None:
         self.fresh = fresh
 
-    def find(self, batch: Frame) -> Found:
-        return Found([batch.lease_id] if batch.sequences else [], self.fresh)
+    def find(self, batch: Frame) -> BatchLeases:
+        return BatchLeases([batch.lease_id] if batch.sequences else [], self.fresh)
 
     def runner(self, stream: str) -> str | None:
         return None
@@ -304,7 +304,7 @@ class Driver(Program):
     ) -> None:
         super().__init__(name, who)
         self.checkpoint, self.handler = checkpoint, handler
-        self.policy = None if ack is None else Policy.checked(on_error, ack)
+        self.policy = None if ack is None else HandlerPolicy.checked(on_error, ack)
         """None: the handler is the user's own foreachBatch function, and all that settles."""
         self.options = StreamOptions(**options)
         self.extends, self.late = extends, late
@@ -376,7 +376,7 @@ class Driver(Program):
         finder, batch = RowFinder(ctx.local["fresh"]), Frame(lease_id, rows)
         try:
             if self.policy is None:
-                process(batch, BatchLease(Owners((ctx.group(),)), finder.find(batch), batch))
+                process(batch, BatchLease(LeaseRouter((ctx.group(),)), finder.find(batch), batch))
             else:
                 function = ForEachBatch((ctx.group(),), process, self.policy)
                 function._finder = finder  # type: ignore[assignment]
@@ -399,7 +399,7 @@ class Driver(Program):
         return "ask"
 
     def extend(self, ctx: Context) -> None:
-        """What the background extension does, while the batch runs: see KeepAlive."""
+        """What the background extension does, while the batch runs: see LeaseKeepAlive."""
         lease_id, timeout, _ = dict(ctx.source)["_alive"]
         try:
             ctx.group().extend(lease_id, timeout / SECOND)
@@ -450,7 +450,7 @@ class Worker(Program):
     def take(self, ctx: Context) -> bool:
         try:
             lease = ctx.group().lease(self.name, max_messages=self.most)
-        except LedgerFull:
+        except GroupBlocked:
             ctx.emit("full")
             return False
         if lease is None:
@@ -471,7 +471,7 @@ class Worker(Program):
     def settle(self, ctx: Context, verb: str, *rows: int) -> None:
         """Of some messages by name, or of the whole lease, as :class:`~spark_mq.lease.Lease` does it."""
         intervals = [(s, s) for s in rows or ctx.local["rows"]]
-        ctx.group().settle([Settle(verb, ctx.local["lease"], intervals, whole=not rows)])
+        ctx.group().settle([SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows)])
 
 
 class Fickle(Worker):

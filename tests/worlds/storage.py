@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-import spark_mq.dead_letters
-import spark_mq.leases
-import spark_mq.payload
-import spark_mq.redrive
-import spark_mq.stream
-import spark_mq.waiting
+import spark_mq.maintenance.dead_letters
+import spark_mq.maintenance.redrive
+import spark_mq.operations.acquire
+import spark_mq.parquet.writer
+import spark_mq.storage.ledger_table
+import spark_mq.streaming.source
 from spark_mq import GroupSettings, Queue
-from spark_mq.index import CommitIndex, LogFile
-from spark_mq.leases import HORIZON
-from spark_mq.ranges import Ledger, Range
-from spark_mq.settings import QueueSettings
+from spark_mq.ledger.message_index import DataFile, MessageIndex
+from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.settings import QueueSettings
+from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.testing import ManualClock, MemoryLeases, MemoryLog
 
 from .kernel import EFFECT, FREE, READ, Tape
@@ -93,7 +93,7 @@ class Book:
 class Log(NamedTuple):
     """What a message log holds."""
 
-    files: tuple[LogFile, ...] = ()
+    files: tuple[DataFile, ...] = ()
     version: int = 0
     numbers: tuple[tuple[str, Any], ...] = ()
     active: frozenset[str] = frozenset()
@@ -168,7 +168,7 @@ class Rig:
         self.leases, self.dead_leases = MemoryLeases(stopped), MemoryLeases(stopped)
         self.settings = QueueSettings.checked(GroupSettings.checked(retry_jitter=0, **settings), **of_queue)
         self._books: dict[Hashable, Book] = {}
-        self._indexes: dict[Log, CommitIndex] = {}
+        self._indexes: dict[Log, MessageIndex] = {}
 
     @property
     def tape(self) -> Tape:
@@ -204,7 +204,7 @@ class Rig:
         self.leases._marks = dict(store.marks)
         for log, held in ((self.log, store.log), (self.dead_log, store.dead)):
             if held not in self._indexes:
-                self._indexes[held] = CommitIndex(held.files, held.version)
+                self._indexes[held] = MessageIndex(held.files, held.version)
             log._index, log._active, log._numbers = self._indexes[held], set(held.active), dict(held.numbers)
 
     @staticmethod
@@ -300,10 +300,11 @@ def deterministic() -> Iterator[None]:
     some = SimpleNamespace(uuid4=lambda: uuid.UUID(int=0))
     still = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None)
     patches: list[tuple[Any, str, Any]] = [
-        *((module, "uuid", made) for module in (spark_mq.stream, spark_mq.waiting, spark_mq.dead_letters, spark_mq.redrive,
-                                                spark_mq.payload)),
-        (spark_mq.leases, "uuid", some),
-        (spark_mq.leases, "time", still),
+        *((module, "uuid", made) for module in (spark_mq.streaming.source, spark_mq.operations.acquire,
+        spark_mq.maintenance.dead_letters, spark_mq.maintenance.redrive,
+                                                spark_mq.parquet.writer)),
+        (spark_mq.storage.ledger_table, "uuid", some),
+        (spark_mq.storage.ledger_table, "time", still),
     ]  # fmt: skip
     logger = logging.getLogger("spark_mq")
     with contextlib.ExitStack() as stack:
@@ -320,7 +321,7 @@ def deterministic() -> Iterator[None]:
 
 def stored_key(value: Any, store: Store) -> Hashable:
     """An answer on a tape as part of a state's key."""
-    if isinstance(value, spark_mq.leases.Stored):
+    if isinstance(value, spark_mq.storage.ledger_table.LedgerSnapshot):
         marked = tuple(app for app, (_, version) in store.marks if version > value.token)
         known = value.ledger is not None and ledger_key(value.ledger, store.now)
         stale = [
@@ -330,7 +331,7 @@ def stored_key(value: Any, store: Store) -> Hashable:
         return value.group, known, tuple(stale), marked
     if isinstance(value, int) and not isinstance(value, bool) and abs(value - BEGIN) < BEGIN // 2:
         return ("at", value - store.now)
-    if isinstance(value, CommitIndex):
+    if isinstance(value, MessageIndex):
         return len(value.files)
     return value if isinstance(value, Hashable) else repr(value)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_mq.spark import settle
+from spark_mq.spark import settle_rows as settle
 
 from .catalogue import LARGE, WORLDS
 from .kernel import Violation, explore

@@ -1,0 +1,1 @@
+"""Read and commit the logs of Delta tables."""

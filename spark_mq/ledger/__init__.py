@@ -1,0 +1,1 @@
+"""Decide deliveries: pure rules, without I/O, clock or chance."""

@@ -1,0 +1,1 @@
+"""Run the chores that keep a queue small."""

@@ -1,0 +1,1 @@
+"""Carry out what is done to one queue or one group."""

@@ -1,0 +1,170 @@
+"""Looking back: one message's whole life, and what has finished how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, StorageError
+from spark_mq.ledger.editor import OUTCOMES
+from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.operations.history import history
+from spark_mq.parquet.writer import FILE_SCHEMA
+from spark_mq.util.validation import check_choice, check_count, check_name
+
+if TYPE_CHECKING:
+    from spark_mq.queue import Queue
+
+__all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+FINISHED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64()),
+        pa.field("consumer_group", pa.string()),
+        pa.field("outcome", pa.string()),
+        pa.field("delivery_count", pa.int32()),
+        pa.field("failure_count", pa.int32()),
+        pa.field("published_at", _INSTANT),
+        pa.field("first_leased_at", _INSTANT),
+        pa.field("leased_at", _INSTANT),
+        pa.field("settled_at", _INSTANT),
+        pa.field("worker_id", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("error", pa.string()),
+    ]
+)
+"""One row a finished message. ``leased_at`` is its last delivery; with payload the columns message_id, key, value and headers follow."""
+
+_PAYLOAD: Final = ("message_id", "key", "value", "headers")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it ended, where it did."""
+
+    at: datetime
+    version: int
+    group: str
+    event: str
+    state: str
+    outcome: str | None
+    operation: str | None
+    lease_id: str | None
+    worker_id: str | None
+    delivery_count: int
+    failure_count: int
+    reason: str | None
+    error: str | None
+
+    def __str__(self) -> str:
+        told = [f"{self.at:%Y-%m-%d %H:%M:%S.%f}Z", self.group, self.event if self.event == self.state else f"{self.event} -> {self.state}"]
+        told += [f"by {self.worker_id}"] if self.worker_id else []
+        told += [f"lease {self.lease_id}"] if self.lease_id else []
+        told += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
+        told += [f"{name}: {text}" for name, text in (("reason", self.reason), ("error", self.error)) if text]
+        return "  ".join(told)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A message's whole life: when and where it was published, and what happened to it in each group, in order. Prints well.
+
+    ``message_id`` is None and ``retained`` False where the payload has been trimmed.
+    """
+
+    sequence: int
+    version: int
+    published_at: datetime
+    message_id: str | None
+    retained: bool
+    events: tuple[TraceEvent, ...]
+
+    def __str__(self) -> str:
+        named = self.message_id if self.retained else "payload trimmed"
+        head = (
+            f"message {self.sequence} ({named}), published {self.published_at:%Y-%m-%d %H:%M:%S.%f}Z by version {self.version} of messages/"
+        )
+        return "\n".join([head, *(f"  {event}" for event in self.events)])
+
+
+def trace(queue: Queue, sequence: int) -> Trace:
+    """One message's whole life: see :meth:`spark_mq.Queue.trace`."""
+    check_count("sequence", sequence, least=0, most=2**63 - 1)
+    index = queue.log.index(sequence)
+    if index.at_or_after(sequence) != sequence:
+        raise InvalidOption(
+            f"sequence={sequence}: no message of {queue.path} has it; the last one published is {index.tail}",
+            option="sequence",
+            value=sequence,
+        )
+    ((piece, payload),) = _payload(queue, sequence, sequence, ["message_id", "published_at"])
+    row = payload.to_pylist()[0]
+    events = [
+        TraceEvent(at=r["committed_at"], group=r["consumer_group"], **{name: r[name] for name in TraceEvent.__slots__ if name in r})
+        for r in history(queue, sequence=sequence).to_pylist()
+        if r["event"] is not None
+    ]
+    return Trace(sequence, piece.first >> 32, row["published_at"], row["message_id"], row["message_id"] is not None, tuple(events))
+
+
+def finished(queue: Queue, group: str, within: tuple[int | None, int | None], *, outcome: str | None, payload: bool) -> pa.Table:
+    """What has finished in a group: see :meth:`spark_mq.Queue.finished`."""
+    check_name("group", group)
+    wanted = None if outcome is None else check_choice("outcome", outcome, [*OUTCOMES.values(), "dropped"])
+    low, high = (
+        given if at is None else check_count(name, at, least=0, most=2**63 - 1)
+        for name, at, given in zip(("first", "last"), within, (0, 2**63 - 1), strict=True)
+    )
+    names = ["published_at", *(_PAYLOAD if payload else ())]
+    schema = pa.schema([*FINISHED_SCHEMA, *(FILE_SCHEMA.field(name) for name in names[1:])])
+    parts = [schema.empty_table()]
+    rows = history(queue, group=group)
+    if not rows.num_rows and group not in (there := queue.groups()):  # of one that was dropped, history tells still
+        told = f"the queue has {', '.join(there)}" if there else "the queue has none yet; one is made by its first lease"
+        raise GroupNotFound(f"there is no consumer group {group!r}: {told}", group=group)
+    for end, (start, stop) in _ends(rows, low, high):
+        if wanted in (None, end["outcome"]):
+            parts += [_finished(piece, rows, end, schema) for piece, rows in _payload(queue, start, stop, names)]
+    return pa.concat_tables(parts).sort_by("sequence")
+
+
+def _ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
+    """The ends of messages within ``low..high``, but for those that a later seek has made unread again."""
+    sought = [(r["version"], (r["first"], r["last"])) for r in rows.filter(pc.equal(rows["event"], "sought")).to_pylist()]
+    for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
+        undone = normalise(interval for version, interval in sought if version > end["version"])
+        within = (max(low, end["first"]), min(high, end["last"]))
+        if within[0] <= within[1]:
+            for interval in subtract([within], undone):
+                yield end, interval
+
+
+def _finished(piece: FileSlice, payload: pa.Table, end: dict[str, Any], schema: pa.Schema) -> pa.Table:
+    n = payload.num_rows
+    given: dict[str, Any] = {"sequence": pa.array(range(piece.first, piece.first + n), pa.int64()), "settled_at": end["committed_at"]}
+
+    def column(f: pa.Field) -> Any:
+        if f.name in payload.schema.names:
+            return payload[f.name]
+        value = given[f.name] if f.name in given else end[f.name]
+        return value if isinstance(value, pa.Array) else pa.repeat(pa.scalar(value, f.type), n)
+
+    return pa.table([column(f) for f in schema], schema=schema)
+
+
+def _payload(queue: Queue, first: int, last: int, names: list[str]) -> Iterator[tuple[FileSlice, pa.Table]]:
+    """Some columns of messages, slice by slice; null, but for the time of the publish, where the log no longer has them."""
+    for piece in queue.log.index(last).slices(first, last):
+        try:
+            ((_, rows),) = queue.log.read([piece], names)
+        except (CorruptLog, StorageError):
+            at = pa.repeat(pa.scalar(piece.committed_at, pa.int64()).cast(_INSTANT), piece.rows)
+            rows = pa.table({name: at if name == "published_at" else pa.nulls(piece.rows, FILE_SCHEMA.field(name).type) for name in names})
+        yield piece, rows

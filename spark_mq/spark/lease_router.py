@@ -1,0 +1,90 @@
+"""Whose a batch's lease is: which group's ledger holds it, and whether it is still this driver's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_mq.errors import InvalidOption, StreamFenced
+from spark_mq.group import ConsumerGroup
+from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.ledger.transitions import held_by_batch
+from spark_mq.streaming.offset import lease_stream, mark_of
+
+__all__ = ["LeaseRouter"]
+
+
+class LeaseRouter:
+    """Settles each lease in the group that it was taken from: a union of queues has several. Has a group's ``settle``."""
+
+    def __init__(self, groups: Sequence[ConsumerGroup]) -> None:
+        self.groups = tuple(groups)
+        self._of: dict[str, ConsumerGroup] = {}  # by stream
+        self._marks: dict[str, int] = {}  # by lease id: its stream's mark when its batch came here
+
+    def of(self, lease_id: str) -> ConsumerGroup:
+        """The group of a lease. Raises InvalidOption if it is none of these: they would settle nothing, and onCommit would ack it."""
+        parts = lease_stream(lease_id)
+        if parts is None:
+            return self.groups[0]
+        if parts[0] not in self._of:
+            self._of[parts[0]] = self._find(lease_id, parts[0])
+        return self._of[parts[0]]
+
+    def settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
+        """One commit for each group; the outcomes in the order of `wanted`."""
+        groups = [self.of(one.lease_id) for one in wanted]
+        outcomes: dict[int, SettleOutcome] = {}
+        for group in dict.fromkeys(groups):
+            mine = [at for at, owner in enumerate(groups) if owner is group]
+            outcomes.update(zip(mine, group.settle([wanted[at] for at in mine]), strict=True))
+        return [outcomes[at] for at in range(len(wanted))]
+
+    def begin(self, lease_ids: Sequence[str]) -> None:
+        """Looks whose they are and remembers the marks, for a batch that may be a replay."""
+        self._marks = {lease_id: self._mark(self.of(lease_id), lease_id) for lease_id in lease_ids}
+
+    def check(self, lease_ids: Sequence[str]) -> None:
+        """Ends the query, before Spark commits the batch, if another runner has taken it over: this driver is a zombie.
+
+        That a lease expired and others have its messages is no reason to end: they come again, at-least-once.
+        """
+        for lease_id in lease_ids:
+            parts = lease_stream(lease_id)
+            if parts is None:
+                continue
+            stream, n, _ = parts
+            ledger = self.of(lease_id).ledger()
+            holders = {r.lease_id for r in ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))} - {lease_id}
+            mark = self._mark(self.of(lease_id), lease_id)
+            # Without a mark from its start it was no replay: 2n + 1 was its own.
+            if holders or mark > self._marks.get(lease_id, 2 * n + 1):
+                raise StreamFenced(
+                    f"batch {n} of stream {stream} has been taken over by another driver on this checkpoint; this one stops",
+                    stream=stream, batch=n, mark=mark,
+                )  # fmt: skip
+
+    def _find(self, lease_id: str, stream: str) -> ConsumerGroup:
+        known = [group for group in self.groups if self._mark(group, lease_id)]
+        if holder := next((group for group in known if _holds(group, lease_id)), None):
+            return holder
+        others = [group.queue.group(name) for group in known for name in group.queue.groups() if name != group.name]
+        wrong = next((group for group in others if _holds(group, lease_id)), None)
+        if known and wrong is None:
+            return known[0]  # all of it has expired, or was taken over
+        told = f"was leased by {wrong!r}" if wrong else "was leased from another queue"
+        raise InvalidOption(
+            f"the batch of stream {stream} {told}, but for_each_batch settles {', '.join(map(repr, self.groups))}: use the path and "
+            "consumerGroup of the stream, and for a union of queues also=[...] with the others' groups",
+            option="group", value=", ".join(group.name for group in self.groups),
+        )  # fmt: skip
+
+    @staticmethod
+    def _mark(group: ConsumerGroup, lease_id: str) -> int:
+        parts = lease_stream(lease_id)
+        leases = group.queue.leases
+        return (leases.mark(leases.read(group.name), mark_of(parts[0])) if parts else None) or 0
+
+
+def _holds(group: ConsumerGroup, lease_id: str) -> bool:
+    ledger = group.ledger()
+    return bool(ledger.where(ledger.held_by(lease_id)))

@@ -1,0 +1,223 @@
+"""Messages of a batch's leases as Spark's own Parquet reader reads them, so that none of their bytes go through Python.
+
+What a Python data source reads goes to the JVM through a socket, which bounds a drain (benchmarks/README.md). The driver knows what a lease
+holds: slices of Parquet files. Spark numbers the rows of a file by itself (``_metadata.row_index``), so it can be told which ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import functions as f
+from pyspark.sql.types import DataType, StructType, TimestampType
+
+from spark_mq.delta.store_errors import plain
+from spark_mq.errors import StorageError
+from spark_mq.group import ConsumerGroup
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.ranges import Range
+from spark_mq.parquet.writer import too_few, unreadable
+from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
+from spark_mq.util.validation import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["read_held"]
+
+
+def _told_as(kind: DataType) -> str:
+    """Instants go over as microseconds: text would lose some, or its zone."""
+    return "bigint" if isinstance(kind, TimestampType) else kind.simpleString()
+
+
+_PAYLOAD: Final = StructType([field for field in READ_SCHEMA.fields if field.name in PAYLOAD_COLUMNS])
+_STATE: Final = [field for field in SEVERAL_SCHEMA.fields if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"]
+_PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
+"""Of a slice: its first row and the one after its last, what to add to a row's number, and when it was committed (microseconds)."""
+_OF: Final = "struct<" + ",".join(f"{field.name}:{_told_as(field.dataType)}" for field in _STATE) + ">"
+"""What the ledger says of a range."""
+_Files = Mapping[str, Sequence[tuple[FileSlice, Range]]]
+"""What is wanted of each file, by its path."""
+_Place = Mapping[str, int]
+_Told = Mapping[str, Any]
+FEW_FILES: Final = 32
+"""Whose places are looked up row by row in a constant; more of them are joined."""
+MOST_SLICES: Final = 10_000
+MOST_OF_A_FILE: Final = 100
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
+"""Names that Spark tells as they are, and does not leave out of a listing as hidden."""
+_LOUD: Final = {
+    # Whatever the session says: a file that is skipped would be acked unread, and a flipped bit be delivered.
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+}
+
+
+def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[Range]]], several: bool) -> DataFrame | None:
+    """The messages of some ranges, in the columns of the stream (``several``: of one over several queues); None if their files hide it.
+
+    Raises CorruptLog for a file that is not as its commit says, StorageError for one that is out of reach, for Spark too.
+    """
+    schema = SEVERAL_SCHEMA if several else READ_SCHEMA
+    frames = []
+    for group, ranges in held:
+        files = _by_file(group, ranges)
+        if not _fits(files):
+            return None
+        if files:
+            frames.append(_frame(spark, group, files, schema.names))
+    if not frames:
+        return spark.createDataFrame([], schema)
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionAll(frame)
+    return whole
+
+
+def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> _Files:
+    index = group.queue.log.index()
+    files: dict[str, list[tuple[FileSlice, Range]]] = {}
+    for of in ranges:
+        for piece in index.slices(of.first, of.last):
+            files.setdefault(piece.path, []).append((piece, of))
+    return files
+
+
+def _fits(files: _Files) -> bool:
+    """Whether Spark finds the slices again, and sooner than Python reads them.
+
+    No two files may have the same name, nor one that Spark tells otherwise or hides: its messages would be lost. And each row of a file is
+    compared with all of its slices.
+    """
+    names, slices = {_name(path) for path in files}, [len(pieces) for pieces in files.values()]
+    found = len(names) == len(files) and all(_PLAIN_NAME.fullmatch(name) for name in names)
+    return found and sum(slices) <= MOST_SLICES and max(slices, default=0) <= MOST_OF_A_FILE
+
+
+def _check(group: ConsumerGroup, files: _Files) -> bool:
+    """Whether each file has the rows that its commit says: Spark would read fewer without a word. And whether all of them are wanted."""
+    whole, store = True, group.queue.log.files
+    for path, pieces in files.items():
+        last = max((piece for piece, _ in pieces), key=lambda piece: piece.offset)
+        try:
+            with store.open(path) as raw:
+                rows = pq.ParquetFile(raw).metadata.num_rows
+            if rows < last.offset + last.rows:
+                raise too_few(rows)
+        except (OSError, pa.ArrowException) as error:
+            raise unreadable(store, last, error) from error
+        whole = whole and rows == sum(piece.rows for piece, _ in pieces)
+    return whole
+
+
+def _frame(spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]) -> DataFrame:
+    """The wanted rows of the files, with columns of these names."""
+    whole = _check(group, files)
+    rows = _rows(spark, group.queue.log.path, files)
+    ranges = {of for pieces in files.values() for _, of in pieces}
+    if len(files) <= FEW_FILES and len(ranges) == 1 and all(len(pieces) == 1 for pieces in files.values()):
+        (of,) = ranges
+        places = {_name(path): _place(piece) for path, ((piece, _),) in files.items()}
+        return _by_constants(rows, places, whole, _told(group, of), names)
+    each = [
+        {"_file": _name(path), "_place": _place(piece), "_of": _told(group, of)} for path, pieces in files.items() for piece, of in pieces
+    ]
+    return _by_join(rows, each, names)
+
+
+def _by_constants(rows: DataFrame, places: Mapping[str, _Place], whole: bool, told: _Told, names: Sequence[str]) -> DataFrame:
+    """As of a lease of what was unread: one range, of which each file has one slice.
+
+    Without a join this is read as fast as a plain table, and in one step, since Spark takes some 10 ms to look at each.
+    """
+    row = "_metadata.row_index"
+    if not whole:
+        rows = rows.where(f"{row} >= {_by_name(places, 'low')} AND {row} < {_by_name(places, 'high')}")
+    of = {field.name: _literal(told.get(field.name), field.dataType) for field in _STATE}
+    return rows.selectExpr(*_columns(names, row, _by_name(places, "before"), _by_name(places, "committed_at"), of))
+
+
+def _by_join(rows: DataFrame, slices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> DataFrame:
+    """Of any slices, each with its ``_file``, ``_place`` and ``_of``."""
+    held = f"inline(from_json({_text(json.dumps(slices))}, 'array<struct<_file:string,_place:{_PLACE},_of:{_OF}>>'))"
+    told = rows.sparkSession.range(1, numPartitions=1).selectExpr(held)
+    mine = rows.selectExpr("*", "_metadata.row_index AS _row", "_metadata.file_name AS _file").join(f.broadcast(told), "_file")
+    of = {field.name: _instant(f"_of.{field.name}", field.dataType) for field in _STATE}
+    return mine.where("_row >= _place.low AND _row < _place.high").selectExpr(
+        *_columns(names, "_row", "_place.before", "_place.committed_at", of)
+    )
+
+
+def _columns(names: Sequence[str], row: str, before: str, committed_at: str, of: Mapping[str, str]) -> list[str]:
+    """The columns as SQL. What the publisher left null reads as DESIGN section 3 says."""
+    published = f"greatest(coalesce(published_at, timestamp_micros({committed_at})), timestamp_micros({EARLIEST}L))"
+    sequence = f"{row} + {before}"
+    own = {
+        "sequence": sequence,
+        "message_id": f"coalesce(message_id, CAST({sequence} AS STRING))",
+        "published_at": f"least({published}, timestamp_micros({LATEST}L))",
+        **of,
+    }
+    return [f"{own.get(name, name)} AS {name}" for name in names]
+
+
+def _rows(spark: SparkSession, root: str, files: _Files) -> DataFrame:
+    # No character of a path may stand for others.
+    paths = [re.sub(r"([\\{}\[\]*?,])", r"\\\1", f"{root}/{path}") for path in sorted(files)]
+    try:
+        return spark.read.options(**_LOUD).schema(_PAYLOAD).parquet(*paths)
+    except Exception as error:  # Spark's, or the JVM's
+        raise StorageError(
+            f"Spark cannot read {root}: {plain(error)}. lease.read() reads as Spark itself is configured (for s3:// its fs.s3.impl and "
+            "fs.s3a.*), not by storageOptions.*: configure that, or use the batch instead",
+            path=root, landed=False,
+        ) from error  # fmt: skip
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _place(piece: FileSlice) -> _Place:
+    return {
+        "low": piece.offset,
+        "high": piece.offset + piece.rows,
+        "before": piece.first - piece.offset,
+        "committed_at": piece.committed_at,
+    }
+
+
+def _told(group: ConsumerGroup, of: Range) -> _Told:
+    """What the ledger says of a range. What is null is left out."""
+    state = of._asdict() | {"lease_expires_at": of.expires_at, "queue": group.queue.path}
+    return {field.name: state[field.name] for field in _STATE if state[field.name] is not None}
+
+
+def _text(value: str) -> str:
+    """A text as SQL, in which none of its characters stands, only the hexadecimal digits of its bytes."""
+    return f"CAST(X'{value.encode().hex()}' AS STRING)"
+
+
+def _literal(value: str | int | None, kind: DataType) -> str:
+    """A value as SQL."""
+    if isinstance(value, str):
+        return _text(value)
+    return f"CAST(NULL AS {kind.simpleString()})" if value is None else _instant(f"CAST({value:d} AS {_told_as(kind)})", kind)
+
+
+def _instant(number: str, kind: DataType) -> str:
+    return f"timestamp_micros({number})" if isinstance(kind, TimestampType) else number
+
+
+def _by_name(places: Mapping[str, _Place], what: str) -> str:
+    """What is told of the place of a row's file. The names are plain, so they may stand in SQL."""
+    if len({place[what] for place in places.values()}) == 1:
+        return f"{next(iter(places.values()))[what]}L"
+    return f"element_at(map({', '.join(f'{name!r}, {place[what]}L' for name, place in places.items())}), _metadata.file_name)"

@@ -1,0 +1,1 @@
+"""Keep the ledgers and the messages of a queue."""

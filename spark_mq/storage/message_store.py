@@ -1,0 +1,142 @@
+"""The append-only log of messages, whatever it is kept in: what a storage has to offer for it."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_mq.delta import legacy as delta
+from spark_mq.errors import DuplicatePublish, StorageError
+from spark_mq.ledger.message_index import FileSlice, MessageIndex
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.writer import WrittenFile, why_unreadable, write_file
+from spark_mq.util.notifier import Notifier
+
+__all__ = ["MessageStore", "PublishReceipt", "check_mark"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReceipt:
+    """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the order given.
+
+    ``duplicate``: the call published nothing, for its number, or a higher one, had landed before (``on_duplicate="skip"``). It is then the
+    first call's receipt; for another number than the producer's latest, that is not known: version None, no sequences.
+    """
+
+    version: int | None
+    sequences: range
+    duplicate: bool = False
+
+
+class MessageStore(ABC):
+    """The log of one queue: the other half of the storage seam. Its twin in memory is in ``spark_mq.testing``."""
+
+    path: str
+    files: delta.Files
+    bell: Notifier
+    """Rung after each publish."""
+
+    def publish(self, table: pa.Table, *, mark: tuple[str, int] | None = None, note: Mapping[str, Any] | None = None) -> PublishReceipt:
+        """Publishes a table of messages as one commit; durable, with its sequences, when this returns. Raises as :meth:`commit`."""
+        written = write_file(self.files, table)
+        try:
+            return self.commit([written], mark=mark, note=note)
+        except DuplicatePublish:
+            self.discard(written)
+            raise
+        except StorageError as error:
+            if error.data["landed"] is False and "://" not in self.path:  # in an object store it may land later still
+                self.discard(written)
+            raise
+
+    def discard(self, written: WrittenFile) -> None:
+        """Deletes a file that no commit will ever know of."""
+        with contextlib.suppress(OSError):
+            self.files.delete(written.path)
+
+    @abstractmethod
+    def commit(
+        self,
+        written: Iterable[WrittenFile],
+        *,
+        mark: tuple[str, int] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        """Publishes files that are written already (see :func:`write_file`), all or nothing.
+
+        ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that number or a higher one.
+        """
+
+    @abstractmethod
+    def last_number(self, app: str) -> int | None:
+        """The last number that was committed with a mark of `app`, or None."""
+
+    @abstractmethod
+    def receipt(self, app: str, number: int) -> PublishReceipt | None:
+        """What the commit with that mark published, or None where the log no longer tells."""
+
+    @abstractmethod
+    def index(self, reach: int | None = None) -> MessageIndex:
+        """The commit index, brought up to the latest commit. The same object each time: it only grows.
+
+        ``reach``: no look at the table where the index reaches this sequence already, as for what has been leased.
+        """
+
+    @abstractmethod
+    def known(self) -> MessageIndex:
+        """The commit index as it is, without a look at the table."""
+
+    @abstractmethod
+    def drop(self, horizon: int) -> int:
+        """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to kill and to repeat."""
+
+    def check(self, path: str, rows: int = 0) -> str | None:
+        """Why a data file cannot be read, as far as its footer tells, or None. ``rows``: how many it should have."""
+        try:
+            with self.files.open(path) as file:
+                found = pq.ParquetFile(file).metadata.num_rows
+            return None if found >= rows else f"data file {path} has {found} rows, and {rows} by its commit"
+        except (OSError, pa.ArrowException) as error:
+            return why_unreadable(self.files, path, error)
+
+    def check_whole(self, piece: FileSlice) -> Iterator[tuple[FileSlice, str | None]]:
+        """A slice in pieces, and why each cannot be read, or None: by reading all of it."""
+        try:
+            reader = MessageReader(self.files)
+            parts = list(reader.by_row_group(piece))
+        except (OSError, pa.ArrowException) as error:
+            yield piece, why_unreadable(self.files, piece.path, error)
+            return
+        for part in parts:
+            try:
+                reader.read(part).validate(full=True)
+                yield part, None
+            except (OSError, pa.ArrowException) as error:
+                yield part, why_unreadable(self.files, piece.path, error)
+
+    def read(self, slices: Iterable[FileSlice], columns: list[str] | None = None) -> Iterator[tuple[FileSlice, pa.Table]]:
+        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in.
+
+        Raises CorruptLog for a file that cannot be read, StorageError where that is the store's doing.
+        """
+        reader = MessageReader(self.files, columns)
+        for piece in slices:
+            yield piece, reader.told(piece)
+
+
+def check_mark(last: int | None, mark: tuple[str, int]) -> None:
+    """Raises DuplicatePublish where a producer's `last` number is its new one, or higher."""
+    if last is not None and last >= mark[1]:
+        producer = mark[0].rpartition(":")[2]
+        raise DuplicatePublish(
+            f"producer {producer!r} has published number {last} already, so {mark[1]} is not published again",
+            producer_id=producer,
+            last_sequence=last,
+            receipt=None,
+        )

@@ -1,0 +1,1 @@
+"""Apply the stream source's rules without Spark."""

@@ -1,0 +1,115 @@
+"""One stream over several queues: a batch leases its share from each of them, by the rules of ``stream.py`` in each.
+
+The offset is ``{"batch": n, "queues": k, "stream": uuid}``. Inside a queue the stream is known by an id of its own, made from that uuid
+and the queue's path, so that marks, lease ids and replays go by queue, and a queue may be added to the list or taken out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spark_mq.group import ConsumerGroup
+from spark_mq.streaming.offset import QUEUES, of_several_queues, stream_in
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
+
+__all__ = ["MultiQueueSource", "shares"]
+
+Plans = list[tuple[ConsumerGroup, BatchPlan]]
+
+
+def shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
+    """What each may take of `limit`, who could take so much: none gets less than another, unless it can take no more.
+
+    What does not divide goes to each in turn.
+    """
+    taken = [0] * len(could)
+    while limit > 0 and (hungry := [at for at, most in enumerate(could) if taken[at] < most]):
+        first, each = turn % len(hungry), limit // len(hungry)
+        for at in hungry if each else (hungry[first:] + hungry[:first])[:limit]:
+            part = min(could[at] - taken[at], each or 1)
+            taken[at] += part
+            limit -= part
+    return taken
+
+
+class MultiQueueSource:
+    """One runner of a stream over several queues. Has the methods of :class:`~spark_mq.streaming.source.StreamSource` that Spark's hooks
+    need."""
+
+    def __init__(
+        self, groups: Sequence[ConsumerGroup], options: StreamOptions, *, keep_alive: Callable[[str, int, int], Any] | None = None
+    ) -> None:
+        self.options = options
+        self.runner = uuid.uuid4().hex[:12]
+        self.sources = [StreamSource(group, options, keep_alive=keep_alive, runner=self.runner) for group in groups]
+        self._offered: dict[tuple[str, int], list[int]] = {}  # what each queue could have granted
+        self._planned: dict[tuple[str, int], Plans] = {}
+
+    def initial(self) -> dict[str, Any]:
+        """The offset before the first batch."""
+        offset = self.sources[0].initial()
+        for source in self.sources[1:]:
+            source.initial()
+        return {"batch": 0, QUEUES: len(self.sources), "stream": offset["stream"]}
+
+    def bound(self) -> None:
+        """From now on only what is there and due at this moment counts (Trigger.AvailableNow)."""
+        for source in self.sources:
+            source.bound()
+
+    @property
+    def bounded(self) -> bool:
+        return self.sources[0].bounded
+
+    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
+        """The offset of the next batch if something is due in any queue, else `start`. Leases nothing."""
+        stream, n = of_several_queues(start)
+        could = [source.could_take if source.look(self._in(source, stream), n) else 0 for source in self.sources]
+        for source, most in zip(self.sources, could, strict=True):
+            if not most:
+                source.ack_done(self._in(source, stream), n)
+        if not any(could):
+            return dict(start)
+        self._offered[stream, n + 1] = could
+        return {"batch": n + 1, QUEUES: len(self.sources), "stream": stream}
+
+    def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Plans:
+        """What the batch reads, by queue; the same answer for repeated calls. Raises StreamFenced."""
+        (stream, n), (_, before) = of_several_queues(end), of_several_queues(start)
+        if n == before:
+            return []
+        key = stream, n
+        if key not in self._planned:
+            plans = self._lease(stream, n, self._offered[key]) if key in self._offered else self._replay(stream, n)
+            self._planned = {key: plans}
+        return self._planned[key]
+
+    def _lease(self, stream: str, n: int, could: Sequence[int]) -> Plans:
+        hungry = sum(1 for most in could if most)
+        size = None if self.options.max_bytes is None else max(1, self.options.max_bytes // hungry)
+        plans: Plans = []
+        for source, share in zip(self.sources, shares(self.options.max_messages, could, n), strict=True):
+            if share:
+                plans.append((source.group, source.lease(self._in(source, stream), n, (share, size))))
+            else:
+                source.ack_done(self._in(source, stream), n - 1)
+        return plans
+
+    def _replay(self, stream: str, n: int) -> Plans:
+        # In every queue, though it may hold nothing there: the mark refuses a zombie that stands between two of its leases.
+        return [(source.group, source.replay(self._in(source, stream), n)) for source in self.sources]
+
+    def stop(self) -> None:
+        """Ends the background extensions."""
+        for source in self.sources:
+            source.stop()
+
+    def progress(self) -> dict[str, Any]:
+        """What the groups looked like at the last look, by queue."""
+        return {source.group.queue.path: source.progress() for source in self.sources}
+
+    @staticmethod
+    def _in(source: StreamSource, stream: str) -> str:
+        return stream_in(stream, source.group.queue.path)

@@ -1,0 +1,1 @@
+"""Provide helpers that know nothing of queues."""
