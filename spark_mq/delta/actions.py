@@ -1,72 +1,290 @@
-"""The commits of a Delta table's log, as their JSON tells them. Whoever wrote it: what is no commit is refused, by its version."""
+"""Parse, check and build the actions of Delta commits.
+
+The rules are those of the Delta protocol (section "Actions"). Another engine may have written a
+commit, so each field that spark_mq uses is checked before it is used.
+"""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
-from spark_mq.delta.files import Files
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, UnsupportedTable
 
-__all__ = ["landed_since", "log_path", "parse", "read_commit", "restore_hint"]
+__all__ = [
+    "Action",
+    "AddFile",
+    "Change",
+    "Commit",
+    "check_protocol",
+    "checkpoint_path",
+    "encode",
+    "encode_actions",
+    "log_path",
+    "missing_commit_error",
+    "parse",
+    "parse_commit",
+    "restore_hint",
+]
 
+Action = dict[str, Any]
+
+LOG_FOLDER: Final = "_delta_log"
 OPERATION_ID: Final = "spark_mq_operation_id"
-"""Key in a commit's ``commitInfo``: tells, after any failure, whether a commit landed all the same."""
+"""Key in ``commitInfo``: shows after a failure whether a commit landed."""
+PREVIOUS_ID: Final = "spark_mq_previous_operation_id"
+"""Key in ``commitInfo``: the operation id of the commit before it."""
+ENGINE: Final = "spark_mq"
 
-_LATEST: Final = 253_402_300_799_000
-"""The last millisecond that a datetime can tell."""
-_MOST_ROWS: Final = 2**32
-"""Of a commit: as many as there are ordinals."""
+_LAST_MILLISECOND: Final = 253_402_300_799_000
+"""The last millisecond that a datetime can hold."""
+_MAX_ROWS: Final = 2**32
+"""Rows of one commit: as many as there are ordinals."""
+_PLAIN_FEATURES: Final = {"appendOnly", "invariants"}
+_WRITER_FEATURES: Final = {
+    3: "checkConstraints",
+    4: "changeDataFeed or generatedColumns",
+    5: "columnMapping",
+    6: "identityColumns",
+}
+"""Features of the writer versions above 2 (Delta protocol, "Valid Feature Names")."""
 
 
 def log_path(version: int) -> str:
-    return f"_delta_log/{version:020d}.json"
+    """Return the path of a commit, relative to its table."""
+    return f"{LOG_FOLDER}/{version:020d}.json"
 
 
-def restore_hint(path: str, version: int) -> str:
-    """What to do about a commit of the table at `path` that is gone or broken."""
-    if version == 0:
-        return f"Restore {log_path(version)} from a backup"  # the table's schema and settings stand there
-    hint = f"Restore {log_path(version)} from a backup; without one, "
-    table = path.rstrip("/").rpartition("/")[2]
-    if table == "messages":
-        return hint + 'give up the messages that it published: put a file with the line {"commitInfo":{}} in its place'
-    if table == "leases":
-        return hint + f"stop the workers and remove version {version} and all later ones from that log: what was settled since comes again"
-    return hint + "remove that table, if what it tells may be lost"
+def checkpoint_path(version: int) -> str:
+    """Return the path of a single-file checkpoint, relative to its table."""
+    return f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
 
 
-def read_commit(files: Files, version: int, path: str) -> list[dict[str, Any]]:
-    """The actions of one commit of the log of the table at `path`, in order.
+@dataclass(frozen=True, slots=True)
+class AddFile:
+    """A data file of a table: path relative to the table, bytes, rows (None if not recorded)."""
 
-    Raises FileNotFoundError where the log no longer has it, CorruptLog where it is not readable.
+    path: str
+    size: int
+    rows: int | None = None
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+    stats: str | None = None
+    """JSON; None writes the row count alone."""
+    modified: int = 0
+    """Milliseconds since 1970; 0 in a new file means now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A commit to make, and what it depends on.
+
+    ``partition`` is the partition whose content was read: a commit that changes it is a conflict.
+    ``whole_table`` makes every other commit a conflict. ``data_change`` is False if no row changes.
+    ``txns`` are application transactions, ``(app id, version)``; a commit with one of the same app
+    is a conflict. ``info`` goes as JSON into ``userMetadata``, which DESCRIBE HISTORY shows.
     """
-    text = files.read(log_path(version))
+
+    operation_id: str
+    info: Mapping[str, Any]
+    adds: Sequence[AddFile] = ()
+    removes: Sequence[AddFile] = ()
+    txns: Sequence[tuple[str, int]] = ()
+    partition: Mapping[str, str] | None = None
+    whole_table: bool = False
+    data_change: bool = True
+    metadata: Mapping[str, Any] | None = None
+    """The table's new metadata, if it changes."""
+
+
+class Commit:
+    """A commit of a log, parsed. File paths are decoded; ``stats`` are objects."""
+
+    __slots__ = ("actions", "adds", "info", "metadata", "protocols", "removes", "txns", "version")
+
+    def __init__(self, version: int, actions: Sequence[Action]) -> None:
+        self.version = version
+        self.actions = actions
+        self.info: dict[str, Any] = {}
+        self.adds: list[dict[str, Any]] = []
+        self.removes: list[dict[str, Any]] = []
+        self.txns: dict[str, int] = {}
+        self.metadata: dict[str, Any] | None = None
+        self.protocols: list[dict[str, Any]] = []
+        for action in actions:
+            for name, value in action.items():
+                if name == "add":
+                    self.adds.append(value)
+                elif name == "remove":
+                    self.removes.append(value)
+                elif name == "txn":
+                    self.txns[value["appId"]] = value["version"]
+                elif name == "commitInfo":
+                    self.info = self.info or value
+                elif name == "metaData":
+                    self.metadata = value
+                elif name == "protocol":
+                    self.protocols.append(value)
+
+    @classmethod
+    def of(cls, version: int, change: Change) -> Commit:
+        """Return the commit of a change as a reader of the log would have it."""
+        commit = cls(version, ())
+        now = int(time.time() * 1000)
+        note = {name: value for name, value in change.info.items() if value is not None}
+        commit.info = {"timestamp": now, "userMetadata": json.dumps(note), OPERATION_ID: change.operation_id}
+        commit.txns = dict(change.txns)
+        commit.metadata = None if change.metadata is None else dict(change.metadata)
+        commit.removes = [{"path": f.path, "partitionValues": f.partition} for f in change.removes]
+        commit.adds = [
+            {
+                "path": file.path,
+                "size": file.size,
+                "partitionValues": file.partition,
+                "modificationTime": file.modified or now,
+                "dataChange": change.data_change,
+                "stats": {"numRecords": file.rows} if file.stats is None else json.loads(file.stats),
+            }
+            for file in change.adds
+        ]
+        return commit
+
+    @property
+    def operation_id(self) -> str | None:
+        """The id of the operation; None if spark_mq did not write the commit."""
+        return self.info.get(OPERATION_ID)
+
+    @property
+    def timestamp(self) -> int:
+        """The time of the commit by its writer's clock, in microseconds; 0 if not recorded."""
+        return int(self.info.get("timestamp") or 0) * 1000
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """The ``info`` of the :class:`Change`; empty if spark_mq did not write the commit."""
+        try:
+            note = json.loads(self.info.get("userMetadata") or "{}")
+        except (ValueError, TypeError, RecursionError):
+            return {}
+        return note if isinstance(note, dict) else {}
+
+    def conflict_with(self, change: Change) -> str | None:
+        """Return why the change must be computed again after this commit, or None."""
+        if self.protocols or self.metadata is not None:
+            return f"commit {self.version} changed the table's protocol or metadata"
+        for app, _ in change.txns:
+            if app in self.txns:
+                return f"commit {self.version} has a transaction of {app}"
+        if change.whole_table:
+            return f"commit {self.version} came first"
+        if change.partition is not None and self._touches(change.partition):
+            return f"commit {self.version} changed {dict(change.partition)}"
+        removed = {file.path for file in change.removes}
+        if removed and any(remove["path"] in removed for remove in self.removes):
+            return f"commit {self.version} removed the same files"
+        return None
+
+    def _touches(self, partition: Mapping[str, str]) -> bool:
+        """Whether a file of the partition is added or removed; unknown values count as touched."""
+        return any(
+            all(file["partitionValues"].get(name) == value for name, value in partition.items())
+            if isinstance(file.get("partitionValues"), dict)
+            else True
+            for file in (*self.adds, *self.removes)
+        )
+
+    def check_features(self, path: str) -> None:
+        """Raise UnsupportedTable if the commit brings in a feature that spark_mq lacks."""
+        for p in self.protocols:
+            check_protocol(path, p, self.version)
+        if any("deletionVector" in add for add in self.adds):
+            vectors = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}
+            check_protocol(path, vectors, self.version)
+
+
+def check_protocol(path: str, protocol: Mapping[str, Any], since: int | None = None) -> None:
+    """Raise UnsupportedTable for features beyond the plain ones.
+
+    ``since`` is the version of the commit that brought them, for the error.
+    """
+    reader, writer = protocol["minReaderVersion"], protocol["minWriterVersion"]
+    readers, writers = protocol.get("readerFeatures") or (), protocol.get("writerFeatures") or ()
+    features = sorted({*map(str, readers), *map(str, writers)} - _PLAIN_FEATURES)
+    if writer in _WRITER_FEATURES:
+        features.append(_WRITER_FEATURES[writer])
+    if features or (reader > 1 and not list(readers)):
+        named = ", ".join(features) or f"reader version {reader}"
+        raise UnsupportedTable(
+            f"the Delta table at {path} has features that spark_mq does not support: {named}"
+            + (f", since commit {since}. " if since is not None else ". ")
+            + "A queue's tables must stay as Queue.create makes them: publish into a new queue",
+            path=path,
+            features=features,
+        )
+
+
+# -- parsing
+
+
+def parse_commit(version: int, text: bytes, path: str) -> Commit:
+    """Parse a commit of the table at `path`. Raise CorruptLog if it cannot be read."""
     try:
-        return parse(text)
+        return Commit(version, parse(text))
     except (ValueError, RecursionError) as error:
         raise CorruptLog(
-            f"commit {version} of {path} cannot be read ({error}). {restore_hint(path, version)}", path=path, version=version
+            f"commit {version} of {path} cannot be read: {error}. {restore_hint(path, version)}",
+            path=path,
+            version=version,
         ) from error
 
 
-def parse(text: bytes) -> list[dict[str, Any]]:
-    """The actions of a commit, from its JSON, with all that spark_mq looks at in its type; an add's ``stats`` as an object.
+def parse(text: bytes) -> list[Action]:
+    """Parse the actions of a commit and check the fields that spark_mq uses.
 
-    Raises ValueError, RecursionError.
+    Raises
+    ------
+    ValueError, RecursionError
+        The text is no commit.
     """
     actions = []
-    # By line feeds alone: text inside may hold what else Python takes for the end of a line.
+    # Split at line feeds alone: a JSON text may hold other characters that Python takes for line ends.
     for line in text.decode("utf-8").split("\n"):
         if line.strip():
             action = json.loads(line)
             if not isinstance(action, dict):
-                raise ValueError(f"an action is no object but {type(action).__name__}")
-            actions.append({name: _checked(name, value) for name, value in action.items() if value is not None})
+                raise ValueError(f"an action is a {type(action).__name__}, not an object")
+            given = ((name, value) for name, value in action.items() if value is not None)
+            actions.append({name: _checked(name, value) for name, value in given})
     rows = sum(a["add"]["stats"].get("numRecords") or 0 for a in actions if "add" in a)
-    if rows > _MOST_ROWS:
+    if rows > _MAX_ROWS:
         raise ValueError(f"it adds {rows} rows, more than a commit may have")
     return actions
+
+
+_FILE: Final = {"path": (str, True), "dataChange": (bool, False), "partitionValues": (dict, False)}
+_FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
+    "add": {
+        **_FILE,
+        "size": (int, False),
+        "modificationTime": (int, False),
+        "stats": (str, False),
+        "deletionVector": (dict, False),
+    },
+    "remove": _FILE,
+    "txn": {"appId": (str, True), "version": (int, True)},
+    "commitInfo": {"timestamp": (int, False)},
+    "protocol": {
+        "minReaderVersion": (int, True),
+        "minWriterVersion": (int, True),
+        "readerFeatures": (list, False),
+        "writerFeatures": (list, False),
+    },
+    "metaData": {},
+}
+"""The fields that spark_mq uses: the type, and whether the field is required."""
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -74,59 +292,120 @@ def _checked(name: str, value: Any) -> Any:
         return value
     _expect(isinstance(value, dict), name, "an object")
     kept = {field: given for field, given in value.items() if given is not None}
-    for field, (kind, needed) in _FIELDS[name].items():
-        if field not in kept:
-            _expect(not needed, f"{name}.{field}", "there")
-        else:
-            given = kept[field]
-            _expect(isinstance(given, kind) and (kind is bool or not isinstance(given, bool)), f"{name}.{field}", kind.__name__)
-            _expect(kind is not int or 0 <= given < 2**63, f"{name}.{field}", "within 64 bits")
-    for field in ("timestamp", "modificationTime"):
-        if name != "txn" and field in kept:
-            kept[field] = min(kept[field], _LATEST)
+    for field_name, (kind, required) in _FIELDS[name].items():
+        if field_name not in kept:
+            _expect(not required, f"{name}.{field_name}", "there")
+            continue
+        given, full = kept[field_name], f"{name}.{field_name}"
+        _expect(isinstance(given, kind) and (kind is bool or not isinstance(given, bool)), full, kind.__name__)
+        _expect(kind is not int or 0 <= given < 2**63, full, "within 64 bits")
+    for field_name in ("timestamp", "modificationTime"):
+        if name != "txn" and field_name in kept:
+            kept[field_name] = min(kept[field_name], _LAST_MILLISECOND)
+    if name in ("add", "remove"):
+        kept["path"] = unquote(kept["path"])
     if name == "add":
         kept["stats"] = _stats(kept.get("stats") or "{}")
     return kept
-
-
-_FILE: Final = {"path": (str, True), "dataChange": (bool, False)}
-_FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
-    "add": {
-        **_FILE, "size": (int, False), "modificationTime": (int, False), "stats": (str, False),
-        "partitionValues": (dict, False), "deletionVector": (dict, False),
-    },
-    "remove": _FILE,
-    "txn": {"appId": (str, True), "version": (int, True)},
-    "commitInfo": {"timestamp": (int, False)},
-    "protocol": {
-        "minReaderVersion": (int, True), "minWriterVersion": (int, True), "readerFeatures": (list, False), "writerFeatures": (list, False),
-    },
-    "metaData": {},
-}  # fmt: skip
-"""What spark_mq looks at: the type, and whether it must be there."""
 
 
 def _stats(text: str) -> dict[str, Any]:
     stats: dict[str, Any] = json.loads(text)
     _expect(isinstance(stats, dict), "add.stats", "an object")
     rows = stats.get("numRecords")
-    _expect(rows is None or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0), "add.stats.numRecords", "a count")
+    counted = rows is None or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0)
+    _expect(counted, "add.stats.numRecords", "a count")
     _expect(isinstance(stats.get("nullCount") or {}, dict), "add.stats.nullCount", "an object")
     return stats
 
 
-def _expect(holds: bool, what: str, kind: str) -> None:
+def _expect(holds: bool, name: str, kind: str) -> None:
     if not holds:
-        raise ValueError(f"{what} is not {kind}")
+        raise ValueError(f"{name} is not {kind}")
 
 
-def landed_since(files: Files, table_path: str, version: int, latest: int, operation_id: str) -> int | None:
-    """The version after `version` in which an operation landed, or None."""
-    for candidate in range(version + 1, latest + 1):
-        try:
-            actions = read_commit(files, candidate, table_path)
-        except FileNotFoundError:
-            continue
-        if any(a.get("commitInfo", {}).get(OPERATION_ID) == operation_id for a in actions):
-            return candidate
-    return None
+def restore_hint(path: str, version: int) -> str:
+    """Return what to do about a commit of the table at `path` that is missing or broken."""
+    if version == 0:  # the table's schema and settings are there
+        return f"Restore {log_path(version)} from a backup"
+    hint = f"Restore {log_path(version)} from a backup; without one, "
+    table = path.rstrip("/").rpartition("/")[2]
+    if table == "messages":
+        line = '{"commitInfo":{}}'
+        return hint + f"give up the messages that it published: put a file with the line {line} in its place"
+    if table == "leases":
+        return (
+            hint + f"stop the workers and remove version {version} and all later ones from that log: "
+            "messages settled since are delivered again"
+        )
+    return hint + "remove that table if you can lose its content"
+
+
+def missing_commit_error(path: str, version: int) -> CorruptLog:
+    """Return the error for a commit that should be there."""
+    return CorruptLog(
+        f"commit {version} of {path} is gone from its log ({log_path(version)}). {restore_hint(path, version)}",
+        path=path,
+        version=version,
+    )
+
+
+# -- building
+
+
+def encode(change: Change, previous_id: str | None, operation: str) -> bytes:
+    """Return the JSON of a commit: ``commitInfo``, transactions, removes, adds.
+
+    ``operation`` is Delta's own name of the operation, such as ``WRITE``.
+    """
+    now = int(time.time() * 1000)
+    note = {name: value for name, value in change.info.items() if value is not None}
+    parameters = {"mode": "Append" if not change.removes else "Overwrite"}
+    if change.partition is not None:
+        parameters["predicate"] = " AND ".join(f"{k} = '{v}'" for k, v in change.partition.items())
+    info = {
+        "timestamp": now,
+        "operation": operation,
+        "operationParameters": parameters,
+        "engineInfo": ENGINE,
+        "isBlindAppend": change.partition is None and not change.removes and not change.whole_table,
+        "userMetadata": json.dumps(note),
+        OPERATION_ID: change.operation_id,
+    }
+    if previous_id is not None:
+        info[PREVIOUS_ID] = previous_id
+    actions: list[Action] = [{"commitInfo": info}]
+    actions += [{"txn": {"appId": app, "version": number, "lastUpdated": now}} for app, number in change.txns]
+    if change.metadata is not None:
+        actions.append({"metaData": dict(change.metadata)})
+    actions += [{"remove": _remove(file, now, change.data_change)} for file in change.removes]
+    actions += [{"add": _add(file, now, change.data_change)} for file in change.adds]
+    return encode_actions(actions)
+
+
+def encode_actions(actions: Iterable[Action]) -> bytes:
+    """Return actions as the lines of a commit."""
+    return "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode() + b"\n"
+
+
+def _add(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
+    stats = json.dumps({"numRecords": file.rows}) if file.stats is None else file.stats
+    return {
+        "path": quote(file.path, safe="/=:@!$&'()*+,;~"),
+        "partitionValues": dict(file.partition),
+        "size": file.size,
+        "modificationTime": file.modified or now,
+        "dataChange": data_change,
+        "stats": stats,
+    }
+
+
+def _remove(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
+    return {
+        "path": quote(file.path, safe="/=:@!$&'()*+,;~"),
+        "deletionTimestamp": now,
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+        "partitionValues": dict(file.partition),
+        "size": file.size,
+    }

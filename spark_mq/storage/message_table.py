@@ -1,116 +1,96 @@
-"""``messages/`` as a Delta table: publishing, reading the index, and dropping what is trimmed.
+"""Keep the messages in a Delta table, ``messages/``: publish, read the index, drop trimmed files.
 
-What counts as a publish: an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never seen before. So
-compaction, trims and RESTORE publish nothing, and any Delta writer that appends is a publisher.
+A publish is an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never seen
+before. So compaction, trims and RESTORE publish nothing, and any Delta writer that appends is a publisher.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
-
-from spark_mq.delta import legacy as delta
-from spark_mq.delta.store_errors import STORE_ERRORS, explained, gone, telling
-from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
+from spark_mq.delta.actions import AddFile, Change, missing_commit_error
+from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore, join
+from spark_mq.delta.state import TableState
+from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.delta.tables import checkpoint_soon, create_table
+from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.writer import MESSAGE_SCHEMA, WrittenFile
 from spark_mq.storage.commits_table import CommitsTable
-from spark_mq.storage.log_watch import LogWatch
 from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
 from spark_mq.storage.published_files import PublishedFiles
 from spark_mq.util.notifier import notifier_for
 
 __all__ = ["MessageTable"]
 
-_COMMIT_TIMEOUT: Final = 60.0
-SLOW: Final = 60.0
-"""Seconds after which a commit makes sure that the log was not cleaned around it. The sweep leaves ten times as long."""
+_COMMIT_TIMEOUT_SECONDS: Final = 60.0
+_FOREVER: Final = "interval 36500 days"
+IDLE_COMMITS: Final = 100
+"""Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``."""
 
 
 class MessageTable(MessageStore):
-    """The log of one queue in a Delta table. ``path``: of ``messages/``. Safe to use from several threads."""
+    """The messages of one queue in a Delta table. ``path``: of ``messages/``. Thread-safe.
 
-    def __init__(self, path: str, storage_options: Mapping[str, str] | None = None) -> None:
+    Parameters
+    ----------
+    path
+        The table's path.
+    storage_options
+        Options of the object store.
+    durable
+        Whether commits on a local disk are synced before they are reported.
+    """
+
+    def __init__(
+        self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
+    ) -> None:
         self.path = path
         self.storage_options = dict(storage_options or {})
-        self.files = delta.Files(path, self.storage_options)
+        self.files = ObjectStore(path, self.storage_options, durable=durable)
+        # 100,000 data files cost time to open; commits/ has what a reader needs of them.
+        self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
         self.bell = notifier_for(path)
-        self._lock = threading.RLock()
-        self._table: DeltaTable | None = None
-        self._id: str | None = None
-        self._watch = LogWatch(self.files, path)
-        self._state = PublishedFiles(self.files, path, self.active)
-        self.commits = CommitsTable(delta.child(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options)
-
-    def create(self, description: str) -> None:
-        """Makes the table. Raises deltalake's TableAlreadyExists error where there is one."""
-        DeltaTable.create(
-            self.path,
-            MESSAGE_SCHEMA,
-            partition_by=["lane"],
-            description=description,
-            storage_options=self.storage_options,
-            configuration={
-                "delta.appendOnly": "true",
-                # The log's JSON must not vanish before it is indexed, nor files that a lagging group still needs.
-                "delta.enableExpiredLogCleanup": "false",
-                "delta.deletedFileRetentionDuration": "interval 36500 days",
-                "delta.logRetentionDuration": "interval 36500 days",
-            },
+        self.commits = CommitsTable(
+            join(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options, durable=durable
         )
+        self._lock = threading.RLock()
+        self._published = PublishedFiles(self.files, path, self.active)
+        self._generation = 0
+
+    def create(self, description: str) -> bool:
+        """Create the table. Return False if somebody else has created it."""
+        with wrap_store_errors(self.path, "creating"):
+            return create_table(
+                self.files,
+                MESSAGE_SCHEMA,
+                description=description,
+                configuration={
+                    "delta.appendOnly": "true",
+                    # Commits must not vanish before they are indexed, nor files that a lagging group needs.
+                    "delta.enableExpiredLogCleanup": "false",
+                    "delta.deletedFileRetentionDuration": _FOREVER,
+                    "delta.logRetentionDuration": _FOREVER,
+                },
+            )
+
+    def open(self) -> TableState | None:
+        """Return the table at its latest version, or None if there is none."""
+        with wrap_store_errors(self.path, "opening"):
+            return self.log.open()
 
     @property
     def table_id(self) -> str:
-        """The id of the table: another one at the same path has another."""
-        with self._lock:
-            return str(self.table.metadata().id)
+        """The id of the table: a table made again at the same path has another."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.state.table_id
 
-    def open(self) -> DeltaTable | None:
-        """The table at its latest version, or None where there is none. Raises UnsupportedTable."""
-        with self._lock:
-            opened = delta.open_table(self.path, self.storage_options)
-            if opened is not None and self._id is None:
-                self._table, self._id, self._watch.stood = opened, str(opened.metadata().id), None
-            return opened
-
-    @property
-    def table(self) -> DeltaTable:
-        """The table as last looked at."""
-        with self._lock:
-            if self._table is None:
-                opened = self.open()
-                if opened is None:
-                    raise CorruptLog(f"there is no Delta table at {self.path} any more", path=self.path, version=None)
-                table_id = str(opened.metadata().id)
-                if self._id not in (None, table_id):
-                    raise CorruptLog(
-                        f"the Delta table at {self.path} was made anew since this handle was opened; open the queue again",
-                        path=self.path,
-                        version=None,
-                    )
-                self._table, self._id, self._watch.stood = opened, table_id, None
-            return self._table
-
-    def refresh(self) -> DeltaTable:
-        """The table at its latest version."""
-        with self._lock, telling(self.path, self.storage_options, "reading"):
-            if self._watch.stood is not None and not self._watch.is_as_it_was(self._watch.stood):
-                self._table = None
-            try:
-                delta.update(self.table, self.files)
-            except DeltaError:
-                self._table = None  # a handle older than what is left of the log: open anew, once
-            table = self.table
-            delta.check_features(table, self.path)
-            self._watch.stands_on(table.version())
-            return table
+    # -- publishing
 
     def commit(
         self,
@@ -119,216 +99,146 @@ class MessageTable(MessageStore):
         mark: tuple[str, int] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        wanted = [file for file in written if file.rows]
-        adds: list[AddAction | RemoveAction] = [
-            AddAction(f.path, f.size, {"lane": None}, int(time.time() * 1000), True, f.stats) for f in wanted
-        ]
-        operation = uuid.uuid4().hex
+        files = [AddFile(f.path, f.size, f.rows, stats=f.stats) for f in written if f.rows]
+        change = Change(
+            uuid.uuid4().hex,
+            note or {"operation": "publish"},
+            adds=files,
+            txns=() if mark is None else (mark,),
+        )
 
-        def attempt(table: DeltaTable) -> None:
+        def compute(state: TableState) -> tuple[Change, None]:
             if mark is not None:
-                check_mark(delta.mark(table, mark[0], self.files)[0], mark)
-            # A schema is wanted even though the files are there; no retries of delta-rs's own: one of them landed a commit twice.
-            table.create_write_transaction(
-                adds,
-                "append",
-                MESSAGE_SCHEMA,
-                ["lane"],
-                commit_properties=delta.commit_properties(operation, note or {"operation": "publish"}, [mark] if mark else [], retries=0),
-                post_commithook_properties=delta.no_housekeeping(),
-            )
+                check_mark(state.txns.get(mark[0]), mark)
+            return change, None
 
-        version = self._run(attempt, operation, {f.path for f in wanted})
+        with wrap_store_errors(self.path, "publishing to"):
+            version, _ = self.log.transact(compute, timeout=_COMMIT_TIMEOUT_SECONDS)
         self.bell.ring()
-        return _receipt(version, sum(f.rows for f in wanted))
-
-    def drop(self, horizon: int) -> int:
-        with self._lock:
-            files = self.index().files
-            # Whole commits only: the ordinals of what is left of one may need its other files' footers.
-            started = {file.first >> ORDINAL_BITS for file in files if file.last > horizon}
-            old = {file.path for file in files if file.first >> ORDINAL_BITS not in started}
-            old |= self._state.rewritten(horizon)
-            gone = old.intersection(self.active())
-        self.remove(sorted(gone))
-        with telling(self.path, self.storage_options, "trimming"):
-            # All that lie there, not just those just removed: a run before may have died here.
-            folders = {path.rpartition("/")[0] for path in old}
-            for path in old.intersection(path for folder in folders for path in self.files.list(folder)):
-                self.files.delete(path)
-        return len(gone)
-
-    def active(self) -> list[str]:
-        """The data files that the table has now."""
-        return delta.paths(self.refresh())
-
-    def remove(self, paths: Iterable[str]) -> None:
-        """Drops data files from the table: no data change, so that streams on ``messages/`` are not disturbed."""
-        operation = uuid.uuid4().hex
-        now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [RemoveAction(path, False, now, None, {"lane": None}) for path in paths]
-        if actions:
-            self._run(
-                lambda table: table.create_write_transaction(
-                    actions,
-                    "append",
-                    MESSAGE_SCHEMA,
-                    ["lane"],
-                    commit_properties=delta.commit_properties(operation, {"operation": "trim"}, retries=0),
-                    post_commithook_properties=delta.no_housekeeping(),
-                ),
-                operation,
-            )
-
-    def _run(self, attempt: Callable[[DeltaTable], None], operation: str, paths: Set[str] = frozenset()) -> int:
-        """One optimistic commit, tried until it lands. Returns its version. ``paths``: of the files that it publishes."""
-        deadline = time.monotonic() + _COMMIT_TIMEOUT
-        tries = 0
-        while True:
-            with self._lock:
-                table = self.refresh()
-                base, started = table.version(), time.time()
-                try:
-                    attempt(table)
-                    if time.time() - started > SLOW and self._is_stray(base + 1, paths):
-                        continue
-                    self._watch.reached(base + 1)
-                    return base + 1
-                except DuplicatePublish:
-                    raise
-                except Exception as error:
-                    latest, landed = self._after(error, base, operation, paths)
-                    if landed is not None:
-                        return landed
-                    if latest == base:  # nobody else committed: this is no lost race
-                        if not isinstance(error, STORE_ERRORS):
-                            raise
-                        raise explained(self.path, self.storage_options, error, "publishing to") from error
-                    tries += 1
-                    if time.monotonic() > deadline:
-                        raise ContentionTimeout(
-                            f"publishing to {self.path} lost {tries} races in {_COMMIT_TIMEOUT:.0f} s; nothing was published",
-                            group=None,
-                            attempts=tries,
-                        ) from error
-            time.sleep(min(0.2, 0.002 * 2 ** min(tries, 7)) * (0.5 + uuid.uuid4().int % 100 / 100))
-
-    def _after(self, error: Exception, base: int, operation: str, paths: Set[str]) -> tuple[int, int | None]:
-        """The latest version after a failure, and the one that landed all the same (a PUT whose reply got lost), or None."""
-        try:
-            latest = self.refresh().version()
-            if latest == base:
-                self._table = None  # or the handle knows no better: what it stood on may be gone
-                latest = self.refresh().version()
-            return latest, self._landed(base, latest, operation, paths)
-        except STORE_ERRORS as second:
-            if not isinstance(error, STORE_ERRORS):
-                raise
-            raise explained(self.path, self.storage_options, error, "publishing to", landed=None) from second
-
-    def _landed(self, base: int, latest: int, operation: str, paths: Set[str]) -> int | None:
-        """The version after `base` in which a commit landed, or None."""
-        found = delta.landed_since(self.files, self.path, base, latest, operation)
-        if found is None and latest > base and paths and not self.files.exists(delta.log_path(base + 1)):
-            self._catch_up(latest)  # the log has been cleaned since: commits/ knows
-            found = next((version for path in paths if (version := self._state.published_in(path)) is not None), None)
-        return found
-
-    def _is_stray(self, version: int, paths: Set[str]) -> bool:
-        """Whether a commit was so slow that another one of that version had been cleaned away before. It is then taken back.
-
-        It overwrote nothing, but nobody would ever see it.
-        """
-        written_down = self.commits.read(self.table_id, version - 1)
-        if written_down is None or not paths or not paths.isdisjoint(written_down[0]["path"].to_pylist()):
-            return False
-        self.files.delete(delta.log_path(version))
-        self._table = None
-        return True
+        return _receipt(version, sum(file.rows or 0 for file in files))
 
     def last_number(self, app: str) -> int | None:
-        with telling(self.path, self.storage_options, "reading"):
-            return delta.mark(self.refresh(), app, self.files)[0]
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.refresh().txns.get(app)
 
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
         with self._lock:
-            latest = self.refresh().version()
-            for version in range(latest, self._state.index.version, -1):
-                try:
-                    actions = delta.read_commit(self.files, version, self.path)
-                except FileNotFoundError:
-                    self._catch_up(latest)  # cleaned, so it stands in commits/
-                    break
-                if any((a["txn"]["appId"], a["txn"]["version"]) == (app, number) for a in actions if "txn" in a):
-                    return _receipt(version, sum(self._state.rows(a["add"], version) for a in actions if "add" in a))
-            last, version = self._state.marks.get(app, (None, -1))
-            rows = self._state.index.count(sequence(version, 0), sequence(version + 1, 0) - 1)
+            self.index()
+            last, version = self._published.marks.get(app, (None, -1))
+            rows = self._published.index.count(sequence(version, 0), sequence(version + 1, 0) - 1)
             return _receipt(version, rows) if last == number else None
+
+    # -- the index
 
     def index(self, reach: int | None = None) -> MessageIndex:
         with self._lock:
-            if reach is None or reach > self._state.index.tail:
-                with telling(self.path, self.storage_options, "reading the log of"):
+            if reach is None or reach > self._published.index.tail:
+                with wrap_store_errors(self.path, "reading the log of"):
                     self._look()
-            return self._state.index
+            return self._published.index
 
     def known(self) -> MessageIndex:
-        return self._state.index
+        return self._published.index
 
-    def _look(self) -> None:
-        """Takes in what has been committed since the last look.
-
-        Goes by the names of the log's files alone, for a look at the table costs time with each file that this has. Where the last commit
-        known is no longer there as it was, the log has been cleaned beyond it, or the table was made anew: then it opens the table.
-        """
-        index = self._state.index
-        before = index.version
-        if not self._watch.is_as_it_was(self._watch.known):
-            self._table = None if before >= 0 else self._table
-            latest = self.refresh().version()
-            self._watch.check_known(self._state, latest)
-            self._catch_up(latest)
-        else:
-            while True:
-                try:
-                    actions = delta.read_commit(self.files, index.version + 1, self.path)
-                except FileNotFoundError:
-                    self._watch.check_beyond(index.version)
-                    break
-                self._state.take(index.version + 1, actions)
-        if index.version > before or self._watch.known is None:
-            self._watch.known = self._watch.stamp_of(index.version)
-
-    def state(self) -> PublishedFiles:
-        """What all commits say, brought up to the latest."""
+    def published(self) -> PublishedFiles:
+        """Return what all commits publish, up to the latest."""
         with self._lock:
             self.index()
-            return self._state
+            return self._published
+
+    def _look(self) -> None:
+        """Take in the commits since the last look."""
+        latest = self.log.refresh().version
+        if self.log.generation != self._generation:
+            self._check_known(latest)
+            self._generation = self.log.generation
+        self._catch_up(latest)
+
+    def _check_known(self, latest: int) -> None:
+        """Raise CorruptLog if the last commit that the index has is not the log's any more."""
+        version = self._published.index.version
+        if latest < version:
+            raise missing_commit_error(self.path, version)
+        try:
+            same = version < 0 or self._published.matches(self.log.read_commit(version))
+        except FileNotFoundError:
+            return  # cleaned
+        if not same:
+            raise CorruptLog(
+                f"commit {version} of {self.path} is another one than was read before: its messages have the sequences of "
+                "others. Open the queue again; groups that had settled the others do not get these",
+                path=self.path,
+                version=version,
+            )
 
     def _catch_up(self, latest: int) -> None:
-        """Takes the commits up to `latest` in: a new handle's from commits/, as far as it goes; then from their JSON."""
-        index, broken = self._state.index, None
+        """Take in the commits up to `latest`: at first from commits/, as far as it goes, then from their JSON."""
+        index, broken = self._published.index, None
         if index.version < 0:
             try:
                 self._load()
             except CorruptLog as error:
-                broken = error  # as long as all commits are there, nobody needs it
+                broken = error  # nobody needs it as long as all commits are there
         while index.version < latest:
-            version = index.version + 1
-            try:
-                self._state.take(version, delta.read_commit(self.files, version, self.path))
-            except FileNotFoundError as error:
-                if broken is None and self._load():
-                    continue  # cleaned since this handle looked last
-                raise (broken or gone(self.path, version)) from error
+            for commit in self.log.following(index.version + 1):
+                self._published.apply(commit)
+                if index.version == latest:
+                    return
+            # The next commit was cleaned since this handle looked last.
+            if broken is not None or not self._load():
+                raise broken or missing_commit_error(self.path, index.version + 1)
 
     def _load(self) -> bool:
-        """Takes in what commits/ says beyond what is known. Returns whether it said anything."""
-        before = self._state.index.version
+        """Take in what commits/ has beyond the index. Return whether it had anything."""
+        before = self._published.index.version
         found = self.commits.read(self.table_id, before)
         if found is not None:
-            self._state.load(*found)
-        return self._state.index.version > before
+            self._published.load_rows(*found)
+        return self._published.index.version > before
+
+    # -- keeping the table small
+
+    def active(self) -> list[str]:
+        """Return the data files that the table has now."""
+        return [file.path for file in DeltaLog(self.files).refresh().files()]
+
+    def drop(self, horizon: int) -> int:
+        with self._lock:
+            files = self.index().files
+            # Whole commits only: the ordinals of the rest may need the footers of the commit's other files.
+            started = {file.first >> ORDINAL_BITS for file in files if file.last > horizon}
+            old = {file.path for file in files if file.first >> ORDINAL_BITS not in started}
+            old |= self._published.rewritten(horizon)
+        with wrap_store_errors(self.path, "trimming"):
+            dropped = self._remove(old) if old else 0
+            # All that are there, not just those removed now: a run before may have died here.
+            folders = {path.rpartition("/")[0] for path in old}
+            for path in [info.path for folder in folders for info in self.files.list(folder)]:
+                if path in old:
+                    self.files.delete(path)
+        return dropped
+
+    def _remove(self, paths: set[str]) -> int:
+        """Remove data files from the table, without a data change: streams on ``messages/`` go on."""
+        operation_id = uuid.uuid4().hex
+
+        def compute(state: TableState) -> tuple[Change | None, int]:
+            files = [file for file in state.files() if file.path in paths]
+            change = Change(operation_id, {"operation": "trim"}, removes=files, data_change=False)
+            return change if files else None, len(files)
+
+        return DeltaLog(self.files).transact(compute)[1]
+
+    def index_commits(self) -> int:
+        published = self.published()
+        with wrap_store_errors(self.commits.path, "writing to"):
+            return self.commits.append(self.table_id, published, IDLE_COMMITS)
+
+    def clean(self, keep: Keep) -> int:
+        """Delete commits and checkpoints as far as commits/ has them. Return how many files went."""
+        with wrap_store_errors(self.path, "cleaning"):
+            covered = self.commits.covered(self.table_id)
+            return clean_table(self.log, Keep(keep.versions, keep.seconds, covered), data_files=False)
 
 
 def _receipt(version: int, rows: int) -> PublishReceipt:

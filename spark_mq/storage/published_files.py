@@ -9,13 +9,13 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta import legacy as delta
+from spark_mq.delta.actions import Commit
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.parquet.writer import is_timed, read_times, why_unreadable
@@ -59,24 +59,20 @@ mark     a producer's number: ``app``, ``number``; of each app the latest of tho
 class PublishedFiles:
     """Grows commit by commit. ``files``: those under ``messages/``; ``active()``: the data files the table has now."""
 
-    def __init__(self, files: delta.Files, path: str, active: Callable[[], list[str]]) -> None:
+    def __init__(self, files: ObjectStore, path: str, active: Callable[[], list[str]]) -> None:
         self.index = MessageIndex()
         self.marks: dict[str, tuple[int, int]] = {}  # app -> its latest number, and the version of that
         self._files, self._path, self._active = files, path, active
         self._published: dict[str, int] = {}  # path -> the last sequence in it
         self._rewritten: dict[str, tuple[int, int | None]] = {}  # path -> version, and the last sequence in it, at most, if known
 
-    def knows(self, version: int, actions: list[dict[str, Any]]) -> bool:
-        """Whether a commit that has been taken in is the one with these actions."""
-        paths = {unquote(a["add"]["path"]) for a in actions if "add" in a}
+    def matches(self, commit: Commit) -> bool:
+        """Whether the commit of this version that was taken in is this one."""
+        version, paths = commit.version, {add["path"] for add in commit.adds}
         files = self.index.files
         start = bisect_left(files, sequence(version, 0), key=lambda file: file.first)
         published = {file.path for file in files[start:] if file.first >> ORDINAL_BITS == version}
         return published <= paths and all(path in self._published or path in self._rewritten for path in paths)
-
-    def published_in(self, path: str) -> int | None:
-        """The commit that published a file, or None."""
-        return self._published[path] >> ORDINAL_BITS if path in self._published else None
 
     def rewritten(self, horizon: int) -> set[str]:
         """The paths of rewritten files that hold nothing above a sequence."""
@@ -84,48 +80,40 @@ class PublishedFiles:
 
     # -- from the log's own JSON
 
-    def take(self, version: int, actions: list[dict[str, Any]]) -> None:
+    def apply(self, commit: Commit) -> None:
         """Takes the next commit in: all of it, or nothing where it raises (a store out of reach, CorruptLog)."""
-        self._check_features(version, actions)
-        adds = {unquote(a["add"]["path"]): a["add"] for a in actions if "add" in a}
+        version = commit.version
+        commit.check_features(self._path)
+        adds = {add["path"]: add for add in commit.adds}
         fresh = {path: add for path, add in adds.items() if path not in self._published and path not in self._rewritten}
-        removes = [a["remove"] for a in actions if "remove" in a]
-        files = [] if removes else self._publishes(version, fresh, actions)
+        removes = commit.removes
+        files = [] if removes else self._publishes(commit, fresh)
         if any(remove.get("dataChange", True) for remove in removes):
             _log.warning(
                 "commit %d of %s rewrites messages, or deletes some (%s): what it adds is not published, and what it removes is delivered "
                 "as it was, as long as its files are there. A message is taken out of a queue by a group that acks or rejects it",
-                version, self._path, _commit_info(actions).get("operation"),
+                version, self._path, commit.info.get("operation"),
             )  # fmt: skip
         last = self._newest_source(removes) if removes and fresh else None
         self._extend(files, version)
         self._rewritten.update((path, (version, last)) for path in fresh if path not in self._published)
-        self.marks.update((a["txn"]["appId"], (a["txn"]["version"], version)) for a in actions if "txn" in a)
+        self.marks.update((app, (number, version)) for app, number in commit.txns.items())
 
-    def _publishes(self, version: int, fresh: Mapping[str, dict[str, Any]], actions: list[dict[str, Any]]) -> list[DataFile]:
+    def _publishes(self, commit: Commit, fresh: Mapping[str, dict[str, Any]]) -> list[DataFile]:
         """The files that a commit which removes nothing publishes, with their sequences."""
-        info = _commit_info(actions)
-        files, ordinal = [], 0
+        version, files, ordinal = commit.version, [], 0
         for path, add in fresh.items():
             if add.get("dataChange", True):
                 rows = self.rows(add, version)
-                at = int(info.get("timestamp") or add.get("modificationTime") or 0) * 1000
+                at = commit.timestamp or int(add.get("modificationTime") or 0) * 1000
                 times = read_times(self._files, path) if is_timed(add["stats"]) else None
                 files.append(DataFile(sequence(version, ordinal), rows, path, int(add.get("size") or 0), at, times))
                 ordinal += rows
         return files
 
-    def _check_features(self, version: int, actions: list[dict[str, Any]]) -> None:
-        """Whether a commit brought what spark_mq does not support into the table: a handle that is open already must not go on."""
-        for p in (a["protocol"] for a in actions if "protocol" in a):
-            named = (p.get("readerFeatures") or (), p.get("writerFeatures") or ())
-            delta.check_protocol(self._path, (p["minReaderVersion"], p["minWriterVersion"]), *named, version)
-        if any("deletionVector" in a["add"] for a in actions if "add" in a):
-            delta.check_protocol(self._path, (3, 7), ["deletionVectors"], (), version)
-
     def _newest_source(self, removes: list[dict[str, Any]]) -> int | None:
         """How high the messages in a compacted file can be: as its newest source. None if one of these is not known."""
-        lasts = [self._last(unquote(remove["path"])) for remove in removes]
+        lasts = [self._last(remove["path"]) for remove in removes]
         known = [last for last in lasts if last is not None]
         return max(known) if len(known) == len(lasts) else None
 
@@ -137,7 +125,7 @@ class PublishedFiles:
         count = add["stats"].get("numRecords")
         if count is not None:
             return int(count)
-        path = unquote(add["path"])
+        path = add["path"]
         try:
             with self._files.open(path) as file:
                 return int(pq.ParquetFile(file).metadata.num_rows)
@@ -157,7 +145,7 @@ class PublishedFiles:
 
     # -- to and from commits/
 
-    def since(self, version: int) -> pa.Table:
+    def rows_since(self, version: int) -> pa.Table:
         """What commits after `version` say, as rows of ``commits/``."""
         files = self.index.files
         published = files[bisect_left(files, sequence(version + 1, 0), key=lambda file: file.first) :]
@@ -176,7 +164,7 @@ class PublishedFiles:
         ]  # fmt: skip
         return pa.concat_tables([_table(part) for part in parts]).sort_by([("version", "ascending"), ("first", "ascending")])
 
-    def load(self, rows: pa.Table, version: int) -> None:
+    def load_rows(self, rows: pa.Table, version: int) -> None:
         """Takes in rows of ``commits/`` that tell of the commits up to `version`, those that are not known yet."""
         rows = rows.filter(pc.greater(rows["version"], self.index.version)).sort_by([("version", "ascending"), ("first", "ascending")])
 
@@ -214,7 +202,3 @@ def _table(columns: Mapping[str, list[Any]]) -> pa.Table:
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Instants as microseconds."""
     return column.cast(pa.int64()) if column.type == _INSTANT else column.cast(_RAW_RUNS) if column.type == _RUNS else column
-
-
-def _commit_info(actions: list[dict[str, Any]]) -> dict[str, Any]:
-    return next((a["commitInfo"] for a in actions if "commitInfo" in a), {})

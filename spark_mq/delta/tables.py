@@ -1,0 +1,141 @@
+"""Create Delta tables and write checkpoints: the only module that imports deltalake."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+
+from spark_mq.delta.actions import (
+    LOG_FOLDER,
+    OPERATION_ID,
+    checkpoint_path,
+    encode_actions,
+    log_path,
+)
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.store_errors import one_line
+from spark_mq.errors import StorageError
+
+__all__ = ["checkpoint_soon", "create_table", "last_checkpoint", "wait_for_checkpoints", "write_checkpoint"]
+
+_logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 5
+_writing: dict[str, threading.Thread] = {}
+"""The threads that write checkpoints, by the table's path."""
+
+
+def create_table(
+    store: ObjectStore,
+    schema: pa.Schema,
+    *,
+    description: str,
+    partition_by: Sequence[str] = (),
+    configuration: Mapping[str, str] | None = None,
+) -> bool:
+    """Create a table by its commit 0. Return False if somebody else has created it.
+
+    Features stay plain (reader version 1, writer version 2), so that every engine can read and append.
+    """
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "name": None,
+        "description": description,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": Schema.from_arrow(schema).to_json(),
+        "partitionColumns": list(partition_by),
+        "createdTime": int(time.time() * 1000),
+        "configuration": dict(configuration or {}),
+    }
+    operation = uuid.uuid4().hex
+    info = {
+        "timestamp": metadata["createdTime"],
+        "operation": "CREATE TABLE",
+        "operationParameters": {"mode": "ErrorIfExists", "partitionBy": json.dumps(list(partition_by))},
+        "engineInfo": "spark_mq",
+        OPERATION_ID: operation,
+    }
+    data = encode_actions(
+        [
+            {"commitInfo": info},
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+            {"metaData": metadata},
+        ]
+    )
+    try:
+        store.create(log_path(0), data)
+        return True
+    except FileExistsError:
+        return DeltaLog(store, track_files=False).read_commit(0).operation_id == operation
+
+
+def write_checkpoint(store: ObjectStore) -> int:
+    """Write a checkpoint of the latest version. Return its version.
+
+    Several writers, and cleaners, may work at once: delta-rs reads the log again to write a checkpoint,
+    and may then find that another one has cleaned it. It is tried again from the start.
+    """
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            table = DeltaTable(store.root, storage_options=store.options)
+            version = table.version()
+            if last_checkpoint(store) < version:
+                table.create_checkpoint()
+                # A cleaner deletes the commits before it, so it must survive a power cut.
+                store.sync(checkpoint_path(version))
+                store.sync(f"{LOG_FOLDER}/_last_checkpoint")
+            return version
+        except (DeltaError, OSError) as error:
+            if not left:
+                raise StorageError(
+                    f"writing a checkpoint of {store.root} failed: {one_line(error)}. Nothing else was changed",
+                    path=store.root,
+                    landed=False,
+                ) from error
+    raise AssertionError("unreachable")
+
+
+def checkpoint_soon(store: ObjectStore, version: int) -> None:
+    """Write a checkpoint in a thread, unless this process is writing one of the table already."""
+    thread = _writing.get(store.root)
+    if thread is not None and thread.is_alive():
+        return
+    # Not a daemon: the interpreter waits for it at exit, where delta-rs must not be cut off.
+    thread = threading.Thread(target=_checkpoint, args=(store, version), name=f"checkpoint-{version}")
+    _writing[store.root] = thread
+    thread.start()
+
+
+def _checkpoint(store: ObjectStore, version: int) -> None:
+    try:
+        write_checkpoint(store)
+    except Exception as error:
+        _logger.warning("checkpoint %d of %s was not written, a later one will be: %s", version, store.root, error)
+    finally:
+        if _writing.get(store.root) is threading.current_thread():
+            del _writing[store.root]
+
+
+def wait_for_checkpoints(path: str | None = None) -> None:
+    """Wait until the threads of :func:`checkpoint_soon` have ended."""
+    for root, thread in list(_writing.items()):
+        if path in (None, root):
+            thread.join()
+
+
+def last_checkpoint(store: ObjectStore) -> int:
+    """Return the version of the last checkpoint by its hint, or -1."""
+    try:
+        return max(-1, int(json.loads(store.read(f"{LOG_FOLDER}/_last_checkpoint"))["version"]))
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return -1  # it is a hint, and a broken one is none: one more checkpoint does no harm
