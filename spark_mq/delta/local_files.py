@@ -1,0 +1,273 @@
+"""Files on a local disk, by the operating system's calls.
+
+A new file becomes visible under its final name only when its content is complete.
+A durable write returns only after the disk has the content and the folder entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from spark_mq.delta.file_info import FileInfo
+
+__all__ = ["LocalBackend", "LocalFiles"]
+
+_TEMPORARY: Final = re.compile(r"\.spark_mq-[0-9a-f]{32}\.tmp")
+_NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
+_NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP}
+_Entries: TypeAlias = list[os.DirEntry[str]]
+_NOT_A_FILE: Final = (IsADirectoryError, NotADirectoryError)
+
+
+class LocalFiles:
+    """Change the local disk, one system call group a method. Tests replace it."""
+
+    def write_new(self, path: str, data: bytes | memoryview, sync: bool) -> None:
+        """Create a file with this content. Raise FileExistsError if the name exists."""
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            if sync:
+                self.sync_file(file, path)
+        finally:
+            os.close(file)
+
+    def sync_file(self, file: int, path: str) -> None:
+        """Wait until the disk has the content of an open file."""
+        os.fsync(file)
+
+    def sync_folder(self, path: str) -> None:
+        """Wait until the disk has the entries of a folder."""
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            # Some network file systems cannot sync a folder at all.
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
+        finally:
+            os.close(folder)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name. Raise FileExistsError if the name exists."""
+        os.link(source, target)
+
+    def replace(self, source: str, target: str) -> None:
+        """Rename a file over another one."""
+        os.replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Remove a name. Raise FileNotFoundError if it is missing."""
+        os.unlink(path)
+
+    def makedir(self, path: str) -> None:
+        """Create one folder. Raise FileExistsError if the name exists."""
+        os.mkdir(path)
+
+
+class LocalBackend:
+    """Read and write the files under one folder."""
+
+    def __init__(self, root: str, durable: bool, files: LocalFiles) -> None:
+        self.root = root.rstrip("/")
+        self._durable = durable
+        self._files = files
+        self._synced: set[str] = set()  # folders whose own entries this process has synced
+
+    def child(self, name: str) -> LocalBackend:
+        """Return the backend of a folder below."""
+        return LocalBackend(self._full(name), self._durable, self._files)
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+        full = self._full(path)
+        try:
+            with io.FileIO(full) as file:
+                return file.readall()
+        except _NOT_A_FILE as error:
+            raise _missing(full) from error
+
+    def open(self, path: str) -> Any:
+        """Open a file for random access."""
+        full = self._full(path)
+        try:
+            return pa.OSFile(full)
+        except _NOT_A_FILE as error:
+            raise _missing(full) from error
+        except OSError as error:
+            # pyarrow reports a folder as a plain OSError.
+            if os.path.isdir(full):
+                raise _missing(full) from error
+            raise
+
+    def open_whole(self, path: str) -> Any:
+        """Open a file that the caller will read to its end."""
+        return self.open(path)
+
+    def stat(self, path: str) -> FileInfo | None:
+        """Return size and time of a file, or None if it is missing."""
+        try:
+            found = os.stat(self._full(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return _info(path, found) if _is_file(found) else None
+
+    def list(self, folder: str) -> Iterator[FileInfo]:
+        """Yield the files directly in a folder."""
+        for entry in self._entries(folder):
+            if not entry.is_dir(follow_symlinks=False):
+                yield from self._found(folder, entry)
+
+    def list_all(self, folder: str) -> Iterator[FileInfo]:
+        """Yield the files in a folder and in its subfolders."""
+        for entry in self._entries(folder):
+            if entry.is_dir(follow_symlinks=False):
+                yield from self.list_all(_below(folder, entry.name))
+            else:
+                yield from self._found(folder, entry)
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """Replace a whole file atomically."""
+        full = self._full(path)
+        folder, temporary = self._write_temporary(full, data)
+        try:
+            self._files.replace(temporary, full)
+        except OSError:
+            self._withdraw(temporary)
+            raise
+        if self._durable:
+            self._files.sync_folder(folder)
+
+    def create(self, path: str, data: bytes | memoryview) -> None:
+        """Create a file atomically. Raise FileExistsError if the name exists."""
+        full = self._full(path)
+        folder, temporary = self._write_temporary(full, data)
+        try:
+            self._files.link(temporary, full)
+        except OSError as error:
+            self._withdraw(temporary)
+            raise _explained_link(error, full) from error
+        self._withdraw(temporary)
+        if self._durable:
+            self._files.sync_folder(folder)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it exists."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._files.unlink(self._full(path))
+
+    def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
+        """Delete old temporary files and return how many."""
+        limit, deleted = time.time() - older_than_seconds, 0
+        for entry in self._entries(folder, temporary=True):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.stat(follow_symlinks=False).st_mtime <= limit:
+                    self._files.unlink(entry.path)
+                    deleted += 1
+        return deleted
+
+    def _full(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root or "/"
+
+    def _entries(self, folder: str, temporary: bool = False) -> _Entries:
+        try:
+            with os.scandir(self._full(folder)) as entries:
+                found = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [e for e in found if (_TEMPORARY.fullmatch(e.name) is not None) == temporary]
+
+    def _found(self, folder: str, entry: os.DirEntry[str]) -> Iterator[FileInfo]:
+        # Another process may delete the file between the listing and this call.
+        with contextlib.suppress(FileNotFoundError):
+            found = entry.stat()
+            if _is_file(found):
+                yield _info(_below(folder, entry.name), found)
+
+    def _write_temporary(self, full: str, data: bytes | memoryview) -> tuple[str, str]:
+        folder = os.path.dirname(full)
+        temporary = f"{folder}/.spark_mq-{uuid.uuid4().hex}.tmp"
+        if self._durable and folder not in self._synced:
+            self._make_folders(folder)
+        try:
+            self._write_new(temporary, data)
+        except FileNotFoundError:
+            self._make_folders(folder)
+            self._write_new(temporary, data)
+        return folder, temporary
+
+    def _write_new(self, temporary: str, data: bytes | memoryview) -> None:
+        try:
+            self._files.write_new(temporary, data, self._durable)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            self._withdraw(temporary)
+            raise
+
+    def _make_folders(self, folder: str) -> None:
+        """Create missing folders and make their entries durable, once a process."""
+        parent = os.path.dirname(folder)
+        missing = not os.path.isdir(folder)
+        if missing and not os.path.isdir(parent):
+            self._make_folders(parent)
+        if missing:
+            with contextlib.suppress(FileExistsError):
+                self._files.makedir(folder)
+        if self._durable:
+            self._sync_entry_of(folder, missing)
+
+    def _sync_entry_of(self, folder: str, made: bool) -> None:
+        # Another process may have made the folder and not yet synced it. So do so here, too.
+        inside = folder.startswith(f"{self.root}/")
+        try:
+            self._files.sync_folder(os.path.dirname(folder) or "/")
+        except PermissionError:
+            if made or inside:
+                raise
+        if inside and os.path.dirname(folder) not in self._synced:
+            self._sync_entry_of(os.path.dirname(folder), made=False)
+        self._synced.add(folder)
+
+    def _withdraw(self, temporary: str) -> None:
+        # A temporary file that remains is harmless, and the sweep deletes it.
+        with contextlib.suppress(OSError):
+            self._files.unlink(temporary)
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _is_file(found: os.stat_result) -> bool:
+    return (found.st_mode & 0o170000) == 0o100000
+
+
+def _info(path: str, found: os.stat_result) -> FileInfo:
+    etag = f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+    return FileInfo(path, found.st_size, found.st_mtime_ns / 1e9, etag)
+
+
+def _missing(full: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), full)
+
+
+def _explained_link(error: OSError, full: str) -> OSError:
+    if isinstance(error, FileExistsError):
+        return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), full)
+    if error.errno in _NO_LINKS:
+        text = "the file system refuses hard links. Use a folder on a disk that has them"
+        return OSError(error.errno, f"Creating the file failed: {text}", full)
+    return error

@@ -1,0 +1,290 @@
+"""Read and write the files under one root, on a local disk or in an object store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_mq.delta.file_info import FileInfo, FileInfos
+from spark_mq.delta.local_files import LocalBackend, LocalFiles
+from spark_mq.delta.remote_files import RemoteBackend
+from spark_mq.delta.storage_options import PROVIDERS
+from spark_mq.errors import InvalidOption
+
+__all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "join"]
+
+_SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure"
+_FILE: Final = re.compile(r"^file:(//)?(?=/)", re.IGNORECASE)
+_SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
+_NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
+_NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#]|(?<=[^:/])//|/\.\.?(?=/|$)")
+_NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
+
+
+class ObjectStore:
+    """Read and write the files under one root.
+
+    Picklable and thread-safe. It holds no open files between calls. All paths are relative
+    to the root, with "/" between folders.
+
+    Parameters
+    ----------
+    root : str
+        Absolute local path, or URI of an object store.
+    storage_options : Mapping, optional
+        Options of the object store as delta-rs takes them. Default: none.
+    durable : bool
+        Sync local files and folders to the disk. Default: True.
+    local_files : LocalFiles, optional
+        The local disk, for tests. Default: the real one.
+
+    Raises
+    ------
+    InvalidOption
+        The root has an unsupported scheme, or a storage option is invalid.
+
+    Examples
+    --------
+    >>> store = ObjectStore("/data/queue")  # doctest: +SKIP
+    >>> store.create("_delta_log/00000000000000000001.json", b"{}")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        root: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        durable: bool = True,
+        local_files: LocalFiles | None = None,
+    ) -> None:
+        self.root = _FILE.sub("", os.fspath(root))
+        self.options = dict(storage_options or {})
+        self.durable = durable
+        self._local_files = local_files or LocalFiles()
+        self._backend: LocalBackend | RemoteBackend = (
+            LocalBackend(os.path.abspath(self.root), durable, self._local_files)
+            if self.is_local
+            else RemoteBackend(_checked_uri(self.root, "root"), self.options)
+        )
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.root!r}, durable={self.durable})"
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (self.root, self.options, self.durable, self._local_files)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the root is a folder on a local disk."""
+        return "://" not in self.root
+
+    def child(self, name: str) -> ObjectStore:
+        """Return the store of a folder below, with the same options.
+
+        Parameters
+        ----------
+        name : str
+            Path of the folder, relative to the root.
+
+        Returns
+        -------
+        ObjectStore
+        """
+        child = object.__new__(ObjectStore)
+        child.__dict__.update(self.__dict__, root=join(self.root, _checked(name)))
+        child.options = dict(self.options)
+        child._backend = self._backend.child(name)
+        return child
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file. Raise FileNotFoundError."""
+        return self._backend.read(_checked(path))
+
+    def open(self, path: str) -> Any:
+        """Open a file for random access by pyarrow. Raise FileNotFoundError."""
+        return self._backend.open(_checked(path))
+
+    def read_parquet(self, path: str, schema: pa.Schema) -> pa.Table:
+        """Return a whole Parquet file in a given schema.
+
+        Missing columns become null. View types become plain ones.
+
+        Parameters
+        ----------
+        path : str
+            Path of the file.
+        schema : pyarrow.Schema
+            Schema of the result.
+
+        Returns
+        -------
+        pyarrow.Table
+
+        Raises
+        ------
+        FileNotFoundError
+            The file is missing.
+        """
+        with self._backend.open_whole(_checked(path)) as file:
+            table = pq.ParquetFile(file).read()
+        return pa.table([_column(table, field) for field in schema], schema=schema)
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file at the path."""
+        return self.stat(path) is not None
+
+    def stat(self, path: str) -> FileInfo | None:
+        """Return size and time of a file, or None if it is missing."""
+        return self._backend.stat(_checked(path))
+
+    def list(self, folder: str) -> FileInfos:
+        """Return the files directly in a folder, sorted by path."""
+        return sorted(self._backend.list(_checked_folder(folder)), key=_path_of)
+
+    def list_all(self, folder: str = "") -> FileInfos:
+        """Return the files in a folder and its subfolders, sorted by path."""
+        return sorted(self._backend.list_all(_checked_folder(folder)), key=_path_of)
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """Replace a whole file atomically. It is durable on return.
+
+        Parameters
+        ----------
+        path : str
+            Path of the file. Missing folders are created.
+        data : bytes or memoryview
+            The whole content.
+        """
+        self._backend.write(_checked(path), data)
+
+    def create(self, path: str, data: bytes) -> None:
+        """Create a file atomically if it does not exist. It is durable on return.
+
+        Parameters
+        ----------
+        path : str
+            Path of the file. Missing folders are created.
+        data : bytes
+            The whole content.
+
+        Raises
+        ------
+        FileExistsError
+            The name exists. In an object store a retried request may have created it.
+        OSError
+            Any other failure. The file may exist nevertheless.
+        """
+        self._backend.create(_checked(path), data)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it exists."""
+        self._backend.delete(_checked(path))
+
+    def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
+        """Delete the temporary files that killed local writers left.
+
+        Parameters
+        ----------
+        folder : str
+            The folder, without its subfolders.
+        older_than_seconds : float
+            Least age in seconds. Younger files may belong to a running writer.
+
+        Returns
+        -------
+        int
+            How many files it deleted.
+        """
+        checked = _checked_folder(folder)
+        return self._backend.delete_stale_temporaries(checked, older_than_seconds)
+
+
+def join(root: str, name: str) -> str:
+    """Return the path of a name below a root."""
+    return f"{root.rstrip('/')}/{name}"
+
+
+def absolute_path(path: Any, option: str = "path") -> str:
+    """Return a local path made absolute, or a URI unchanged.
+
+    Other processes have another working directory.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        Local path or URI.
+    option : str
+        Name of the option in errors. Default: "path".
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    InvalidOption
+        The scheme is not supported, or delta-rs does not find a local table at the path.
+    """
+    text = os.fspath(path)
+    text = _FILE.sub("", text)
+    if _SCHEME.match(text):
+        return _checked_uri(text, option)
+    local = os.path.abspath(text)
+    if wrong := _NO_LOCAL_PATH.search(local):
+        raise InvalidOption(
+            f"Using {option}={local!r} failed: delta-rs finds no table at a path with {wrong[0]!r}. "
+            "Use another folder, because delta-rs creates the tables.",
+            option=option,
+            value=local,
+        )
+    return local
+
+
+def _checked_uri(uri: str, option: str) -> str:
+    found = _SCHEME.match(uri)
+    scheme = found[1].lower() if found else ""
+    shown = uri.partition("?")[0]
+    if scheme not in PROVIDERS or not re.match(r"^[^:]+://[^/]", uri):
+        raise InvalidOption(
+            f"Using {option}={shown!r} failed: the scheme {scheme!r} is not supported, or the "
+            f"bucket is missing. Use one of these: {_SUPPORTED}. hdfs is not supported.",
+            option=option,
+        )
+    if wrong := _NO_URI.search(uri.rstrip("/")):
+        raise InvalidOption(
+            f"Using {option}={shown!r} failed: a root must not have {wrong[0]!r} in its path. "
+            "Use another folder, or remove what follows the path.",
+            option=option,
+        )
+    return uri
+
+
+def _checked(path: str) -> str:
+    # A damaged log must not make a reader leave the root.
+    if _NO_NAME.search(path):
+        raise OSError(errno.EINVAL, "The path is not a file below the root", path)
+    return path
+
+
+def _checked_folder(folder: str) -> str:
+    return _checked(folder) if folder else ""
+
+
+def _column(table: pa.Table, field: pa.Field) -> Any:
+    if field.name in table.schema.names:
+        return table[field.name].cast(field.type)
+    return pa.nulls(table.num_rows, field.type)
+
+
+def _path_of(info: FileInfo) -> str:
+    return info.path
+
+
+def _rebuilt(root: str, options: Mapping[str, str], durable: bool, files: Any) -> ObjectStore:
+    return ObjectStore(root, options, durable=durable, local_files=files)

@@ -1,0 +1,262 @@
+"""Files in an object store, by obstore. No other module imports obstore."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import obstore
+import pyarrow as pa
+from obstore import exceptions, store
+
+from spark_mq.delta.file_info import FileInfo
+from spark_mq.delta.storage_options import PROVIDERS, is_secret, store_options
+from spark_mq.errors import InvalidOption
+
+__all__ = ["RemoteBackend"]
+
+_T = TypeVar("_T")
+_STORES: Final[dict[str, Any]] = {
+    "aws": store.S3Store, "azure": store.AzureStore, "google": store.GCSStore,
+}  # fmt: skip
+_TAIL: Final = 256 * 1024
+"""Bytes that the first request for a file asks for. A footer, or a small file, fits in."""
+
+_PART: Final = 16 * 1024 * 1024
+"""Bytes of one request that writes. A smaller file takes one request."""
+
+_REFUSED: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+_EXISTS: Final = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
+_KINDS: Final[tuple[tuple[Any, type[OSError], int], ...]] = (
+    (FileNotFoundError, FileNotFoundError, errno.ENOENT),
+    (_EXISTS, FileExistsError, errno.EEXIST),
+    (_REFUSED, PermissionError, errno.EACCES),
+    (Exception, OSError, errno.EIO),
+)
+_QUERY: Final = re.compile(r"(\w+://[^\s?\"'<>]*)\?[^\s\"'<>)]*")
+_USER: Final = re.compile(r"(\w+://)[^\s/@\"'<>]*@")
+_SIGNED: Final = re.compile(
+    r"<(AWSAccessKeyId|StringToSign\w*|Signature\w*|CanonicalRequest\w*"
+    r"|AuthenticationErrorDetail|X-Amz-[\w-]+)>.*?</\1>",
+    re.S,
+)
+
+
+class RemoteBackend:
+    """Read and write the files under one prefix of a bucket."""
+
+    def __init__(self, root: str, options: Mapping[str, str]) -> None:
+        parts = urlsplit(root)
+        self._secrets = _secrets(options)
+        # Decoded, because delta-rs decodes the path of a root, too.
+        self._prefix = unquote(parts.path).strip("/")
+        self._store = _open_store(f"{parts.scheme}://{parts.netloc}", options, self._secrets)
+        self._place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    def child(self, name: str) -> RemoteBackend:
+        """Return the backend of a folder below. It shares the connections."""
+        child = object.__new__(RemoteBackend)
+        child.__dict__.update(self.__dict__, _prefix=self._full(name))
+        return child
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+        return self._call(path, lambda s, full: obstore.get(s, full).bytes().to_bytes())
+
+    def open(self, path: str) -> Any:
+        """Open a file for random access."""
+        return pa.PythonFile(_RangeReader(self, path), mode="r")
+
+    def open_whole(self, path: str) -> Any:
+        """Open a file that the caller will read to its end, with one request."""
+        return pa.BufferReader(pa.py_buffer(self.read(path)))
+
+    def stat(self, path: str) -> FileInfo | None:
+        """Return size and time of a file, or None if it is missing."""
+        try:
+            return self._info(self._call(path, obstore.head))
+        except FileNotFoundError:
+            return None
+
+    def list(self, folder: str) -> Iterator[FileInfo]:
+        """Yield the files directly in a folder."""
+        found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
+        return (self._info(meta) for meta in found["objects"])
+
+    def list_all(self, folder: str) -> Iterator[FileInfo]:
+        """Yield the files in a folder and in its subfolders."""
+        found = self._call(folder, lambda s, full: obstore.list(s, full or None).collect())
+        return (self._info(meta) for meta in found)
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """Replace a whole file atomically."""
+        self._call(path, lambda s, full: obstore.put(s, full, data, chunk_size=_PART))
+
+    def create(self, path: str, data: bytes | memoryview) -> None:
+        """Create a file atomically. Raise FileExistsError if the name exists."""
+        self._call(path, lambda s, full: obstore.put(s, full, data, mode="create"))
+
+    def delete(self, path: str) -> None:
+        """Delete a file, if it exists."""
+        try:
+            self._call(path, obstore.delete)
+        except FileNotFoundError:
+            return
+
+    def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
+        """Return 0. An object store shows no unfinished files."""
+        return 0
+
+    def tail(self, path: str) -> tuple[int, bytes]:
+        """Return the size of a file and its last bytes, with one request if possible."""
+
+        def last(s: Any, full: str) -> tuple[int, bytes]:
+            found = obstore.get(s, full, options={"range": {"suffix": _TAIL}})
+            return found.meta["size"], found.bytes().to_bytes()
+
+        try:
+            return self._call(path, last)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # Azure has no suffix ranges, and S3 refuses them for an empty file.
+            return self._call(path, obstore.head)["size"], b""
+
+    def range(self, path: str, start: int, length: int) -> bytes:
+        """Return a part of a file."""
+        return self._call(
+            path,
+            lambda s, full: obstore.get_range(s, full, start=start, length=length).to_bytes(),
+        )
+
+    def _full(self, path: str) -> str:
+        return "/".join(part for part in (self._prefix, path) if part)
+
+    def _info(self, meta: Any) -> FileInfo:
+        path = meta["path"][len(self._prefix) :].lstrip("/")
+        return FileInfo(path, meta["size"], meta["last_modified"].timestamp(), meta["e_tag"])
+
+    def _call(self, path: str, function: Callable[[Any, str], _T]) -> _T:
+        """Call obstore. Raise its errors as kinds of OSError, without secrets."""
+        full = self._full(path)
+        try:
+            return function(self._store, full)
+        except BaseException as error:
+            if not _is_foreign(error):
+                raise
+            text = _plain(error, self._secrets)
+            failure, cause = _translated(error, text, f"{self._place}/{full}")
+        # Outside the except block: else the context of the error shows the secrets.
+        raise failure from cause
+
+
+class _RangeReader(io.RawIOBase):
+    """Read ranges of one file, the last bytes from memory."""
+
+    def __init__(self, backend: RemoteBackend, path: str) -> None:
+        self._backend, self._path, self._at = backend, path, 0
+        self._size, self._last = backend.tail(path)
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return self._size
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move the position."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """Return bytes from the position on."""
+        length = max(0, self._size - self._at)
+        length = length if size is None or size < 0 else min(size, length)
+        data = self._part(self._at, length) if length else b""
+        self._at += len(data)
+        return data
+
+    def _part(self, start: int, length: int) -> bytes:
+        kept_from = self._size - len(self._last)
+        if start >= kept_from:
+            return self._last[start - kept_from : start - kept_from + length]
+        return self._backend.range(self._path, start, length)
+
+
+def _open_store(url: str, options: Mapping[str, str], secrets: list[str]) -> Any:
+    scheme = urlsplit(url).scheme.lower()
+    given = store_options(scheme, options, os.environ)
+    groups = {
+        "config": given.config,
+        "client_options": given.client_options,
+        "retry_config": given.retry_config,
+    }
+    try:
+        made = {name: group for name, group in groups.items() if group}
+        return _STORES[PROVIDERS[scheme]].from_url(url, **made)
+    except BaseException as error:
+        if not _is_foreign(error):
+            raise
+        # The text may quote any value, and a secret may be given by a wrong name.
+        text = _plain(error, [*secrets, *(str(v) for v in options.values() if len(str(v)) > 3)])
+    raise InvalidOption(
+        f"Opening the object store failed: {text}. Correct the storage options.",
+        option="storage_options",
+    )
+
+
+def _is_foreign(error: BaseException) -> bool:
+    """Return whether an error, or a panic, comes from obstore."""
+    kinds = (exceptions.BaseError, OSError, ValueError)
+    return isinstance(error, kinds) or type(error).__name__ == "PanicException"
+
+
+def _translated(error: BaseException, text: str, place: str) -> tuple[OSError, BaseException]:
+    for kind, raised, number in _KINDS:
+        if isinstance(error, kind):
+            return raised(number, text, place), _copy(error, text)
+    return OSError(errno.EIO, text, place), RuntimeError(text)
+
+
+def _copy(error: BaseException, text: str) -> BaseException:
+    """Return an error of the same type with a safe text."""
+    try:
+        return type(error)(text)
+    except Exception:
+        return RuntimeError(text)
+
+
+def _secrets(options: Mapping[str, str]) -> list[str]:
+    """Return the secret values that an error text may contain, the longest first."""
+    names = {**{k: v for k, v in os.environ.items() if _bare_provider(k)}, **options}
+    found = {str(value) for name, value in names.items() if is_secret(name)}
+    return sorted((value for value in found if len(value) > 3), key=len, reverse=True)
+
+
+def _bare_provider(name: str) -> bool:
+    return name.upper().startswith(("AWS_", "AZURE_", "GOOGLE_"))
+
+
+def _plain(error: BaseException, secrets: list[str]) -> str:
+    """Return what an error says, in one line, without secrets."""
+    text = re.split(r"\n\s*Debug source:", str(error))[0]
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    text = _USER.sub(r"\1", _QUERY.sub(r"\1", _SIGNED.sub("", text)))
+    return re.sub(r"\s+", " ", text).strip()[:800] or type(error).__name__

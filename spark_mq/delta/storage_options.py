@@ -1,0 +1,259 @@
+"""Map delta-rs storage options to the options of obstore.
+
+The mapping is pure. It reads no file and no network, and the environment is an argument.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from spark_mq.errors import InvalidOption
+
+__all__ = ["PROVIDERS", "StoreOptions", "is_secret", "store_options"]
+
+PROVIDERS: Final = {
+    "s3": "aws", "s3a": "aws", "gs": "google",
+    "az": "azure", "abfs": "azure", "abfss": "azure", "adl": "azure", "azure": "azure",
+}  # fmt: skip
+"""The scheme of a root, and the provider that it names."""
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """The three option groups of an obstore store."""
+
+    config: dict[str, str] = field(default_factory=dict)
+    client_options: dict[str, str] = field(default_factory=dict)
+    retry_config: dict[str, Any] = field(default_factory=dict)
+
+
+def _same(names: str) -> dict[str, str]:
+    return {name: name for name in names.split()}
+
+
+_CONFIG: Final = {
+    "aws": {
+        **_same(
+            "access_key_id secret_access_key session_token region default_region endpoint imdsv1_fallback"
+            " virtual_hosted_style_request unsigned_payload checksum_algorithm metadata_endpoint"
+            " container_credentials_relative_uri container_credentials_full_uri"
+            " container_authorization_token_file web_identity_token_file role_arn role_session_name"
+            " skip_signature s3_express disable_tagging disable_bulk_delete copy_if_not_exists"
+            " conditional_put request_payer server_side_encryption sse_kms_key_id"
+            " sse_bucket_key_enabled sse_customer_key_base64 endpoint_url_sts"
+        ),
+        "token": "session_token", "endpoint_url": "endpoint", "sts_endpoint": "endpoint_url_sts",
+        "s3_addressing_style": "virtual_hosted_style_request",
+    },
+    "azure": {
+        **_same(
+            "account_name account_key client_id client_secret tenant_id authority_host sas_key token"
+            " use_emulator use_fabric_endpoint endpoint msi_endpoint object_id msi_resource_id"
+            " federated_token_file use_azure_cli skip_signature disable_tagging credential_type"
+            " encryption_key fabric_token_service_url fabric_workload_host fabric_session_token"
+            " fabric_cluster_identifier"
+        ),
+        "access_key": "account_key", "master_key": "account_key", "authority_id": "tenant_id",
+        "sas_token": "sas_key", "bearer_token": "token", "identity_endpoint": "msi_endpoint",
+    },
+    "google": {
+        **_same("service_account service_account_key base_url bearer_token application_credentials"
+                " skip_signature"),
+        "service_account_path": "service_account",
+    },
+}  # fmt: skip
+"""A provider's options without its prefix, and their names in obstore."""
+
+_CLIENT: Final = _same(
+    "allow_http allow_invalid_certificates connect_timeout default_content_type http1_only"
+    " http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle"
+    " http2_max_frame_size http2_only pool_idle_timeout pool_max_idle_per_host proxy_url"
+    " proxy_ca_certificate proxy_excludes randomize_addresses read_timeout root_certificate"
+    " timeout user_agent"
+)
+
+_RETRY: Final = {
+    "max_retries": "max_retries", "retry_timeout": "retry_timeout",
+    **{f"{prefix}{name}": f"backoff.{name}" for prefix in ("", "backoff.", "backoff_config.")
+       for name in ("init_backoff", "max_backoff", "base")},
+}  # fmt: skip
+
+_IGNORED: Final = _same(
+    "aws_s3_allow_unsafe_rename allow_unsafe_rename mount_allow_unsafe_rename"
+    " aws_s3_locking_provider aws_force_credential_load aws_ec2_metadata_disabled"
+    " aws_ec2_metadata_timeout aws_s3_pool_idle_timeout_seconds"
+    " aws_sts_pool_idle_timeout_seconds aws_s3_get_internal_server_error_retries"
+    " aws_iam_role_session_name aws_s3_role_session_name aws_endpoint_url_dynamodb"
+    " aws_region_dynamodb aws_access_key_id_dynamodb aws_secret_access_key_dynamodb"
+    " aws_session_token_dynamodb delta_dynamo_table_name delta_dynamo_billing_mode"
+    " delta_dynamo_max_elapsed_request_time object_store_concurrency_limit multi_threaded"
+    " worker_threads thread_name enable_io enable_time max_size_memory_mb max_size_disk_mb"
+    " directory aws_bucket aws_bucket_name bucket bucket_name google_bucket google_bucket_name"
+    " container_name azure_container_name"
+)
+"""Options of delta-rs alone, and the bucket, which the root names."""
+
+_REFUSED: Final = {
+    **dict.fromkeys(
+        ("aws_iam_role_arn", "aws_s3_assume_role_arn"),
+        "spark_mq cannot assume this role. Give the keys of the role, or a web identity",
+    ),
+    "aws_profile": "spark_mq reads no profile files. Give the keys of the profile",
+    "aws_endpoint_url_s3": "obstore does not know it. Use AWS_ENDPOINT_URL",
+}
+"""Options that delta-rs obeys and obstore cannot. To ignore them would use another identity."""
+
+_PREFIXES: Final = {
+    "aws": ("aws_",), "azure": ("azure_storage_", "azure_"), "google": ("google_",),
+}  # fmt: skip
+_SECRET: Final = re.compile(r"key|secret|token|password|sas|proxy_url|credential|certificate")
+_TRUE: Final = frozenset(("1", "true", "on", "yes", "y"))
+_FALSE: Final = frozenset(("0", "false", "off", "no", "n"))
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
+_UNITS: Final = {
+    **dict.fromkeys(("nanos", "nsec", "ns"), 1e-9), **dict.fromkeys(("usec", "us"), 1e-6),
+    **dict.fromkeys(("millis", "msec", "ms"), 1e-3),
+    **dict.fromkeys(("seconds", "second", "secs", "sec", "s"), 1.0),
+    **dict.fromkeys(("minutes", "minute", "mins", "min", "m"), 60.0),
+    **dict.fromkeys(("hours", "hour", "hrs", "hr", "h"), 3600.0),
+    **dict.fromkeys(("days", "day", "d"), 86400.0),
+}  # fmt: skip
+
+
+def store_options(
+    scheme: str,
+    options: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> StoreOptions:
+    """Sort storage options into the groups that obstore takes.
+
+    Parameters
+    ----------
+    scheme : str
+        Scheme of the root, a key of `PROVIDERS`.
+    options : Mapping
+        Storage options as delta-rs takes them. Case does not matter.
+    environment : Mapping, optional
+        Environment variables. Client options in them apply if `options` has others.
+
+    Returns
+    -------
+    StoreOptions
+
+    Raises
+    ------
+    InvalidOption
+        An option is unknown, given twice, or has an invalid value. The text has no value.
+    """
+    provider, found, names = PROVIDERS[scheme], StoreOptions(), dict[tuple[str, str], str]()
+    for name, value in options.items():
+        place = _place(provider, name)
+        if place is None:
+            continue
+        group, key = place
+        setting = _value(name, group, key, str(value))
+        target = getattr(found, group)
+        if target.get(key, setting) != setting:
+            raise _invalid(name, f"{names[place]} gives another value. Remove one of them")
+        target[key], names[place] = setting, name
+    _add_environment(provider, found.client_options, environment or {})
+    return StoreOptions(found.config, found.client_options, _nested(found.retry_config))
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the value of an option must not be shown."""
+    return _SECRET.search(name.lower()) is not None
+
+
+def _place(provider: str, name: str) -> tuple[str, str] | None:
+    """Return group and key of an option, or None if obstore does not need it."""
+    low = name.lower()
+    if low in _REFUSED and provider == "aws":
+        raise _invalid(name, _REFUSED[low])
+    if low in _RETRY:
+        return "retry_config", _RETRY[low]
+    bare = _bare(provider, low)
+    if bare in _CONFIG[provider]:
+        return "config", _CONFIG[provider][bare]
+    if bare in _CLIENT:
+        return "client_options", bare
+    if low in _IGNORED or low in _REFUSED or _is_of_another(low):
+        return None
+    raise _unknown(provider, name)
+
+
+def _bare(provider: str, low: str) -> str:
+    prefix = next((p for p in _PREFIXES[provider] if low.startswith(p)), "")
+    return low[len(prefix) :]
+
+
+def _is_of_another(low: str) -> bool:
+    """Return whether any provider knows an option. One mapping may serve several stores."""
+    bares = ((provider, _bare(provider, low)) for provider in _CONFIG)
+    return any(bare in _CONFIG[provider] or bare in _CLIENT for provider, bare in bares)
+
+
+def _value(name: str, group: str, key: str, value: str) -> Any:
+    if group == "retry_config":
+        return _retry_value(name, key, value)
+    if name.lower().endswith("s3_addressing_style"):
+        return str(value.lower() == "virtual").lower()
+    if key == "conditional_put" and value.lower() != "etag":
+        raise _invalid(name, "commits need conditional writes by etag. Remove the option")
+    if key == "allow_http" and value.lower() in _TRUE | _FALSE:
+        return str(value.lower() in _TRUE).lower()
+    return value
+
+
+def _retry_value(name: str, key: str, value: str) -> Any:
+    try:
+        if key == "max_retries":
+            return int(value)
+        return float(value) if key == "backoff.base" else _duration(value)
+    except (ValueError, OverflowError):
+        pass
+    raise _invalid(name, 'it is not a number or a duration. Use a form like "3" or "30s"')
+
+
+def _duration(text: str) -> timedelta:
+    """Return a duration such as "1m 30s". Raise ValueError for another form."""
+    spans = _SPAN.findall(text)
+    if not spans or _SPAN.sub("", text).strip() or any(unit not in _UNITS for _, unit in spans):
+        raise ValueError
+    return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in spans))
+
+
+def _nested(retry: dict[str, Any]) -> dict[str, Any]:
+    """Put the backoff settings into a mapping of their own."""
+    backoff = {k.partition(".")[2]: v for k, v in retry.items() if k.startswith("backoff.")}
+    plain = {k: v for k, v in retry.items() if not k.startswith("backoff.")}
+    return {**plain, "backoff": backoff} if backoff else plain
+
+
+def _add_environment(
+    provider: str,
+    client: dict[str, str],
+    environment: Mapping[str, str],
+) -> None:
+    # obstore reads these itself, but only if it is given no client options at all.
+    if client:
+        for name, value in environment.items():
+            bare = _bare(provider, name.lower())
+            if bare in _CLIENT and bare != name.lower():
+                client.setdefault(bare, value)
+
+
+def _unknown(provider: str, name: str) -> InvalidOption:
+    prefixed = [f"{_PREFIXES[provider][-1]}{bare}" for bare in (*_CONFIG[provider], *_CLIENT)]
+    known = [*prefixed, *_CONFIG[provider], *_CLIENT, *_RETRY, *_IGNORED]
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
+    return _invalid(name, f"it is unknown. The nearest known option is {near[0]!r}")
+
+
+def _invalid(name: str, cause: str) -> InvalidOption:
+    return InvalidOption(f"Reading storage option {name!r} failed: {cause}.", option=name)
