@@ -163,6 +163,16 @@ class LocalBackend:
         if self._durable:
             self._files.sync_folder(folder)
 
+    def sync(self, path: str) -> None:
+        """Wait until the disk has a file and its entry."""
+        full = self._full(path)
+        file = os.open(full, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._files.sync_file(file, full)
+        finally:
+            os.close(file)
+        self._files.sync_folder(os.path.dirname(full))
+
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

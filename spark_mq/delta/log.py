@@ -86,7 +86,7 @@ class DeltaLog:
         self._table_id: str | None = None
         self._highest = -1  # the highest version that this handle has seen
         self._commits: dict[int, Commit] = {}  # the last ones, parsed
-        self._base_tag: tuple[int, int, float] | None = None  # the commit that the state stands on
+        self._base_tag: tuple[int, str | None] | None = None  # the commit that the state stands on
         self._base_checked = self._gap_checked = time.monotonic()
         self.generation = 0
         """How often the table was opened: more than once if it was not as it was left."""
@@ -333,7 +333,7 @@ class DeltaLog:
         info = self.store.stat(log_path(version))
         if info is None:
             return False
-        tag = (version, info.size, info.modified)
+        tag = (version, info.etag)
         if self._base_tag is not None and self._base_tag[0] == version:
             return self._base_tag == tag
         self._base_tag = tag

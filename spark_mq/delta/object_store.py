@@ -182,6 +182,11 @@ class ObjectStore:
         """
         self._backend.create(_checked(path), data)
 
+    def sync(self, path: str) -> None:
+        """Make a local file durable that another library has written. Raise FileNotFoundError."""
+        if self.durable:
+            self._backend.sync(_checked(path))
+
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
         self._backend.delete(_checked(path))

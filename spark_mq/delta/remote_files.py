@@ -101,6 +101,9 @@ class RemoteBackend:
         """Create a file atomically. Raise FileExistsError if the name exists."""
         self._call(path, lambda s, full: obstore.put(s, full, data, mode="create"))
 
+    def sync(self, path: str) -> None:
+        """Do nothing: an object store has a file once its request has succeeded."""
+
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
         try:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta import legacy as delta
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet.pages import PageReader
 from spark_mq.parquet.writer import FILE_SCHEMA, column_as, too_few, unreadable
@@ -44,7 +44,7 @@ def spread(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.
 class MessageReader:
     """Reads row slices of data files. Keeps the last small row group: scattered messages lie many to a group, and it is read once."""
 
-    def __init__(self, files: delta.Files, columns: list[str] | None = None) -> None:
+    def __init__(self, files: ObjectStore, columns: list[str] | None = None) -> None:
         self.files = files
         self._schema = FILE_SCHEMA if columns is None else pa.schema([f for f in FILE_SCHEMA if f.name in columns])
         self._path = ""

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta import legacy as delta
-from spark_mq.delta.store_errors import explained, plain, telling
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.store_errors import one_line, to_storage_error, wrap_store_errors
 from spark_mq.errors import CorruptLog, SparkMQError
 from spark_mq.ledger.message_index import ORDINAL_BITS, DeliveryTimes, FileSlice, TimedRun
 from spark_mq.util.validation import EARLIEST, LATEST, SECOND
@@ -92,7 +92,7 @@ def _shrinks(values: pa.ChunkedArray) -> bool:
     return sum(len(pa.compress(some, "snappy", asbytes=True)) for some in looked) < 0.95 * sum(map(len, looked))
 
 
-def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
+def write_file(files: ObjectStore, table: pa.Table) -> WrittenFile:
     """Writes messages (any of the columns of FILE_SCHEMA) as one data file of ``messages/``. It is published by a commit."""
     columns = [table[f.name].cast(f.type) if f.name in table.schema.names else pa.nulls(table.num_rows, f.type) for f in FILE_SCHEMA]
     whole, buffer = pa.table(columns, schema=FILE_SCHEMA), io.BytesIO()
@@ -108,7 +108,7 @@ def write_file(files: delta.Files, table: pa.Table) -> WrittenFile:
         data_page_size=PAGE_BYTES,
     )
     path = f"{_NO_LANE}/part-{uuid.uuid4()}.parquet"
-    with telling(files.root, files.options, "publishing to"):
+    with wrap_store_errors(files.root, "publishing to"):
         files.write(path, buffer.getvalue())
     timed = any(name in table.schema.names and table[name].null_count < table.num_rows for name in TIMES)
     return WrittenFile(path, buffer.tell(), table.num_rows, timed)
@@ -120,7 +120,7 @@ def is_timed(stats: Mapping[str, Any]) -> bool:
     return rows is None or any(nulls.get(name) != rows for name in TIMES)
 
 
-def read_times(files: delta.Files, path: str) -> DeliveryTimes | None:
+def read_times(files: ObjectStore, path: str) -> DeliveryTimes | None:
     """The deliver_at and expires_at of a file's messages; None where it has none, or cannot be read.
 
     deliver_at is rounded up to whole seconds: never early, a second late at most, and fewer runs.
@@ -152,13 +152,13 @@ def _bounded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.min_element_wise(pc.max_element_wise(at, EARLIEST, skip_nulls=False), LATEST, skip_nulls=False).cast(_INSTANT)
 
 
-def why_unreadable(files: delta.Files, path: str, error: Exception) -> str:
+def why_unreadable(files: ObjectStore, path: str, error: Exception) -> str:
     """In words, why reading a data file failed. Raises where its bytes are out of reach for now: that is not the file's fault."""
     try:
         files.read(path)
     except FileNotFoundError:
         return f"data file {path} is missing"
-    return f"data file {path} is not readable: {plain(error)}"
+    return f"data file {path} is not readable: {one_line(error)}"
 
 
 def too_few(rows: int) -> pa.ArrowInvalid:
@@ -166,12 +166,12 @@ def too_few(rows: int) -> pa.ArrowInvalid:
     return pa.ArrowInvalid(f"it has {rows} rows, fewer than its commit says")
 
 
-def unreadable(files: delta.Files, piece: FileSlice, error: Exception) -> SparkMQError:
+def unreadable(files: ObjectStore, piece: FileSlice, error: Exception) -> SparkMQError:
     """The error to raise where a slice of messages could not be read."""
     try:
         why = why_unreadable(files, piece.path, error)
     except OSError as out_of_reach:
-        return explained(files.root, files.options, out_of_reach, "reading messages of")
+        return to_storage_error(files.root, out_of_reach, "reading messages of")
     return CorruptLog(
         f"messages {piece.first}..{piece.first + piece.rows - 1} of {files.root} cannot be read: {why}. Restore it from a backup before "
         "they are leased again, for then they become dead letters without a payload; all others go on",

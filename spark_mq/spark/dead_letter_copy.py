@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from spark_mq.delta import legacy as delta
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.maintenance.dead_letters import Copy, DeadSlice, copy_dead, dead_table
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.message_store import MessageStore
@@ -29,7 +29,7 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
         source, target = log.path, dead_log.path
 
         def task(part: list[DeadSlice]) -> WrittenFile:
-            return write_file(delta.Files(target, options), dead_table(delta.Files(source, options), part))
+            return write_file(ObjectStore(target, options), dead_table(ObjectStore(source, options), part))
 
         # In order, so that the dead letters come in the order of their sequences.
         return list(spark.sparkContext.parallelize(parts, len(parts)).map(task).collect())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from spark_mq.delta.legacy import absolute
+from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.queue import Queue

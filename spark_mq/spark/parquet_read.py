@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType, TimestampType
 
-from spark_mq.delta.store_errors import plain
+from spark_mq.delta.store_errors import one_line
 from spark_mq.errors import StorageError
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.message_index import FileSlice
@@ -175,7 +175,7 @@ def _rows(spark: SparkSession, root: str, files: _Files) -> DataFrame:
         return spark.read.options(**_LOUD).schema(_PAYLOAD).parquet(*paths)
     except Exception as error:  # Spark's, or the JVM's
         raise StorageError(
-            f"Spark cannot read {root}: {plain(error)}. lease.read() reads as Spark itself is configured (for s3:// its fs.s3.impl and "
+            f"Spark cannot read {root}: {one_line(error)}. lease.read() reads as Spark itself is configured (for s3:// its fs.s3.impl and "
             "fs.s3a.*), not by storageOptions.*: configure that, or use the batch instead",
             path=root, landed=False,
         ) from error  # fmt: skip

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from spark_mq.delta import legacy as delta
+from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import RANGE_SCHEMA, Range
 from spark_mq.parquet.reader import MessageReader, sequences_of, spread
@@ -77,7 +77,7 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
         return
     wanted = arrow_schema(schema)
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
-    reader = MessageReader(delta.Files(delta.child(partition.queue, "messages"), partition.storage_options), payload)
+    reader = MessageReader(ObjectStore(join(partition.queue, "messages"), partition.storage_options), payload)
     for pieces in _in_batches(partition.pieces):
         rows = reader.told(*(piece for piece, _ in pieces)) if payload else None
         columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, pieces, partition) for f in wanted]

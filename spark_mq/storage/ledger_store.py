@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from spark_mq.errors import CommitConflict, ContentionTimeout
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.turns import EVERYONE, Line, Turn
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
 
@@ -43,7 +42,7 @@ class LedgerCommit:
     rows: pa.Table
 
 
-class LedgerStore(Line, Protocol):
+class LedgerStore(Protocol):
     """Where ledgers are kept: the storage seam. Its twin in memory is in ``spark_mq.testing``."""
 
     bell: Notifier
@@ -52,7 +51,7 @@ class LedgerStore(Line, Protocol):
     def door(self, group: str) -> FairLock:
         """Where those on this machine stand in line who want to change the group's ledger."""
 
-    def read(self, group: str, *, blind: bool = False) -> LedgerSnapshot:
+    def read(self, group: str, *, blind: bool = False, look: bool = True) -> LedgerSnapshot:
         """The ledger as it is now. ``blind``: without looking into it, for what replaces it whatever it is. Raises CorruptLog."""
 
     def write(
@@ -64,11 +63,10 @@ class LedgerStore(Line, Protocol):
         note: Mapping[str, Any],
         mark: tuple[str, int] | None = None,
         whole_table: bool = False,
-        served: tuple[str, int] | None = None,
     ) -> None:
         """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all has changed). Raises CommitConflict.
 
-        None drops the group. ``served``: the line and ticket of this commit's turn.
+        None drops the group.
         """
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
@@ -106,7 +104,7 @@ def change(
     for what may wait (a lease) than for what must not (a settle); after the second it gets in line.
     """
     attempts, deadline = 0, time.monotonic() + patience
-    with store.door(group).turn(), Turn(store, EVERYONE if whole_table else group) as turn:
+    with store.door(group).turn():
         while True:
             try:
                 stored = store.read(group, blind=blind)
@@ -114,8 +112,6 @@ def change(
                 app_mark = mark(result)
                 if ledger is None or (ledger is stored.ledger and app_mark is None):
                     return result
-                if not turn.has_come(deadline):
-                    continue
                 store.write(
                     stored,
                     _next(ledger) if isinstance(ledger, Ledger) else None,
@@ -123,9 +119,7 @@ def change(
                     note={"group": group, **note},
                     mark=app_mark,
                     whole_table=whole_table,
-                    served=turn.place,
                 )
-                turn.was_served()
                 store.bell.ring()
                 return result
             except CommitConflict as error:
@@ -137,10 +131,7 @@ def change(
                         group=group,
                         attempts=attempts,
                     ) from error
-                if attempts == 1:
-                    time.sleep(pause * random.uniform(0.5, 1.5))
-                else:
-                    turn.take_ticket()
+                time.sleep(pause * min(8, attempts) * random.uniform(0.5, 1.5))
 
 
 def _next(ledger: Ledger) -> Ledger:

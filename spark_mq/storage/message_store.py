@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_mq.delta import legacy as delta
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, StorageError
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
@@ -38,7 +38,7 @@ class MessageStore(ABC):
     """The log of one queue: the other half of the storage seam. Its twin in memory is in ``spark_mq.testing``."""
 
     path: str
-    files: delta.Files
+    files: ObjectStore
     bell: Notifier
     """Rung after each publish."""
 
