@@ -127,7 +127,7 @@ class DeltaLog:
         """
         with self._lock:
             if self._state is not None and not self._base_is_there():
-                self._state = None
+                self.forget()
             if self._state is None:
                 state = self._open()
             else:
@@ -137,6 +137,8 @@ class DeltaLog:
                 self._state = None
                 raise missing_commit_error(self.path, self._highest)
             self._state, self._highest = state, state.version
+            if self.store.is_local and (self._base_tag is None or self._base_tag[0] != state.version):
+                self._base_is_there()  # remembers it; over a store that would cost a request
             return state
 
     def read_commit(self, version: int) -> Commit:

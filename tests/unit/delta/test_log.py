@@ -1,0 +1,456 @@
+"""The log client: following, the conflict rule, lost replies, guards, and what other engines read."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from spark_mq.delta import log as log_module
+from spark_mq.delta.actions import AddFile, Change, log_path, parse
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.tables import create_table, last_checkpoint, wait_for_checkpoints, write_checkpoint
+from spark_mq.errors import CommitConflict, ContentionTimeout, CorruptLog, NotAQueue, StorageError, UnsupportedTable
+
+SCHEMA = pa.schema([("part", pa.string()), ("value", pa.int64())])
+
+
+class InjectedStore(ObjectStore):
+    """A store whose next calls of a method are replaced, one function for each call."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.injected: dict[str, list[Callable[..., Any]]] = {}
+
+    def _call(self, name: str, *args: Any) -> Any:
+        real = getattr(ObjectStore, name)
+        queue = self.injected.get(name, [])
+        return queue.pop(0)(lambda: real(self, *args), *args) if queue else real(self, *args)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._call("create", path, data)
+
+    def read(self, path: str) -> bytes:
+        found: bytes = self._call("read", path)
+        return found
+
+    def exists(self, path: str) -> bool:
+        found: bool = self._call("exists", path)
+        return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> InjectedStore:
+    made = InjectedStore(str(tmp_path / "table"))
+    assert create_table(made, SCHEMA, description="d", partition_by=["part"])
+    return made
+
+
+@pytest.fixture
+def log(store: InjectedStore) -> DeltaLog:
+    return DeltaLog(store)
+
+
+def change(name: str, part: str = "a", **options: Any) -> Change:
+    path = f"part={part}/{name}.parquet"
+    adds = options.pop("adds", (AddFile(path, 1, 1, {"part": part}),))
+    return Change(name, {"operation": name}, adds=adds, **options)
+
+
+def other(store: ObjectStore, *changes: Change) -> None:
+    """Commit as another writer does."""
+    for one in changes:
+        log = DeltaLog(ObjectStore(store.root))
+        log.commit(one, log.refresh().version)
+
+
+def paths(log: DeltaLog) -> set[str]:
+    return {file.path for file in log.refresh().files()}
+
+
+# -- following
+
+
+def test_a_table_is_created_once(store: InjectedStore) -> None:
+    assert not create_table(ObjectStore(store.root), SCHEMA, description="other")
+    assert DeltaLog(store).refresh().description == "d"
+
+
+def test_no_table_is_none_to_open_and_an_error_to_refresh(tmp_path: Path) -> None:
+    log = DeltaLog(ObjectStore(str(tmp_path / "none")))
+    assert log.open() is None
+    with pytest.raises(NotAQueue):
+        log.refresh()
+
+
+def test_a_follower_sees_commits_of_others(store: InjectedStore, log: DeltaLog) -> None:
+    assert log.refresh().version == 0
+    other(store, change("one"), change("two", "b"))
+    state = log.refresh()
+    assert (state.version, state.operation_id) == (2, "two")
+    assert list(state.partition({"part": "b"})) == ["part=b/two.parquet"]
+
+
+@pytest.mark.parametrize("track_files", [True, False])
+def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(store: InjectedStore, track_files: bool) -> None:
+    other(store, change("one", txns=[("app", 7)]), change("two"))
+    assert write_checkpoint(store) == 2 == last_checkpoint(store)
+    other(store, change("three", removes=[AddFile("part=a/one.parquet", 1, 1, {"part": "a"})]))
+    for version in range(3):
+        if version != 2:
+            store.delete(log_path(version))
+    state = DeltaLog(store, track_files=track_files).refresh()
+    assert (state.version, state.description, state.txns) == (3, "d", {"app": 7})
+    assert {f.path for f in state.files()} == (
+        {"part=a/two.parquet", "part=a/three.parquet"} if track_files else set()
+    )
+
+
+def test_a_cold_start_needs_no_hint(store: InjectedStore) -> None:
+    other(store, change("one"))
+    write_checkpoint(store)
+    other(store, change("two"))
+    store.delete("_delta_log/_last_checkpoint")
+    store.delete(log_path(0))
+    assert paths(DeltaLog(store)) == {"part=a/one.parquet", "part=a/two.parquet"}
+
+
+@pytest.mark.parametrize("hint", [b"", b"{}", b"[]", b'{"version": 77}', b'{"version": "x"}', b"\xff"])
+def test_a_broken_hint_is_none(store: InjectedStore, hint: bytes) -> None:
+    other(store, change("one"))
+    store.write("_delta_log/_last_checkpoint", hint)
+    assert DeltaLog(store).refresh().version == 1
+
+
+def test_a_hint_to_a_checkpoint_behind_the_cleaned_log_finds_the_newer_one(store: InjectedStore) -> None:
+    other(store, change("one"))
+    write_checkpoint(store)
+    hint = store.read("_delta_log/_last_checkpoint")
+    other(store, change("two"), change("three"))
+    write_checkpoint(store)
+    store.write("_delta_log/_last_checkpoint", hint)
+    for version in range(3):
+        store.delete(log_path(version))
+    assert DeltaLog(store).refresh().version == 3
+
+
+def test_a_torn_checkpoint_loses_nothing_while_the_commits_are_there(store: InjectedStore) -> None:
+    other(store, change("one"))
+    write_checkpoint(store)
+    torn = f"_delta_log/{1:020d}.checkpoint.parquet"
+    store.write(torn, store.read(torn)[:100])
+    other(store, change("two"))
+    assert paths(DeltaLog(store)) == {"part=a/one.parquet", "part=a/two.parquet"}
+    store.delete(log_path(0))
+    with pytest.raises(CorruptLog, match="checkpoint .* cannot be read"):
+        DeltaLog(store).refresh()
+
+
+def test_a_handle_survives_a_cleaning_beyond_it(store: InjectedStore, log: DeltaLog) -> None:
+    log.refresh()
+    other(store, change("one"), change("two"))
+    write_checkpoint(store)
+    for version in range(2):
+        store.delete(log_path(version))
+    assert log.refresh().version == 2
+    assert log.generation == 2
+
+
+def test_a_table_made_again_is_noticed(store: InjectedStore, log: DeltaLog, tmp_path: Path) -> None:
+    other(store, change("one"))
+    log.refresh()
+    os.rename(tmp_path / "table", tmp_path / "old")
+    create_table(ObjectStore(store.root), SCHEMA, description="again")
+    other(store, change("one"), change("two"))
+    with pytest.raises(NotAQueue, match="made again"):
+        log.refresh()
+
+
+def test_a_log_that_went_back_is_refused(store: InjectedStore, log: DeltaLog) -> None:
+    other(store, change("one"), change("two"))
+    log.refresh()
+    store.delete(log_path(2))
+    with pytest.raises(CorruptLog, match="commit 2 .* is gone"):
+        log.refresh()
+
+
+def test_a_gap_is_refused(store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "GAP_CHECK_SECONDS", 0)
+    log.refresh()
+    other(store, change("one"), change("two"))
+    store.delete(log_path(1))
+    with pytest.raises(CorruptLog, match="commit 1 .* is gone"):
+        log.refresh()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"], "writerFeatures": []}},
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}},
+        {"add": {"path": "x", "size": 1, "deletionVector": {"storageType": "u"}}},
+    ],
+)
+def test_a_feature_that_comes_later_is_refused_by_an_open_handle(
+    store: InjectedStore, log: DeltaLog, action: dict[str, Any]
+) -> None:
+    log.refresh()
+    ObjectStore(store.root).create(log_path(1), json.dumps(action).encode())
+    for _ in range(2):
+        with pytest.raises(UnsupportedTable, match="since commit 1"):
+            log.refresh()
+
+
+def test_a_commit_that_is_no_json_is_named(store: InjectedStore, log: DeltaLog) -> None:
+    log.refresh()
+    ObjectStore(store.root).create(log_path(1), b"\x00garbage")
+    with pytest.raises(CorruptLog, match="commit 1 of"):
+        log.refresh()
+
+
+# -- the conflict rule
+
+
+def test_commits_of_other_partitions_pass(store: InjectedStore, log: DeltaLog) -> None:
+    base = log.refresh().version
+    other(store, change("one", "b"), change("two", "c"))
+    assert log.commit(change("mine", partition={"part": "a"}), base) == 3
+    assert paths(DeltaLog(store)) == {"part=b/one.parquet", "part=c/two.parquet", "part=a/mine.parquet"}
+
+
+METADATA = {"id": "other", "schemaString": "{}", "partitionColumns": [], "configuration": {}}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        (change("theirs"), {"partition": {"part": "a"}}),
+        (change("theirs", adds=(), removes=[AddFile("part=a/x", 1, 1, {"part": "a"})]), {"partition": {"part": "a"}}),
+        (change("theirs", "b"), {"whole_table": True}),
+        (change("theirs", "b", txns=[("app", 1)]), {"txns": [("app", 2)]}),
+        (change("theirs", adds=(), removes=[AddFile("part=b/x", 1, 1, {"part": "b"})]), {"removes": [AddFile("part=b/x", 1)]}),
+    ],
+)
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_commit_that_changed_what_was_read_is_a_conflict(
+    store: InjectedStore, log: DeltaLog, theirs: Change, mine: dict[str, Any], seen: bool
+) -> None:
+    base = log.refresh().version
+    other(store, theirs)
+    if seen:
+        log.refresh()
+    with pytest.raises(CommitConflict):
+        log.commit(change("mine", **mine), base)
+    assert DeltaLog(store).refresh().version == 1
+
+
+def test_new_metadata_is_a_conflict_with_everything(store: InjectedStore, log: DeltaLog) -> None:
+    base = log.refresh().version
+    metadata = {**log.state.metadata, "description": "new"}
+    other(store, change("theirs", "b", metadata=metadata))
+    with pytest.raises(CommitConflict):
+        log.commit(change("mine"), base)
+    assert log.refresh().description == "new"
+
+
+def test_transact_computes_again_after_a_conflict(store: InjectedStore, log: DeltaLog) -> None:
+    seen: list[int] = []
+
+    def compute(state: Any) -> tuple[Change, int]:
+        seen.append(state.version)
+        if len(seen) == 1:
+            other(store, change("theirs"))
+        return change("mine", partition={"part": "a"}), state.version
+
+    assert log.transact(compute) == (2, 1)
+    assert seen == [0, 1]
+
+
+def test_transact_gives_up_at_its_deadline(store: InjectedStore, log: DeltaLog) -> None:
+    count = iter(range(1000))
+
+    def compute(state: Any) -> tuple[Change, None]:
+        other(store, change(f"theirs-{next(count)}"))
+        return change("mine", partition={"part": "a"}), None
+
+    with pytest.raises(ContentionTimeout, match="Nothing was changed"):
+        log.transact(compute, timeout=0)
+    assert "part=a/mine.parquet" not in paths(log)
+
+
+# -- lost, doubled and late replies
+
+
+def lands_then(error: OSError) -> Callable[..., None]:
+    def create(real: Callable[[], None], *_: Any) -> None:
+        real()
+        raise error
+
+    return create
+
+
+def fails(error: OSError) -> Callable[..., None]:
+    def create(real: Callable[[], None], *_: Any) -> None:
+        raise error
+
+    return create
+
+
+@pytest.mark.parametrize("error", [FileExistsError("412"), OSError("500"), TimeoutError("reset")])
+def test_a_put_that_landed_without_its_reply_is_a_success(store: InjectedStore, log: DeltaLog, error: OSError) -> None:
+    base = log.refresh().version
+    store.injected["create"] = [lands_then(error)]
+    assert log.commit(change("mine"), base) == 1
+    assert DeltaLog(store).refresh().version == 1
+
+
+def test_a_put_that_failed_changes_nothing(store: InjectedStore, log: DeltaLog) -> None:
+    base = log.refresh().version
+    store.injected["create"] = [fails(OSError("no"))]
+    with pytest.raises(StorageError) as raised:
+        log.commit(change("mine"), base)
+    assert raised.value.data["landed"] is False
+    assert log.commit(change("mine"), base) == 1
+
+
+def test_a_put_whose_fate_cannot_be_read_is_unknown(store: InjectedStore, log: DeltaLog) -> None:
+    base = log.refresh().version
+    store.injected["create"] = [lands_then(OSError("500"))]
+    store.injected["exists"] = [fails(OSError("down"))]
+    with pytest.raises(StorageError) as raised:
+        log.commit(change("mine"), base)
+    assert raised.value.data["landed"] is None
+    assert log.refresh().operation_id == "mine"
+
+
+def test_a_failed_put_on_a_number_that_another_writer_took_is_a_race(store: InjectedStore, log: DeltaLog) -> None:
+    base = log.refresh().version
+
+    def create(real: Callable[[], None], *_: Any) -> None:
+        other(store, change("theirs", "b"))
+        raise OSError("500")
+
+    store.injected["create"] = [create]
+    assert log.commit(change("mine", partition={"part": "a"}), base) == 2
+    assert DeltaLog(store).refresh().operation_id == "mine"
+
+
+def test_two_writers_on_one_number(store: InjectedStore, log: DeltaLog) -> None:
+    base = log.refresh().version
+
+    def create(real: Callable[[], None], *_: Any) -> None:
+        other(store, change("theirs"))
+        real()
+
+    store.injected["create"] = [create]
+    with pytest.raises(CommitConflict):
+        log.commit(change("mine", partition={"part": "a"}), base)
+    assert paths(DeltaLog(store)) == {"part=a/theirs.parquet"}
+
+
+# -- a writer frozen across a cleaning
+
+
+def clean_to(store: ObjectStore, version: int) -> None:
+    """As a cleaner does: only what the last checkpoint makes superfluous."""
+    for old in range(version):
+        store.delete(log_path(old))
+        store.delete(f"_delta_log/{old:020d}.checkpoint.parquet")
+
+
+def test_a_writer_frozen_across_a_cleaning_withdraws_its_commit(store: InjectedStore, log: DeltaLog) -> None:
+    base = log.refresh().version
+
+    def frozen(real: Callable[[], None], *_: Any) -> None:
+        other(store, *(change(f"theirs-{n}") for n in range(5)))
+        write_checkpoint(store)
+        clean_to(store, 5)
+        real()  # number 1 is free again
+
+    store.injected["create"] = [frozen]
+    with pytest.raises(CommitConflict, match="cleaned beyond"):
+        log.commit(change("mine"), base)
+    assert not store.exists(log_path(1))
+    assert "part=a/mine.parquet" not in paths(DeltaLog(store))
+
+
+@pytest.mark.parametrize("kept_from", [1, 2, 3])
+def test_a_commit_that_landed_before_a_cleaning_counts(store: InjectedStore, log: DeltaLog, kept_from: int) -> None:
+    base = log.refresh().version
+
+    def frozen(real: Callable[[], None], *_: Any) -> None:
+        real()
+        if kept_from == 1:
+            write_checkpoint(store)
+        other(store, *(change(f"theirs-{n}") for n in range(kept_from - 1)))
+        if kept_from > 1:
+            write_checkpoint(store)
+        clean_to(store, kept_from)
+
+    store.injected["create"] = [frozen]
+    assert log.commit(change("mine"), base) == 1
+    assert "part=a/mine.parquet" in paths(DeltaLog(store))
+
+
+def test_a_stray_right_below_the_kept_log_is_told_apart_by_its_successor(store: InjectedStore, log: DeltaLog) -> None:
+    base = log.refresh().version
+
+    def frozen(real: Callable[[], None], *_: Any) -> None:
+        other(store, change("theirs-0"), change("theirs-1"))
+        write_checkpoint(store)
+        clean_to(store, 2)
+        real()
+
+    store.injected["create"] = [frozen]
+    with pytest.raises(CommitConflict, match="cleaned beyond"):
+        log.commit(change("mine"), base)
+
+
+# -- other engines, checkpoints
+
+
+def test_deltalake_reads_and_appends(store: InjectedStore, log: DeltaLog) -> None:
+    write_deltalake(store.root, pa.table({"part": ["a"], "value": [1]}, schema=SCHEMA), mode="append")
+    base = log.refresh().version
+    theirs = next(iter(log.state.files()))
+    moved = AddFile("part=a/copy of %41.parquet", theirs.size, 1, {"part": "a"})
+    store.write(moved.path, store.read(theirs.path))
+    assert log.commit(change("mine", adds=[moved], removes=[theirs], txns=[("app", 3)]), base) == 2
+    table = DeltaTable(store.root)
+    assert table.to_pyarrow_table().to_pylist() == [{"part": "a", "value": 1}]
+    assert table.transaction_version("app") == 3
+    assert json.loads(table.history(1)[0]["userMetadata"]) == {"operation": "mine"}
+    assert paths(DeltaLog(ObjectStore(store.root))) == {"part=a/copy of %41.parquet"}
+
+
+def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: InjectedStore) -> None:
+    asked: list[int] = []
+    log = DeltaLog(store, on_checkpoint=lambda _, version: asked.append(version))
+    for number in range(205):
+        log.commit(change(str(number)), log.state.version)
+    assert asked == [100, 200]
+    wait_for_checkpoints(store.root)
+
+
+def test_parsed_commits_are_as_readers_of_the_log_have_them(store: InjectedStore, log: DeltaLog) -> None:
+    log.commit(change("mine", txns=[("app", 1)]), log.refresh().version)
+    mine, read = log.read_commit(1), DeltaLog(store).read_commit(1)
+    for name in ("txns", "adds", "removes", "operation_id", "note", "version"):
+        left, right = getattr(mine, name), getattr(read, name)
+        if name == "adds":
+            left, right = ([{k: one[k] for k in ("path", "size", "stats", "dataChange")} for one in side] for side in (left, right))
+        assert left == right, name
+    assert parse(store.read(log_path(1)))
+
+
+def test_a_store_travels_to_another_process(store: InjectedStore) -> None:
+    plain = ObjectStore(store.root)
+    assert DeltaLog(pickle.loads(pickle.dumps(plain))).refresh().version == 0
