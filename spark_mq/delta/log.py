@@ -307,7 +307,8 @@ class DeltaLog:
 
     def _apply(self, state: TableState, commit: Commit) -> None:
         commit.check_features(self.path)
-        if commit.metadata is not None and self._table_id not in (None, str(commit.metadata.get("id"))):
+        changed = commit.metadata is not None and state.version >= 0
+        if changed and str((commit.metadata or {}).get("id")) != state.table_id:
             raise NotAQueue(
                 f"commit {commit.version} of {self.path} makes another table of it. Open the queue again", path=self.path
             )
