@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_mq.delta import log as log_module
-from spark_mq.delta.actions import AddFile, Change, log_path, parse
+from spark_mq.delta import follower
+from spark_mq.delta.actions import AddFile, Change, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.parse import parse
 from spark_mq.delta.tables import create_table, last_checkpoint, wait_for_checkpoints, write_checkpoint
 from spark_mq.errors import CommitConflict, ContentionTimeout, CorruptLog, NotAQueue, StorageError, UnsupportedTable
 
@@ -109,9 +110,7 @@ def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(store: Injec
             store.delete(log_path(version))
     state = DeltaLog(store, track_files=track_files).refresh()
     assert (state.version, state.description, state.txns) == (3, "d", {"app": 7})
-    assert {f.path for f in state.files()} == (
-        {"part=a/two.parquet", "part=a/three.parquet"} if track_files else set()
-    )
+    assert {f.path for f in state.files()} == ({"part=a/two.parquet", "part=a/three.parquet"} if track_files else set())
 
 
 def test_a_cold_start_needs_no_hint(store: InjectedStore) -> None:
@@ -150,7 +149,7 @@ def test_a_torn_checkpoint_loses_nothing_while_the_commits_are_there(store: Inje
     other(store, change("two"))
     assert paths(DeltaLog(store)) == {"part=a/one.parquet", "part=a/two.parquet"}
     store.delete(log_path(0))
-    with pytest.raises(CorruptLog, match="checkpoint .* cannot be read"):
+    with pytest.raises(CorruptLog, match=r"checkpoint .* cannot be read"):
         DeltaLog(store).refresh()
 
 
@@ -178,16 +177,16 @@ def test_a_log_that_went_back_is_refused(store: InjectedStore, log: DeltaLog) ->
     other(store, change("one"), change("two"))
     log.refresh()
     store.delete(log_path(2))
-    with pytest.raises(CorruptLog, match="commit 2 .* is gone"):
+    with pytest.raises(CorruptLog, match=r"commit 2 .* is gone"):
         log.refresh()
 
 
 def test_a_gap_is_refused(store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "GAP_CHECK_SECONDS", 0)
+    monkeypatch.setattr(follower, "GAP_CHECK_SECONDS", 0)
     log.refresh()
     other(store, change("one"), change("two"))
     store.delete(log_path(1))
-    with pytest.raises(CorruptLog, match="commit 1 .* is gone"):
+    with pytest.raises(CorruptLog, match=r"commit 1 .* is gone"):
         log.refresh()
 
 
@@ -199,9 +198,7 @@ def test_a_gap_is_refused(store: InjectedStore, log: DeltaLog, monkeypatch: pyte
         {"add": {"path": "x", "size": 1, "deletionVector": {"storageType": "u"}}},
     ],
 )
-def test_a_feature_that_comes_later_is_refused_by_an_open_handle(
-    store: InjectedStore, log: DeltaLog, action: dict[str, Any]
-) -> None:
+def test_a_feature_that_comes_later_is_refused_by_an_open_handle(store: InjectedStore, log: DeltaLog, action: dict[str, Any]) -> None:
     log.refresh()
     ObjectStore(store.root).create(log_path(1), json.dumps(action).encode())
     for _ in range(2):

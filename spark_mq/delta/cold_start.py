@@ -1,0 +1,133 @@
+"""Find where the log of a Delta table starts, and load the state of its newest checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from spark_mq.delta.actions import LOG_FOLDER, checkpoint_path, log_path, missing_commit_error
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import TableState
+from spark_mq.errors import CorruptLog
+
+__all__ = ["find_start", "listed_checkpoint", "starting_state"]
+
+_logger = logging.getLogger(__name__)
+
+_UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
+
+
+def find_start(store: ObjectStore) -> Sequence[str] | None:
+    """Return the files of the newest checkpoint, none to start at version 0, None without a table."""
+    hint = _hinted_checkpoint(store)
+    if hint is not None:
+        return [hint]
+    if store.exists(log_path(0)):
+        return ()
+    return listed_checkpoint(store)
+
+
+def _hinted_checkpoint(store: ObjectStore) -> str | None:
+    """Return the checkpoint that ``_last_checkpoint`` names, if it is a single file that exists."""
+    try:
+        hint = json.loads(store.read(f"{LOG_FOLDER}/_last_checkpoint"))
+        path = checkpoint_path(int(hint["version"]))
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None  # it is a hint, and a broken one is none
+    return path if store.exists(path) else None
+
+
+def listed_checkpoint(store: ObjectStore) -> list[str] | None:
+    """Return the files of the newest complete checkpoint by a listing; None without any commit.
+
+    Raises
+    ------
+    CorruptLog
+        There are commits, but neither a checkpoint nor version 0.
+    """
+    found: dict[int, list[str]] = {}
+    any_commit = False
+    for info in store.list(LOG_FOLDER):
+        name = info.path.rpartition("/")[2]
+        if not name[:20].isdigit():
+            continue
+        if ".checkpoint." in name and name.endswith(".parquet"):
+            found.setdefault(int(name[:20]), []).append(info.path)
+        any_commit |= name[20:] == ".json"
+    complete = [version for version, paths in found.items() if _is_complete(paths)]
+    if complete:
+        return found[max(complete)]
+    if any_commit:
+        raise missing_commit_error(store.root, 0)
+    return None
+
+
+def _is_complete(paths: list[str]) -> bool:
+    """Whether the files of one version make a whole checkpoint: a single file, or all parts."""
+    parts = [path.rpartition("/")[2].split(".") for path in paths]
+    if any(len(part) == 3 for part in parts):  # version.checkpoint.parquet
+        return True
+    numbered = [part for part in parts if len(part) == 5]  # version.checkpoint.part.parts.parquet
+    return bool(numbered) and len(numbered) == int(numbered[0][3])
+
+
+def starting_state(store: ObjectStore, files: Sequence[str], track_files: bool) -> TableState:
+    """Return the state of a checkpoint, or the empty one to start at version 0.
+
+    A checkpoint that cannot be read loses nothing while all commits from an older one on are there.
+
+    Raises
+    ------
+    CorruptLog
+        The checkpoint cannot be read, and nothing replaces it.
+    """
+    if not files:
+        return TableState(track_files)
+    try:
+        return _loaded(store, files, track_files)
+    except _UNREADABLE as error:
+        state = _older_start(store, files[0], track_files)
+        if state is not None:
+            _logger.warning("checkpoint %s of %s cannot be read: the log starts from an older one", files[0], store.root)
+            return state
+        raise CorruptLog(
+            f"checkpoint {files[0]} of {store.root} cannot be read: {error}. Restore it from a backup; or, as long as "
+            "all commits from an older checkpoint on are there, remove it, and _last_checkpoint with it",
+            path=store.root,
+            version=_version_of(files[0]),
+        ) from error
+
+
+def _version_of(path: str) -> int:
+    return int(path.rpartition("/")[2][:20])
+
+
+def _loaded(store: ObjectStore, files: Sequence[str], track_files: bool) -> TableState:
+    state = TableState(track_files)
+    opened = [store.open(path) for path in files]
+    try:
+        state.load_checkpoint(opened, _version_of(files[0]), store.root)
+    finally:
+        for file in opened:
+            file.close()
+    return state
+
+
+def _older_start(store: ObjectStore, path: str, track_files: bool) -> TableState | None:
+    """Return the state of the newest older checkpoint from which all commits are there, if there is one."""
+    broken = _version_of(path)
+    names = [info.path.rpartition("/")[2] for info in store.list(LOG_FOLDER)]
+    numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdigit()]
+    commits = {version for version, kind in numbered if kind == ".json"}
+    older = {version for version, kind in numbered if kind == ".checkpoint.parquet" and version < broken}
+    for version in (*sorted(older, reverse=True), -1):
+        if not all(following in commits for following in range(version + 1, broken + 1)):
+            continue
+        try:
+            return _loaded(store, [checkpoint_path(version)], track_files) if version >= 0 else TableState(track_files)
+        except _UNREADABLE:
+            continue
+    return None

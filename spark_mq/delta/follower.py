@@ -1,0 +1,239 @@
+"""Follow the log of a Delta table by name, and keep the table's state.
+
+Versions are dense, so the follower asks for the next commit by its name and lists nothing. Guards notice
+a log that was cleaned past the follower, a table that was made again, and a gap.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from spark_mq.delta.actions import LOG_FOLDER, Commit, log_path, missing_commit_error, parse_commit
+from spark_mq.delta.cold_start import find_start, listed_checkpoint, starting_state
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import TableState
+from spark_mq.errors import NotAQueue
+
+__all__ = ["LogFollower"]
+
+GAP_CHECK_SECONDS: Final = 30.0
+"""A follower that finds nothing new lists the log this often, to notice a missing commit."""
+BASE_CHECK_SECONDS: Final = 5.0
+"""On an object store, the follower checks this often that its last commit is still there."""
+_CACHED_COMMITS: Final = 128
+_READ_AHEAD: Final = 16
+"""Commits that a follower far behind requests from an object store at once."""
+
+
+class LogFollower:
+    """The log of one table, and the table's state at the last look. Thread-safe.
+
+    Parameters
+    ----------
+    store
+        The files of the table.
+    track_files
+        Whether the state has the table's data files.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        track_files: bool = True,
+    ) -> None:
+        self.store = store
+        self.path = store.root
+        self._track_files = track_files
+        self._lock = threading.RLock()
+        self._state: TableState | None = None
+        self._table_id: str | None = None
+        self._highest = -1  # the highest version that this handle has seen
+        self._commits: dict[int, Commit] = {}  # the last ones, parsed
+        self._base_tag: tuple[int, str | None] | None = None  # the commit that the state stands on
+        self._base_checked = self._gap_checked = time.monotonic()
+        self.generation = 0
+        """How often the table was opened: more than once if it was not as it was left."""
+        self._own_streak = 0  # commits of this handle in a row, with no other commit between them
+
+    # -- reading
+
+    @property
+    def alone(self) -> bool:
+        """Whether the last commits of the table are this handle's own: nobody else seems to commit."""
+        return self._own_streak >= 2
+
+    @property
+    def state(self) -> TableState:
+        """The table as of the last look; looks if there was none yet."""
+        return self._state or self.refresh()
+
+    def open(self) -> TableState | None:
+        """Return the table at its latest version, or None if there is no table. Raise as :meth:`refresh`."""
+        with self._lock:
+            if self._state is None and find_start(self.store) is None:
+                return None
+            return self.refresh()
+
+    def refresh(self) -> TableState:
+        """Return the table at its latest version.
+
+        Raises
+        ------
+        CorruptLog
+            A commit or a checkpoint is missing or broken.
+        NotAQueue
+            There is no table any more, or another one than before.
+        UnsupportedTable
+            The table has a feature that spark_mq lacks.
+        OSError
+            The store does not answer.
+        """
+        with self._lock:
+            if self._state is not None and not self._base_is_there():
+                self.forget()
+            if self._state is None:
+                state = self._open()
+            else:
+                state = self._state
+                self._follow(state)
+            if state.version < self._highest:
+                self._state = None
+                raise missing_commit_error(self.path, self._highest)
+            self._state, self._highest = state, state.version
+            if self.store.is_local and (self._base_tag is None or self._base_tag[0] != state.version):
+                self._base_is_there()  # remembers it; over a store that would cost a request
+            return state
+
+    def read_commit(self, version: int) -> Commit:
+        """Return one commit. Raise FileNotFoundError if the log has it no more, CorruptLog if broken."""
+        commit = self._commits.get(version)
+        if commit is None:
+            commit = parse_commit(version, self.store.read(log_path(version)), self.path)
+        return commit
+
+    def commits(self, first: int, last: int) -> Iterator[Commit]:
+        """Iterate over the commits ``first..last`` that the log still has."""
+        for version in range(first, last + 1):
+            try:
+                yield self.read_commit(version)
+            except FileNotFoundError:
+                continue
+
+    def forget(self) -> None:
+        """Forget the state: the next look opens the table again."""
+        with self._lock:
+            self._state = None
+            self._commits.clear()
+
+    # -- opening and following
+
+    def _open(self) -> TableState:
+        start = find_start(self.store)
+        if start is None:
+            raise NotAQueue(f"there is no Delta table at {self.path}", path=self.path)
+        state = starting_state(self.store, start, self._track_files)
+        self._follow(state)
+        if start and not self.store.exists(log_path(state.version)):
+            # A cleaner went past the checkpoint that the hint named.
+            listed = listed_checkpoint(self.store)
+            if listed and listed != list(start):
+                state = starting_state(self.store, listed, self._track_files)
+                self._follow(state)
+        if state.version < 0:
+            raise missing_commit_error(self.path, 0)
+        if self._table_id not in (None, state.table_id):
+            raise NotAQueue(
+                f"the Delta table at {self.path} was made again since this handle was opened. Open the queue again",
+                path=self.path,
+            )
+        self._table_id = state.table_id
+        self._base_tag = None
+        self.generation += 1
+        return state
+
+    def _follow(self, state: TableState) -> None:
+        """Apply all commits after the state's version."""
+        started = state.version
+        for commit in self.following(state.version + 1):
+            self._apply(state, commit)
+        if state.version == started and started >= 0:
+            self._check_gap(state.version)
+
+    def following(self, version: int) -> Iterator[Commit]:
+        """Iterate over the commits from a version on, until one does not exist."""
+        read = 0
+        while True:
+            if read >= 2 and not self.store.is_local:  # far behind: several requests at once
+                commits = self._read_ahead(version)
+                yield from commits
+                if len(commits) < _READ_AHEAD:
+                    return
+                version += len(commits)
+                continue
+            try:
+                yield self.read_commit(version)
+            except FileNotFoundError:
+                return
+            version, read = version + 1, read + 1
+
+    def _read_ahead(self, version: int) -> list[Commit]:
+        with ThreadPoolExecutor(_READ_AHEAD) as pool:
+            texts = list(pool.map(self._text, range(version, version + _READ_AHEAD)))
+        there = texts[: texts.index(None)] if None in texts else texts
+        return [parse_commit(version + at, text, self.path) for at, text in enumerate(there) if text is not None]
+
+    def _text(self, version: int) -> bytes | None:
+        try:
+            return self.store.read(log_path(version))
+        except FileNotFoundError:
+            return None
+
+    def _apply(self, state: TableState, commit: Commit) -> None:
+        commit.check_features(self.path)
+        changed = commit.metadata is not None and state.version >= 0
+        if changed and str((commit.metadata or {}).get("id")) != state.table_id:
+            raise NotAQueue(f"commit {commit.version} of {self.path} makes another table of it. Open the queue again", path=self.path)
+        state.apply(commit)
+        self._remember(commit)
+        self._own_streak = 0
+
+    def _remember(self, commit: Commit) -> None:
+        self._commits[commit.version] = commit
+        if len(self._commits) > _CACHED_COMMITS:
+            del self._commits[min(self._commits)]
+
+    # -- guards
+
+    def _base_is_there(self) -> bool:
+        """Whether the commit that the state stands on is there as it was.
+
+        If not, the log was cleaned beyond it, or the table was made again.
+        """
+        assert self._state is not None
+        version, now = self._state.version, time.monotonic()
+        if not self.store.is_local and now - self._base_checked < BASE_CHECK_SECONDS:
+            return True
+        self._base_checked = now
+        info = self.store.stat(log_path(version))
+        if info is None:
+            return False
+        tag = (version, info.etag)
+        if self._base_tag is not None and self._base_tag[0] == version:
+            return self._base_tag == tag
+        self._base_tag = tag
+        return True
+
+    def _check_gap(self, version: int) -> None:
+        """Now and then, raise CorruptLog if commits lie beyond the missing one after `version`."""
+        if time.monotonic() - self._gap_checked < GAP_CHECK_SECONDS:
+            return
+        names = (info.path.rpartition("/")[2] for info in self.store.list(LOG_FOLDER))
+        beyond = any(n[20:] == ".json" and n[:20].isdigit() and int(n[:20]) > version + 1 for n in names)
+        if beyond and not self.store.exists(log_path(version + 1)) and self.store.exists(log_path(version)):
+            raise missing_commit_error(self.path, version + 1)
+        self._gap_checked = time.monotonic()

@@ -1,0 +1,102 @@
+"""Parse the JSON of Delta commits, and check each field that spark_mq uses.
+
+Another engine may have written a commit, so nothing in it is taken for granted.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+from urllib.parse import unquote
+
+__all__ = ["Action", "parse"]
+
+Action = dict[str, Any]
+
+_LAST_MILLISECOND: Final = 253_402_300_799_000
+"""The last millisecond that a datetime can hold."""
+_MAX_ROWS: Final = 2**32
+"""Rows of one commit: as many as there are ordinals."""
+
+
+def parse(text: bytes) -> list[Action]:
+    """Parse the actions of a commit and check the fields that spark_mq uses.
+
+    Raises
+    ------
+    ValueError, RecursionError
+        The text is no commit.
+    """
+    actions = []
+    # Split at line feeds alone: a JSON text may hold other characters that Python takes for line ends.
+    for line in text.decode("utf-8").split("\n"):
+        if line.strip():
+            action = json.loads(line)
+            if not isinstance(action, dict):
+                raise ValueError(f"an action is a {type(action).__name__}, not an object")
+            given = ((name, value) for name, value in action.items() if value is not None)
+            actions.append({name: _checked(name, value) for name, value in given})
+    rows = sum(a["add"]["stats"].get("numRecords") or 0 for a in actions if "add" in a)
+    if rows > _MAX_ROWS:
+        raise ValueError(f"it adds {rows} rows, more than a commit may have")
+    return actions
+
+
+_FILE: Final = {"path": (str, True), "dataChange": (bool, False), "partitionValues": (dict, False)}
+_FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
+    "add": {
+        **_FILE,
+        "size": (int, False),
+        "modificationTime": (int, False),
+        "stats": (str, False),
+        "deletionVector": (dict, False),
+    },
+    "remove": _FILE,
+    "txn": {"appId": (str, True), "version": (int, True)},
+    "commitInfo": {"timestamp": (int, False)},
+    "protocol": {
+        "minReaderVersion": (int, True),
+        "minWriterVersion": (int, True),
+        "readerFeatures": (list, False),
+        "writerFeatures": (list, False),
+    },
+    "metaData": {},
+}
+"""The fields that spark_mq uses: the type, and whether the field is required."""
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name not in _FIELDS:
+        return value
+    _expect(isinstance(value, dict), name, "an object")
+    kept = {field: given for field, given in value.items() if given is not None}
+    for field_name, (kind, required) in _FIELDS[name].items():
+        if field_name not in kept:
+            _expect(not required, f"{name}.{field_name}", "there")
+            continue
+        given, full = kept[field_name], f"{name}.{field_name}"
+        _expect(isinstance(given, kind) and (kind is bool or not isinstance(given, bool)), full, kind.__name__)
+        _expect(kind is not int or 0 <= given < 2**63, full, "within 64 bits")
+    for field_name in ("timestamp", "modificationTime"):
+        if name != "txn" and field_name in kept:
+            kept[field_name] = min(kept[field_name], _LAST_MILLISECOND)
+    if name in ("add", "remove"):
+        kept["path"] = unquote(kept["path"])
+    if name == "add":
+        kept["stats"] = _stats(kept.get("stats") or "{}")
+    return kept
+
+
+def _stats(text: str) -> dict[str, Any]:
+    stats: dict[str, Any] = json.loads(text)
+    _expect(isinstance(stats, dict), "add.stats", "an object")
+    rows = stats.get("numRecords")
+    counted = rows is None or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0)
+    _expect(counted, "add.stats.numRecords", "a count")
+    _expect(isinstance(stats.get("nullCount") or {}, dict), "add.stats.nullCount", "an object")
+    return stats
+
+
+def _expect(holds: bool, name: str, kind: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is not {kind}")
