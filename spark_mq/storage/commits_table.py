@@ -21,7 +21,7 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line
-from spark_mq.delta.tables import checkpoint_soon, create_table
+from spark_mq.delta.tables import checkpoint_soon, create_table, last_checkpoint, write_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
 
@@ -35,9 +35,7 @@ LARGE_ROWS: Final = 100_000
 class CommitsTable:
     """The table at ``path``. It belongs to one ``messages/`` table, known by its id."""
 
-    def __init__(
-        self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
-    ) -> None:
+    def __init__(self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True) -> None:
         self.path = path
         self.files = ObjectStore(path, storage_options, durable=durable)
         self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
@@ -97,9 +95,7 @@ class CommitsTable:
                 merged = _small_files(state)
                 written.append(self._write(merged, rows))
                 note = {"operation": "index commits", "upto": upto}
-                change = Change(
-                    uuid.uuid4().hex, note, adds=list(written), removes=merged, txns=[(app, upto)], whole_table=True
-                )
+                change = Change(uuid.uuid4().hex, note, adds=list(written), removes=merged, txns=[(app, upto)], whole_table=True)
                 return change, upto - done
 
             return self.log.transact(compute)[1]
@@ -132,7 +128,12 @@ class CommitsTable:
 
     def clean(self, keep: Keep) -> int:
         """Delete what no kept version needs. Return how many files went."""
-        return 0 if self.log.open() is None else clean_table(self.log, keep, data_files=True)
+        state = self.log.open()
+        if state is None:
+            return 0
+        if state.version - last_checkpoint(self.files) >= SMALL_FILES:
+            write_checkpoint(self.files)
+        return clean_table(self.log, keep, data_files=True)
 
 
 def _take_over(state: TableState, description: str) -> Change | None:

@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import AddFile, Change, Commit
+from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line, to_storage_error, wrap_store_errors
-from spark_mq.delta.tables import checkpoint_soon, create_table
+from spark_mq.delta.tables import checkpoint_soon, create_table, write_checkpoint
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
@@ -35,6 +36,10 @@ HORIZON: Final = f"{RESERVED_PREFIX}horizon"
 """The reserved group whose ack floor is the trim horizon: ``messages/`` may lack all below it."""
 
 _log = logging.getLogger(__name__)
+
+KEEP_VERSIONS: Final = 500
+KEEP_SECONDS: Final = 15.0
+"""How much of the log stays. Not less: a writer over a store looks only after 10 s if the log was cleaned."""
 
 _PARTITION: Final = "consumer_group"
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != _PARTITION])
@@ -64,9 +69,7 @@ class LedgerTable:
         Whether commits on a local disk are synced before they are reported.
     """
 
-    def __init__(
-        self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
-    ) -> None:
+    def __init__(self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True) -> None:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
@@ -207,7 +210,23 @@ class LedgerTable:
         except OSError as error:
             _log.debug("%s of %s was not deleted: %s", file.path, self.path, error)
 
+    # -- keeping the table small
+
+    def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
+        """Delete old versions that are archived. None keeps the default. Return how many files went."""
+        versions = KEEP_VERSIONS if keep_versions is None else keep_versions
+        seconds = KEEP_SECONDS if keep_seconds is None else keep_seconds
+        with wrap_store_errors(self.path, "cleaning"):
+            write_checkpoint(self.files)
+            return clean_table(self.log, Keep(versions, seconds, archived), data_files=True)
+
     # -- looking
+
+    @property
+    def table_id(self) -> str:
+        """The id of the table: a table made again at the same path has another."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.state.table_id
 
     def may_skip_look(self) -> bool:
         """Whether a change may start from the last known state: over a store, a look costs a request."""
@@ -249,9 +268,7 @@ class LedgerTable:
         try:
             rows = self.files.read_parquet(add["path"], LEASES_SCHEMA)
         except (FileNotFoundError, pa.ArrowException) as error:
-            _log.error(
-                "the history of commit %d of %s is lost: %s: %s", version, self.path, add["path"], one_line(error)
-            )
+            _log.error("the history of commit %d of %s is lost: %s: %s", version, self.path, add["path"], one_line(error))
             return LEASES_SCHEMA.empty_table()
         group = (add.get("partitionValues") or {}).get(_PARTITION)
         return rows.set_column(0, LEASES_SCHEMA.field(0), pa.repeat(pa.scalar(group, pa.string()), rows.num_rows))

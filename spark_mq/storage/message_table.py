@@ -17,7 +17,7 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.delta.tables import checkpoint_soon, create_table
+from spark_mq.delta.tables import checkpoint_soon, create_table, write_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.writer import MESSAGE_SCHEMA, WrittenFile
@@ -30,6 +30,11 @@ __all__ = ["MessageTable"]
 
 _COMMIT_TIMEOUT_SECONDS: Final = 60.0
 _FOREVER: Final = "interval 36500 days"
+KEEP_VERSIONS: Final = 2_000
+KEEP_SECONDS: Final = 600.0
+"""How much of the log stays."""
+KEEP_INDEX_VERSIONS: Final = 100
+"""How much of the log of commits/ stays: nobody asks for its past."""
 IDLE_COMMITS: Final = 100
 """Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``."""
 
@@ -47,18 +52,14 @@ class MessageTable(MessageStore):
         Whether commits on a local disk are synced before they are reported.
     """
 
-    def __init__(
-        self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
-    ) -> None:
+    def __init__(self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True) -> None:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         # 100,000 data files cost time to open; commits/ has what a reader needs of them.
         self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
         self.bell = notifier_for(path)
-        self.commits = CommitsTable(
-            join(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options, durable=durable
-        )
+        self.commits = CommitsTable(join(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options, durable=durable)
         self._lock = threading.RLock()
         self._published = PublishedFiles(self.files, path, self.active)
         self._generation = 0
@@ -234,11 +235,15 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.commits.path, "writing to"):
             return self.commits.append(self.table_id, published, IDLE_COMMITS)
 
-    def clean(self, keep: Keep) -> int:
-        """Delete commits and checkpoints as far as commits/ has them. Return how many files went."""
+    def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
+        """Delete commits that commits/ has. None keeps the default. Return how many files went."""
+        versions = KEEP_VERSIONS if keep_versions is None else keep_versions
+        seconds = KEEP_SECONDS if keep_seconds is None else keep_seconds
         with wrap_store_errors(self.path, "cleaning"):
+            write_checkpoint(self.files)
             covered = self.commits.covered(self.table_id)
-            return clean_table(self.log, Keep(keep.versions, keep.seconds, covered), data_files=False)
+            cleaned = clean_table(self.log, Keep(versions, seconds, covered), data_files=False)
+            return cleaned + self.commits.clean(Keep(KEEP_INDEX_VERSIONS, KEEP_SECONDS))
 
 
 def _receipt(version: int, rows: int) -> PublishReceipt:

@@ -1,0 +1,292 @@
+"""``history/``: what each commit of the ledgers did, to which messages, by whom and when.
+
+Each ledger commit carries its events and is cleaned away later. The sweep archives it before that.
+Each version is archived once: its number is committed with its rows, as an application transaction.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_mq.delta.actions import AddFile, Change
+from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import TableState
+from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.delta.tables import checkpoint_soon, create_table
+from spark_mq.ledger.editor import outcome_of
+from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
+from spark_mq.storage.ledger_rows import events_of
+from spark_mq.storage.ledger_store import LedgerCommit
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.util.validation import SECOND, to_datetime
+
+__all__ = ["BATCH", "HISTORY_SCHEMA", "Archived", "HistoryStore", "HistoryTable", "history_rows"]
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_OF_RANGE: Final = [f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state")]
+HISTORY_SCHEMA: Final = pa.schema(
+    [
+        pa.field("day", pa.date32()),
+        pa.field("version", pa.int64()),
+        pa.field("ordinal", pa.int32()),
+        pa.field("committed_at", _INSTANT),
+        pa.field("consumer_group", pa.string()),
+        pa.field("operation", pa.string()),
+        pa.field("operation_id", pa.string()),
+        pa.field("event", pa.string()),
+        pa.field("state", pa.string()),
+        pa.field("outcome", pa.string()),
+        *_OF_RANGE,
+    ]
+)
+"""One row for each event of a range. A commit without events has one row with a null event.
+
+``version`` is that of ``leases/``. ``ordinal`` is the event's place in its commit. ``day`` is the
+partition. ``state`` is the state after the event. ``outcome`` says how the message ended: acked,
+dead_lettered, dropped, expired, skipped, lost, redriven.
+"""
+
+BATCH: Final = 1_000
+"""Ledger commits archived by one commit."""
+MAX_FILES: Final = 100
+"""Files of one day before they are compacted, in memory, if the day is smaller than MAX_BYTES."""
+MAX_BYTES: Final = 64 * 2**20
+KEEP_VERSIONS: Final = 100
+KEEP_SECONDS: Final = 600.0
+"""How much of its own log stays: nobody asks for its past."""
+
+
+Filters = list[tuple[str, str, Any]]
+"""Conditions on rows: column, one of ``=``, ``<=``, ``>=``, and the value."""
+_ORDER: Final = [("version", "ascending"), ("ordinal", "ascending")]
+
+
+class Archived(NamedTuple):
+    """What an archive did: the number of commits, and the last version of ``leases/`` in it."""
+
+    commits: int
+    up_to: int
+
+
+class HistoryStore(Protocol):
+    """The archive of ledger commits. A queue in memory has none."""
+
+    def read(self, filters: Filters) -> tuple[pa.Table, int]:
+        """Return the archived rows that match, and the last archived version (-1: none)."""
+
+    def archive(self, retention: int) -> Archived:
+        """Archive new ledger commits and drop days older than `retention` microseconds."""
+
+
+class HistoryTable:
+    """The archive of a ledger table in the Delta table at ``path``. Thread-safe.
+
+    Parameters
+    ----------
+    path
+        The table's path.
+    ledgers
+        The ledgers whose commits are archived.
+    storage_options
+        Options of the object store.
+    durable
+        Whether commits on a local disk are synced before they are reported.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        ledgers: LedgerTable,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        durable: bool = True,
+    ) -> None:
+        self.path = path
+        self.files = ObjectStore(path, storage_options, durable=durable)
+        self._ledgers = ledgers
+        self._log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
+
+    def read(self, filters: Filters) -> tuple[pa.Table, int]:
+        with wrap_store_errors(self.path, "reading"):
+            for left in (1, 0):
+                state = self._log.open()
+                if state is None:
+                    return HISTORY_SCHEMA.empty_table(), -1
+                files = [file for file in state.files() if _may_match(file, filters)]
+                try:
+                    tables = [_matching(self._read_file(file), filters) for file in files]
+                except FileNotFoundError:
+                    if not left:  # a compaction replaces files, once
+                        raise
+                    continue
+                archived = state.txns.get(self._app_id(), -1)
+                return pa.concat_tables([HISTORY_SCHEMA.empty_table(), *tables]), archived
+        raise AssertionError("unreachable")
+
+    def archive(self, retention: int) -> Archived:
+        with wrap_store_errors(self.path, "archiving to"):
+            archived = self._append_new()
+            if self._log.open() is not None:
+                self._drop_old_days(retention)
+                self._log.transact(self._compaction)
+                clean_table(self._log, Keep(KEEP_VERSIONS, KEEP_SECONDS), data_files=True)
+            return archived
+
+    def _append_new(self) -> Archived:
+        total, latest, app = 0, self._ledgers.version(), self._app_id()
+        state = self._log.open()
+        done = -1 if state is None else state.txns.get(app, -1)
+        archived = done
+        while done < latest:
+            up_to = min(latest, done + BATCH)
+            rows = history_rows(self._ledgers.commits(done + 1, up_to))
+            if rows.num_rows:
+                self._create()
+                total += self._append(app, rows, archived, up_to)
+                archived = max(up_to, self._log.state.txns.get(app, -1))
+            done = max(done, archived, up_to)
+        return Archived(total, archived)
+
+    def _append(self, app: str, rows: pa.Table, archived: int, up_to: int) -> int:
+        """Append the rows of the ledger commits after `archived`. Return how many commits those were.
+
+        If another sweep has archived some of them meanwhile, nothing is appended: the next sweep goes on.
+        """
+        written = list(self._write(rows))
+        change = Change(uuid.uuid4().hex, {"operation": "archive"}, adds=written, txns=[(app, up_to)], partition=None)
+
+        def compute(state: TableState) -> tuple[Change | None, int]:
+            fresh = state.txns.get(app, -1) == archived
+            return (change, up_to - archived) if fresh else (None, 0)
+
+        _, commits = self._log.transact(compute)
+        if not commits:
+            for file in written:
+                self.files.delete(file.path)
+        return commits
+
+    def _create(self) -> None:
+        if self._log.open() is None:
+            create_table(
+                self.files,
+                HISTORY_SCHEMA,
+                partition_by=["day"],
+                description=json.dumps({"format": "spark_mq history"}),
+                configuration={"delta.enableExpiredLogCleanup": "false"},
+            )
+
+    def _write(self, rows: pa.Table) -> Iterator[AddFile]:
+        """Write one file for each day of the rows."""
+        for day in sorted(set(rows["day"].to_pylist())):
+            part = rows.filter(pc.equal(rows["day"], day)).drop_columns(["day"])
+            path, buffer = f"day={day.isoformat()}/part-{uuid.uuid4()}.parquet", io.BytesIO()
+            pq.write_table(part, buffer, compression="snappy")
+            self.files.write(path, buffer.getvalue())
+            partition = {"day": day.isoformat()}
+            yield AddFile(path, buffer.tell(), part.num_rows, partition, _statistics(part))
+
+    def _read_file(self, file: AddFile) -> pa.Table:
+        rows = self.files.read_parquet(file.path, HISTORY_SCHEMA)
+        day = date.fromisoformat(file.partition["day"] or "")
+        return rows.set_column(0, HISTORY_SCHEMA.field(0), pa.repeat(pa.scalar(day), rows.num_rows))
+
+    def _drop_old_days(self, retention: int) -> None:
+        if retention >= 10_000 * 86_400 * SECOND:
+            return
+        oldest = (datetime.now(UTC) - timedelta(microseconds=retention)).date().isoformat()
+
+        def compute(state: TableState) -> tuple[Change | None, None]:
+            old = [file for file in state.files() if (file.partition.get("day") or "") < oldest]
+            return (Change(uuid.uuid4().hex, {"operation": "drop old days"}, removes=old) if old else None), None
+
+        self._log.transact(compute)
+
+    def _compaction(self, state: TableState) -> tuple[Change | None, None]:
+        """Return the change that writes a day of many small files as one."""
+        for key, files in sorted(state.partitions.items()):
+            if len(files) > MAX_FILES and sum(file.size for file in files.values()) < MAX_BYTES:
+                rows = pa.concat_tables([self._read_file(file) for file in files.values()])
+                merged = list(self._write(rows.sort_by(_ORDER)))
+                change = Change(
+                    uuid.uuid4().hex,
+                    {"operation": "compact"},
+                    adds=merged,
+                    removes=list(files.values()),
+                    partition={name: value or "" for name, value in key},
+                    data_change=False,
+                )
+                return change, None
+        return None, None
+
+    def _app_id(self) -> str:
+        """Return the app id of this very ``leases/`` table: a new one counts from 0 again."""
+        return f"spark_mq.history:{self._ledgers.table_id}"
+
+
+def _statistics(rows: pa.Table) -> str:
+    """Return the statistics of a file, with the bounds that a search for a message needs."""
+    lowest, highest = pc.min(rows["first"]).as_py(), pc.max(rows["last"]).as_py()
+    stats: dict[str, Any] = {"numRecords": rows.num_rows}
+    if lowest is not None:
+        stats |= {"minValues": {"first": lowest}, "maxValues": {"last": highest}}
+    return json.dumps(stats)
+
+
+def _may_match(file: AddFile, filters: Filters) -> bool:
+    """Whether a file may have rows that match, by its statistics."""
+    stats = json.loads(file.stats or "{}")
+    low, high = stats.get("minValues", {}).get("first"), stats.get("maxValues", {}).get("last")
+    if low is None or high is None:
+        return True
+    wanted = next((value for name, _, value in filters if name == "first"), None)
+    return wanted is None or low <= wanted <= high
+
+
+def _matching(rows: pa.Table, filters: Filters) -> pa.Table:
+    compare = {"=": pc.equal, "<=": pc.less_equal, ">=": pc.greater_equal}
+    for name, operator, value in filters:
+        rows = rows.filter(compare[operator](rows[name], value))
+    return rows
+
+
+def history_rows(commits: Iterable[LedgerCommit]) -> pa.Table:
+    """Return the history of some commits, from the events that they wrote."""
+    parts = [HISTORY_SCHEMA.empty_table()]
+    for one in commits:
+        happened = one.rows.filter(pc.equal(one.rows["state"], EVENT))
+        if happened.num_rows:
+            parts.append(_table(one, events_of(happened), happened["consumer_group"]))
+        elif one.operation is not None:
+            fields = (*RANGE_SCHEMA, pa.field("event", pa.string()))
+            nothing = pa.table({f.name: pa.nulls(1, f.type) for f in fields})
+            parts.append(_table(one, nothing, pa.array([one.group], pa.string())))
+    return pa.concat_tables(parts)
+
+
+def _table(commit: LedgerCommit, events: pa.Table, groups: Any) -> pa.Table:
+    n, at = events.num_rows, to_datetime(commit.at)
+    ended = pc.fill_null(pc.equal(events["state"], SETTLED), False).to_pylist()
+    outcomes = [outcome_of(event) if end else None for event, end in zip(events["event"].to_pylist(), ended, strict=True)]
+    given = {
+        "day": pa.repeat(pa.scalar(at.date()), n),
+        "version": pa.repeat(pa.scalar(commit.version, pa.int64()), n),
+        "ordinal": pa.array(range(n), pa.int32()),
+        "committed_at": pa.repeat(pa.scalar(commit.at, pa.int64()).cast(_INSTANT), n),
+        "consumer_group": groups,
+        "operation": pa.repeat(pa.scalar(commit.operation, pa.string()), n),
+        "operation_id": pa.repeat(pa.scalar(commit.operation_id, pa.string()), n),
+        "outcome": pa.array(outcomes, pa.string()),
+    }
+    columns = [given[f.name] if f.name in given else events[f.name] for f in HISTORY_SCHEMA]
+    return pa.table(columns, schema=HISTORY_SCHEMA)
