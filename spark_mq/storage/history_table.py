@@ -151,11 +151,12 @@ class HistoryTable:
         while done < latest:
             up_to = min(latest, done + BATCH)
             rows = history_rows(self._ledgers.commits(done + 1, up_to))
-            if rows.num_rows:
-                self._create()
-                total += self._append(app, rows, archived, up_to)
-                archived = max(up_to, self._log.state.txns.get(app, -1))
-            done = max(done, archived, up_to)
+            if not rows.num_rows:  # nothing to write: these go with the next commits that have rows
+                done = up_to
+                continue
+            self._create()
+            total += self._append(app, rows, archived, up_to)
+            archived = done = self._log.refresh().txns.get(app, -1)
         return Archived(total, archived)
 
     def _append(self, app: str, rows: pa.Table, archived: int, up_to: int) -> int:
