@@ -20,7 +20,8 @@ from spark_mq.delta import legacy as delta
 from spark_mq.delta.store_errors import STORE_ERRORS, explained, gone, telling
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
-from spark_mq.parquet.writer import MESSAGE_SCHEMA, WrittenFile
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
+from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.log_watch import LogWatch
 from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
@@ -54,7 +55,6 @@ class MessageTable(MessageStore):
         DeltaTable.create(
             self.path,
             MESSAGE_SCHEMA,
-            partition_by=["lane"],
             description=description,
             storage_options=self.storage_options,
             configuration={
@@ -121,7 +121,7 @@ class MessageTable(MessageStore):
     ) -> PublishReceipt:
         wanted = [file for file in written if file.rows]
         adds: list[AddAction | RemoveAction] = [
-            AddAction(f.path, f.size, {"lane": None}, int(time.time() * 1000), True, f.stats) for f in wanted
+            AddAction(f.path, f.size, {}, int(time.time() * 1000), True, f.stats) for f in wanted
         ]
         operation = uuid.uuid4().hex
 
@@ -133,7 +133,7 @@ class MessageTable(MessageStore):
                 adds,
                 "append",
                 MESSAGE_SCHEMA,
-                ["lane"],
+                [],
                 commit_properties=delta.commit_properties(operation, note or {"operation": "publish"}, [mark] if mark else [], retries=0),
                 post_commithook_properties=delta.no_housekeeping(),
             )
@@ -166,14 +166,14 @@ class MessageTable(MessageStore):
         """Drops data files from the table: no data change, so that streams on ``messages/`` are not disturbed."""
         operation = uuid.uuid4().hex
         now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [RemoveAction(path, False, now, None, {"lane": None}) for path in paths]
+        actions: list[AddAction | RemoveAction] = [RemoveAction(path, False, now, None, {}) for path in paths]
         if actions:
             self._run(
                 lambda table: table.create_write_transaction(
                     actions,
                     "append",
                     MESSAGE_SCHEMA,
-                    ["lane"],
+                    [],
                     commit_properties=delta.commit_properties(operation, {"operation": "trim"}, retries=0),
                     post_commithook_properties=delta.no_housekeeping(),
                 ),
