@@ -40,10 +40,10 @@ def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
     for version in range(1, commits + 1):
         if version % LINKS == 1:
             file = write_file(queue.log.files, messages)
-        name = f"lane=__HIVE_DEFAULT_PARTITION__/part-{uuid.uuid4()}.parquet"
+        name = f"part-{uuid.uuid4()}.parquet"
         os.link(path / file.path, path / name)
         told = {"timestamp": int(hour_ago * 1000), "operation": "WRITE", "spark_mq_operation_id": uuid.uuid4().hex}
-        add = {"path": name, "partitionValues": {"lane": None}, "size": file.size, "modificationTime": 0, "dataChange": True,
+        add = {"path": name, "partitionValues": {}, "size": file.size, "modificationTime": 0, "dataChange": True,
                "stats": file.stats}  # fmt: skip
         log = path / "_delta_log" / f"{version:020d}.json"
         log.write_text(json.dumps({"commitInfo": told}) + "\n" + json.dumps({"add": add}) + "\n")

@@ -15,18 +15,18 @@ import pyarrow as pa
 
 from spark_mq.errors import CorruptLog, LeaseLost
 from spark_mq.ledger.intervals import Interval, subtract
-from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import SettleOutcome
-from spark_mq.message import DELIVERY_SCHEMA, ReceivedMessage, received
+from spark_mq.message import ReceivedMessage, to_received
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.parquet.reader import MessageReader, sequences_of, spread
+from spark_mq.parquet.reader import MessageReader, to_delivery_table
+from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.validation import SECOND, check_duration, shown, to_datetime
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
 
-__all__ = ["Lease", "SettleResult", "deliver", "result_of"]
+__all__ = ["Lease", "SettleResult", "result_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class Lease:
     def messages(self) -> list[ReceivedMessage]:
         """The messages, in the order of their sequence. As :meth:`table`."""
         try:
-            return received(self.table())
+            return to_received(self.table())
         except UnicodeDecodeError:
             self._give_up_unreadable()
-            return received(self.table())
+            return to_received(self.table())
 
     def table(self) -> pa.Table:
         """The messages as an Arrow table with the columns of DELIVERY_SCHEMA, in the order of their sequence.
@@ -95,10 +95,11 @@ class Lease:
             return DELIVERY_SCHEMA.empty_table()
         log = self.group.queue.log
         index = log.index(max(r.last for r in self.ranges))
-        pieces = [
-            (piece, r.delivery_count) for r in sorted(self.ranges, key=attrgetter("first")) for piece in index.slices(r.first, r.last)
-        ]
-        return deliver(MessageReader(log.files).told(*(piece for piece, _ in pieces)), pieces, self.lease_id, self._expires_at)
+        ranges = sorted(self.ranges, key=attrgetter("first"))
+        pieces = [(piece, r) for r in ranges for piece in index.slices(r.first, r.last)]
+        payload = MessageReader(log.files, DELIVERED_COLUMNS).read(*(piece for piece, _ in pieces))
+        held = {"lease_id": self.lease_id, "lease_expires_at": self._expires_at}
+        return to_delivery_table(payload, pieces, DELIVERY_SCHEMA, held)
 
     # -- settling: each one commit at most, those of several threads share one
 
@@ -189,15 +190,3 @@ def result_of(lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missi
             lease_id=named, lost=lost, message_ids=list(missing), result=result,
         )  # fmt: skip
     return result
-
-
-def deliver(payload: pa.Table, pieces: Sequence[tuple[FileSlice, int]], lease_id: str, expires_at: int) -> pa.Table:
-    """Messages as a lease hands them out (DELIVERY_SCHEMA), from the payload of slices, each with its delivery count."""
-    n = payload.num_rows
-    given = {
-        "sequence": sequences_of(piece for piece, _ in pieces),
-        "delivery_count": spread([count for _, count in pieces], [piece.rows for piece, _ in pieces], pa.int32()),
-        "lease_id": pa.repeat(pa.scalar(lease_id, pa.string()), n),
-        "lease_expires_at": pa.repeat(pa.scalar(expires_at, pa.int64()).cast(pa.timestamp("us", tz="UTC")), n),
-    }
-    return pa.table([given[f.name] if f.name in given else payload[f.name] for f in DELIVERY_SCHEMA], schema=DELIVERY_SCHEMA)

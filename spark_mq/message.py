@@ -1,4 +1,4 @@
-"""Messages as people hand them in and get them: plain values, :class:`Message`, Arrow tables."""
+"""Convert published and received messages to and from Arrow tables."""
 
 from __future__ import annotations
 
@@ -13,53 +13,61 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, InvalidSchema
-from spark_mq.parquet.writer import MESSAGE_SCHEMA, TIMES
-from spark_mq.util.validation import EARLIEST, LATEST, check_duration, micros, nearest, shown, to_datetime
+from spark_mq.parquet.publishable import check_publishable, simple_type
+from spark_mq.parquet.schema import INSTANT, MESSAGE_SCHEMA, TIME_COLUMNS
+from spark_mq.util.validation import (
+    EARLIEST,
+    LATEST,
+    check_duration,
+    micros,
+    shown,
+    to_datetime,
+)
 
 __all__ = [
-    "DELIVERY_SCHEMA",
-    "PUBLISH_COLUMNS",
     "Message",
     "ReceivedMessage",
-    "check_publishable",
     "check_time",
     "from_rows",
-    "received",
     "to_publish",
+    "to_received",
     "to_row",
 ]
 
-PUBLISH_COLUMNS: Final = ("message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at")
-
-_INSTANT = pa.timestamp("us", tz="UTC")
-_ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in ("message_id", "key", "value", "headers", *TIMES)])
+_ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS)
+_ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLUMNS])
 _IDS: Final = 1_000_000
-"""Whose text one array of Arrow's holds with ease."""
+"""Ids in one array. Their text fits into it."""
 _VERSION: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
+"""Octet 6 of a UUID by RFC 9562, section 5.4."""
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
-"""Of RFC 9562, section 5.4: what becomes of octets 6 and 8."""
-DELIVERY_SCHEMA: Final = pa.schema(
-    [
-        pa.field("sequence", pa.int64()),
-        pa.field("message_id", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", pa.map_(pa.string(), pa.string())),
-        pa.field("published_at", _INSTANT),
-        pa.field("delivery_count", pa.int32()),
-        pa.field("lease_id", pa.string()),
-        pa.field("lease_expires_at", _INSTANT),
-    ]
-)
-"""The columns of what a lease hands out, in the stream as in the Python API."""
+"""Octet 8 of a UUID by RFC 9562, section 5.4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to publish. ``value``: bytes, or str (published as UTF-8). ``message_id``: a random one if not given.
+    """Describe a message to publish.
 
-    ``deliver_at``: not leased before (rounded up to a second). ``expires_at``: not leased from then on. Each an aware datetime, or a
-    timedelta from when it is published.
+    Parameters
+    ----------
+    value
+        The payload. Text is published as UTF-8.
+    key
+        Any text. Default: none.
+    headers
+        Text by name. Default: none.
+    message_id
+        Any text. Default: a random UUID.
+    deliver_at
+        No worker leases the message before. An aware datetime, or a timedelta from the publish.
+        It is rounded up to a second. Default: at once.
+    expires_at
+        No worker leases the message from then on. As `deliver_at`. Default: never.
+
+    Examples
+    --------
+    >>> Message("hello", key="k", deliver_at=timedelta(minutes=5)).key
+    'k'
     """
 
     value: bytes | str
@@ -72,7 +80,25 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """A message as a lease hands it out; ``published_at`` is aware, ``delivery_count`` includes this delivery."""
+    """Hold a message of a lease.
+
+    Parameters
+    ----------
+    sequence
+        The position of the message in the queue.
+    message_id
+        The publisher's id, or the sequence in decimal.
+    key
+        The publisher's key, or None.
+    value
+        The payload.
+    headers
+        Text by name. Empty if the publisher gave none.
+    published_at
+        An aware datetime in UTC.
+    delivery_count
+        Number of deliveries, this one included.
+    """
 
     sequence: int
     message_id: str
@@ -83,76 +109,93 @@ class ReceivedMessage:
     delivery_count: int
 
 
-def check_publishable(columns: Mapping[str, str]) -> None:
-    """Whether columns, as name -> simple type name, can be published; for the DataFrame and the Arrow door alike.
-
-    Raises InvalidSchema naming the column and the fix.
-    """
-    if "value" not in columns:
-        hint = nearest("value", columns)
-        raise InvalidSchema(
-            "there is no column 'value' to publish" + (f"; rename {hint!r}?" if hint else "; build one, say to_json(struct('*')) AS value"),
-            column="value",
-        )
-    if columns["value"] not in ("string", "binary"):
-        raise InvalidSchema(
-            f"column 'value' is {columns['value']}, not string or binary: cast it, or use to_json for a struct",
-            column="value",
-        )
-    for name, kind in columns.items():
-        if name not in PUBLISH_COLUMNS:
-            hint = nearest(name, PUBLISH_COLUMNS)
-            raise InvalidSchema(
-                f"column {name!r} is not one of a message ({', '.join(PUBLISH_COLUMNS)})"
-                + (f"; did you mean {hint!r}?" if hint else "; put it into value or headers, or drop it"),
-                column=name,
-            )
-        wanted = "timestamp" if name.endswith("_at") else "map<string,string>" if name == "headers" else "string"
-        if name != "value" and kind.replace(" ", "") != wanted:
-            raise InvalidSchema(f"column {name!r} is {kind}, not {wanted}: cast it", column=name)
-
-
 def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) -> pa.Table:
-    """Messages as a table of the columns of ``messages/``: from bytes, str, Message, a list of these, or an Arrow table.
+    """Return messages as a table with columns of ``messages/``.
 
-    Ids and times that are not given are filled in: a uuid4, `now`, and the `times` of TIMES that there are (all in microseconds).
+    Parameters
+    ----------
+    messages
+        bytes, str, Message, a list of these, or an Arrow table.
+    now
+        Microseconds since 1970. The publish time of messages without one.
+    times
+        Default deliver_at and expires_at by name, in microseconds since 1970.
+
+    Raises
+    ------
+    InvalidSchema, InvalidOption
+        If a message cannot be published.
     """
     table = messages if isinstance(messages, pa.Table) else _from_values(messages, now)
-    for name in table.schema.names:
-        if table.schema.names.count(name) > 1:
-            raise InvalidSchema(f"column {name!r} is there twice: keep one", column=name)
-    check_publishable({name: _simple(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)})
-    if table["value"].null_count:
-        raise InvalidSchema(f"{table['value'].null_count} values are null: a message needs a value, if an empty one", column="value")
-    if "message_id" not in table.schema.names or table["message_id"].null_count:
-        ids = random_ids(table.num_rows)
-        given = table["message_id"] if "message_id" in table.schema.names else None
-        table = _with(table, "message_id", ids if given is None else pc.coalesce(given.cast(pa.string()), ids))
+    _check_table(table)
+    table = _with_ids(table)
     if "published_at" not in table.schema.names:
-        table = _with(table, "published_at", pa.repeat(pa.scalar(now, pa.int64()).cast(_INSTANT), table.num_rows))
+        table = _with(table, "published_at", _repeated_instant(now, table.num_rows))
     for name, at in (times or {}).items():
-        given = _cast(table[name], MESSAGE_SCHEMA.field(name)) if name in table.schema.names else pa.nulls(table.num_rows, _INSTANT)
-        table = _with(table, name, given.fill_null(pa.scalar(at, pa.int64()).cast(_INSTANT)))
+        if name in table.schema.names:
+            given = _cast(table[name], MESSAGE_SCHEMA.field(name))
+            table = _with(table, name, given.fill_null(pa.scalar(at, pa.int64()).cast(INSTANT)))
+        else:
+            table = _with(table, name, _repeated_instant(at, table.num_rows))
     for name in table.schema.names:
         table = _with(table, name, _cast(table[name], MESSAGE_SCHEMA.field(name)))
-    for name in table.schema.names:
-        if name.endswith("_at"):
-            ends = pc.min_max(table[name].cast(pa.int64())).as_py()
-            if ends["min"] is not None and not EARLIEST <= ends["min"] <= ends["max"] <= LATEST:
-                raise InvalidSchema(f"column {name!r} has an instant out of range: use years 1 to 9999", column=name)
+    _check_instants(table)
     return table
 
 
+def _check_table(table: pa.Table) -> None:
+    names = table.schema.names
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidSchema(f"column {name!r} is there twice: keep one", column=name)
+    kinds = zip(names, table.schema.types, strict=True)
+    check_publishable({name: simple_type(kind) for name, kind in kinds})
+    if nulls := table["value"].null_count:
+        raise InvalidSchema(
+            f"{nulls} values are null: a message needs a value. It may be empty", column="value"
+        )
+
+
+def _with_ids(table: pa.Table) -> pa.Table:
+    """Return the table with a random id for each message without one."""
+    if "message_id" not in table.schema.names:
+        return _with(table, "message_id", random_ids(table.num_rows))
+    given = table["message_id"]
+    if not given.null_count:
+        return table
+    ids = pc.coalesce(given.cast(pa.string()), random_ids(table.num_rows))
+    return _with(table, "message_id", ids)
+
+
+def _check_instants(table: pa.Table) -> None:
+    for name in (name for name in table.schema.names if name.endswith("_at")):
+        ends = pc.min_max(table[name].cast(pa.int64())).as_py()
+        if ends["min"] is not None and not EARLIEST <= ends["min"] <= ends["max"] <= LATEST:
+            raise InvalidSchema(
+                f"column {name!r} has an instant out of range: use years 1 to 9999", column=name
+            )
+
+
+def _repeated_instant(at: int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(at, pa.int64()).cast(INSTANT), rows)
+
+
 def random_ids(count: int) -> pa.ChunkedArray:
-    """So many uuid4 as text. By Arrow: 100,000 made one by one took longer than all else that a file of short messages takes to write."""
-    return pa.chunked_array([_some_ids(min(_IDS, count - start)) for start in range(0, count, _IDS)], pa.string())
+    """Return random UUIDs as text.
+
+    Arrow formats them, because Python takes longer than all other steps of a publish.
+    """
+    parts = [_some_ids(min(_IDS, count - start)) for start in range(0, count, _IDS)]
+    return pa.chunked_array(parts, pa.string())
 
 
 def _some_ids(count: int) -> pa.StringArray:
     raw = bytearray(os.urandom(16 * count))
     raw[6::16] = raw[6::16].translate(_VERSION)
     raw[8::16] = raw[8::16].translate(_VARIANT)
-    digits = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), count, [None, pa.py_buffer(raw.hex().encode())]).cast(pa.binary())
+    text = pa.py_buffer(raw.hex().encode())
+    digits = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), count, [None, text])
+    digits = digits.cast(pa.binary())
     parts = [pc.binary_slice(digits, first, end) for first, end in pairwise((0, 8, 12, 16, 20, 32))]
     return pc.binary_join_element_wise(*parts, b"-").cast(pa.string())
 
@@ -161,7 +204,10 @@ def _cast(column: pa.ChunkedArray, wanted: pa.Field) -> pa.ChunkedArray:
     try:
         return column.cast(wanted.type)
     except pa.ArrowException as error:
-        raise InvalidSchema(f"column {wanted.name!r} has a value that {wanted.type} cannot hold", column=wanted.name) from error
+        raise InvalidSchema(
+            f"column {wanted.name!r} has a value that {wanted.type} cannot hold: change or drop it",
+            column=wanted.name,
+        ) from error
 
 
 def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
@@ -175,21 +221,33 @@ def _from_values(messages: Any, now: int) -> pa.Table:
         messages = [messages]
     if not isinstance(messages, Iterable):
         raise InvalidOption(
-            f"cannot publish {type(messages).__name__}: give bytes, str, Message, a list of these, or a pyarrow.Table",
+            f"cannot publish {type(messages).__name__}: "
+            "give bytes, str, Message, a list of these, or a pyarrow.Table",
             option="messages",
             value=type(messages).__name__,
         )
-    return from_rows(to_row(message, f"message {at}", lambda: now) for at, message in enumerate(messages))
+    rows = enumerate(messages)
+    return from_rows(to_row(message, f"message {at}", lambda: now) for at, message in rows)
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Rows of :func:`to_row` as a table that :func:`to_publish` takes."""
+    """Return rows of :func:`to_row` as a table for :func:`to_publish`."""
     return pa.Table.from_pylist(list(rows), schema=_ROW_SCHEMA)
 
 
 def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
-    """A message (bytes, str, Message) as a row. ``now``: what its times are told from, if they are durations. Raises InvalidOption."""
-    if isinstance(message, bytes):  # by far the most, where speed counts
+    """Return a message as a row. Raises InvalidOption.
+
+    Parameters
+    ----------
+    message
+        bytes, str, or Message.
+    which
+        The name of the message in an error.
+    now
+        Returns the instant that durations count from, in microseconds since 1970.
+    """
+    if isinstance(message, bytes):  # The fast path of bulk publishers.
         return {"value": message}
     m = message if isinstance(message, Message) else Message(message)
     problem = _problem(m)
@@ -199,39 +257,52 @@ def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
         "message_id": m.message_id,
         "key": m.key,
         "value": m.value.encode() if isinstance(m.value, str) else m.value,
-        "headers": list(m.headers.items()) or None,  # without any: null, as other writers leave them
+        "headers": list(m.headers.items()) or None,  # Null, as other writers leave it.
         "deliver_at": _at(m.deliver_at, now),
         "expires_at": _at(m.expires_at, now),
     }
 
 
 def _problem(m: Message) -> str | None:
-    """What is wrong with a message, never its contents: those are not ours to tell."""
+    """Return what is wrong with a message. Never include its contents."""
     if not isinstance(m.value, bytes | str):
         return f"a value of type {type(m.value).__name__}: give bytes or str"
     for name, given in (("key", m.key), ("message_id", m.message_id)):
         if given is not None and not isinstance(given, str):
             return f"a {name} of type {type(given).__name__}: give str"
-    if not isinstance(m.headers, Mapping) or not all(isinstance(text, str) for pair in m.headers.items() for text in pair):
+    headers = _header_texts(m.headers)
+    if headers is None:
         return "headers that are no mapping from str to str"
-    texts = [m.value, m.key, m.message_id, *(text for pair in m.headers.items() for text in pair)]
+    texts = [m.value, m.key, m.message_id, *headers]
     if not all(_is_utf8(text) for text in texts if isinstance(text, str)):
         return "text that has no UTF-8 form (a lone surrogate)"
-    for name, at in zip(TIMES, (m.deliver_at, m.expires_at), strict=True):
+    for name, at in zip(TIME_COLUMNS, (m.deliver_at, m.expires_at), strict=True):
         if problem := _time_problem(at):
             return f"a {name} that is {problem}"
     return None
 
 
+def _header_texts(headers: Any) -> list[str] | None:
+    """Return all names and values of headers, or None if one is not text."""
+    if not isinstance(headers, Mapping):
+        return None
+    texts = [text for pair in headers.items() for text in pair]
+    return texts if all(isinstance(text, str) for text in texts) else None
+
+
 def check_time(option: str, at: Any, now: int) -> int:
-    """The instant of a deliver_at or expires_at, in microseconds. Raises InvalidOption."""
+    """Return a deliver_at or expires_at in microseconds since 1970. Raises InvalidOption."""
     if problem := _time_problem(at):
         raise InvalidOption(f"{option}={shown(at)} is {problem}", option=option, value=at)
-    return micros(at) if isinstance(at, datetime) else now + check_duration(option, at, zero=True)
+    if isinstance(at, datetime):
+        return micros(at)
+    return now + check_duration(option, at, zero=True)
 
 
 def _at(given: datetime | timedelta | None, now: Callable[[], int]) -> datetime | None:
-    return to_datetime(now() + check_duration("time", given, zero=True)) if isinstance(given, timedelta) else given
+    if isinstance(given, timedelta):
+        return to_datetime(now() + check_duration("time", given, zero=True))
+    return given
 
 
 def _time_problem(at: Any) -> str:
@@ -260,24 +331,19 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _simple(kind: pa.DataType) -> str:
-    """Spark's simple name of an Arrow type, as far as messages need it."""
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return "string"
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
-        return "binary"
-    if pa.types.is_timestamp(kind) and kind.tz:
-        return "timestamp"
-    if pa.types.is_map(kind):
-        return f"map<{_simple(kind.key_type)},{_simple(kind.item_type)}>"
-    return str(kind)
-
-
-def received(table: pa.Table) -> list[ReceivedMessage]:
-    """The rows of a table of DELIVERY_SCHEMA as objects."""
-    columns = {name: table[name].to_pylist() for name in ("sequence", "message_id", "key", "value", "headers", "delivery_count")}
-    instants = [to_datetime(i) for i in table["published_at"].cast(pa.int64()).to_pylist()]
-    return [
-        ReceivedMessage(seq, mid, key, value, dict(headers or ()), at, count)
-        for seq, mid, key, value, headers, count, at in zip(*columns.values(), instants, strict=True)
+def to_received(table: pa.Table) -> list[ReceivedMessage]:
+    """Return the rows of a table of DELIVERY_SCHEMA as messages. Raises UnicodeDecodeError."""
+    instants = table["published_at"].cast(pa.int64()).to_pylist()
+    known = {instant: to_datetime(instant) for instant in set(instants)}
+    headers = table["headers"]
+    given = headers.to_pylist() if headers.null_count < len(headers) else [None] * len(headers)
+    columns = [
+        table["sequence"].to_pylist(),
+        table["message_id"].to_pylist(),
+        table["key"].to_pylist(),
+        table["value"].to_pylist(),
+        [dict(pairs or ()) for pairs in given],
+        [known[instant] for instant in instants],
+        table["delivery_count"].to_pylist(),
     ]
+    return list(map(ReceivedMessage, *columns))

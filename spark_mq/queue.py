@@ -27,6 +27,7 @@ from spark_mq.operations.settle import settle_together
 from spark_mq.operations.trace import Trace
 from spark_mq.operations.trace import finished as finished_of
 from spark_mq.operations.trace import trace as trace_of
+from spark_mq.parquet.reader import verify_slice
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
@@ -365,11 +366,12 @@ class Queue:
         """
         if whole:
             self._readable.discard(piece.path)
-            return self.log.check_whole(piece)
-        why = None if piece.path in self._readable else self.log.check(piece.path, rows)
-        if why is None:
+        elif piece.path in self._readable:
+            return [(piece, None)]
+        found = list(verify_slice(self.log.files, piece, rows, whole=whole))
+        if not whole and found[0][1] is None:
             self._readable.add(piece.path)
-        return [(piece, why)]
+        return found
 
 
 def producer_mark(producer_id: str) -> str:

@@ -29,7 +29,8 @@ from spark_mq.errors import CommitConflict
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.parquet.writer import WrittenFile, read_times
+from spark_mq.parquet.delivery_times import read_delivery_times
+from spark_mq.parquet.writer import WrittenFile
 from spark_mq.queue import Clock, Queue, system_clock
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
@@ -174,7 +175,7 @@ class MemoryLog(MessageStore):
             version, at = self._index.version + 1, micros(self._clock())
             files, ordinal = [], 0
             for file in written:
-                times = read_times(self.files, file.path) if file.timed else None
+                times = read_delivery_times(self.files, file.path) if file.timed else None
                 files.append(DataFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times))
                 ordinal += file.rows
             self._index.extend(files, version)

@@ -39,10 +39,9 @@ def publish(queue: Queue, rows: int, size: int, foreign: bool) -> None:
         return
     write_deltalake(
         queue.log.path,
-        pa.table({"value": values, "lane": pa.nulls(rows, pa.int32())}),
+        pa.table({"value": values}),
         mode="append",
         schema_mode="merge",
-        partition_by=["lane"],
         writer_properties=WriterProperties(compression="SNAPPY", max_row_group_size=rows, write_batch_size=rows),
         target_file_size=4 * rows * (size + 100),
     )

@@ -11,9 +11,8 @@ import pyarrow as pa
 from spark_mq import Queue
 from spark_mq.parquet.writer import WrittenFile, write_file
 
-__all__ = ["NO_LANE", "fill"]
+__all__ = ["fill"]
 
-NO_LANE = "lane=__HIVE_DEFAULT_PARTITION__"
 LINKS = 10_000
 """Names a file may have; ext4 allows 65,000."""
 
@@ -27,6 +26,6 @@ def fill(queue: Queue, messages: int, commit: int = 100_000, value: bytes = b"x"
         if rows not in made or number % LINKS == 0:
             file = made[rows] = write_file(queue.log.files, pa.table({"value": pa.repeat(pa.scalar(value), rows)}))
         else:
-            file = WrittenFile(f"{NO_LANE}/part-{uuid.uuid4()}.parquet", made[rows].size, rows)
+            file = WrittenFile(f"part-{uuid.uuid4()}.parquet", made[rows].size, rows)
             os.link(root / made[rows].path, root / file.path)
         queue.log.commit([file])

@@ -19,8 +19,10 @@ from spark_mq.group import LEASE_PAUSE, ConsumerGroup
 from spark_mq.ledger import transitions as rules_of
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import ROUTING, Ledger, Range
+from spark_mq.parquet.read_errors import unreadable_reason
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.parquet.writer import FILE_SCHEMA, TIMES, WrittenFile, why_unreadable, write_file
+from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
+from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot, change
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.validation import to_datetime
@@ -131,9 +133,9 @@ def dead_table(files: Any, slices: Sequence[DeadSlice]) -> pa.Table:
 
 def _dead_rows(reader: MessageReader, piece: FileSlice, why: Mapping[str, str]) -> pa.Table:
     try:
-        rows = reader.read(piece)
+        rows = reader.try_read(piece)
     except (OSError, pa.ArrowException) as error:
-        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {why_unreadable(reader.files, piece.path, error)}"[:500]}
+        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {unreadable_reason(reader.files, piece.path, error)}"[:500]}
         ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())
         rows = pa.table([ids if f.name == "message_id" else pa.nulls(piece.rows, f.type) for f in FILE_SCHEMA], schema=FILE_SCHEMA)
     headers = [
@@ -143,5 +145,5 @@ def _dead_rows(reader: MessageReader, piece: FileSlice, why: Mapping[str, str]) 
     ]
     changed = {"headers": pa.array(headers, FILE_SCHEMA.field("headers").type)}
     # A dead letter has no time of its own: it is there at once, and stays.
-    changed |= {name: pa.nulls(rows.num_rows, FILE_SCHEMA.field(name).type) for name in TIMES}
+    changed |= {name: pa.nulls(rows.num_rows, FILE_SCHEMA.field(name).type) for name in TIME_COLUMNS}
     return pa.table([changed.get(f.name, rows[f.name]) for f in FILE_SCHEMA], schema=FILE_SCHEMA)

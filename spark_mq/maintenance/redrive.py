@@ -28,7 +28,8 @@ from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import DEAD, ROUTING, Ledger, LedgerHeader
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
 from spark_mq.parquet.reader import MessageReader, sequences_of
-from spark_mq.parquet.writer import FILE_SCHEMA, write_file
+from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.parquet.writer import write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot, change
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.validation import RESERVED_PREFIX, check_count, check_rate
@@ -156,7 +157,7 @@ def _read(log: MessageStore, intervals: Sequence[Interval], skip: bool) -> Itera
     reader = MessageReader(log.files)  # one for all: dead letters that lie apart share the read of their row group
     for piece in (piece for interval in intervals for piece in log.index().slices(*interval)):
         try:
-            yield piece, reader.told(piece)
+            yield piece, reader.read(piece)
         except CorruptLog as error:
             if not skip:
                 raise

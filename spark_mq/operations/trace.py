@@ -15,7 +15,7 @@ from spark_mq.ledger.editor import OUTCOMES
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.operations.history import history
-from spark_mq.parquet.writer import FILE_SCHEMA
+from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.util.validation import check_choice, check_count, check_name
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Read and write the data files of messages."""
+"""Write and read the Parquet files of ``messages/``."""

@@ -1,176 +1,314 @@
-"""Reading row slices of the data files of ``messages/``."""
+"""Read slices of the data files of ``messages/``."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.pages import PageReader
-from spark_mq.parquet.writer import FILE_SCHEMA, column_as, too_few, unreadable
+from spark_mq.ledger.ranges import Range
+from spark_mq.parquet.delivery_times import clamp_instants
+from spark_mq.parquet.files import FileStore
+from spark_mq.parquet.footers import footers, open_file
+from spark_mq.parquet.pages import PageIndex, PageReader
+from spark_mq.parquet.read_errors import row_count_error, unreadable_error, unreadable_reason
+from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
+from spark_mq.parquet.sequential import SequentialReader
 
-__all__ = ["MessageReader", "sequences_of", "spread"]
+__all__ = [
+    "MessageReader",
+    "repeat_values",
+    "sequences_of",
+    "to_delivery_table",
+    "verify_slice",
+]
 
-_WHOLE_ROWS: Final = 50_000
-_WHOLE_BYTES: Final = 32 * 2**20
-"""A row group with more than either is not read as a whole, nor kept: a reader holds its slice, not what lies around it."""
+_MAX_WHOLE_ROWS: Final = 50_000
+_MAX_WHOLE_BYTES: Final = 32 * 2**20
+"""A reader reads only pages of larger row groups. It holds its slice, not the row group."""
 _FEW_SPANS: Final = 4
-"""Each costs the pages that it touches; with more of them the row group is read once, for all."""
-_STEP_ROWS: Final = 10_000
+"""Each span costs the pages it touches. With more spans, one read of the row group is cheaper."""
 
 
 def sequences_of(pieces: Iterable[FileSlice]) -> pa.Array:
-    """The sequences of the rows of some slices, one after the other."""
+    """Return the sequences of the rows of slices."""
     return pa.concat_arrays([pa.arange(piece.first, piece.first + piece.rows) for piece in pieces])
 
 
-def spread(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """A column in which each value stands for so many rows."""
-    if len(values) == 1:
-        return pa.repeat(pa.scalar(values[0], kind), rows[0])
-    runs = pa.RunEndEncodedArray.from_arrays(pa.array(accumulate(rows), pa.int64()), pa.array(values, kind))
-    return pc.run_end_decode(runs)
+def repeat_values(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """Return a column in which each value stands for a number of rows."""
+    if len(values) == 1 or len(set(values)) == 1:
+        return pa.repeat(pa.scalar(values[0], kind), sum(rows))
+    ends = pa.array(accumulate(rows), pa.int64())
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, pa.array(values, kind)))
 
 
 class MessageReader:
-    """Reads row slices of data files. Keeps the last small row group: scattered messages lie many to a group, and it is read once."""
+    """Read slices of data files, in the types of FILE_SCHEMA.
 
-    def __init__(self, files: ObjectStore, columns: list[str] | None = None) -> None:
+    The reader keeps the last small row group. Scattered messages of one group are read once.
+
+    Parameters
+    ----------
+    files
+        The store of ``messages/``.
+    columns
+        The columns to read. Default: all.
+    """
+
+    def __init__(self, files: FileStore, columns: Iterable[str] | None = None) -> None:
+        names = FILE_SCHEMA.names if columns is None else list(columns)
         self.files = files
-        self._schema = FILE_SCHEMA if columns is None else pa.schema([f for f in FILE_SCHEMA if f.name in columns])
+        self._schema = pa.schema([f for f in FILE_SCHEMA if f.name in names])
         self._path = ""
 
     def read(self, *pieces: FileSlice) -> pa.Table:
-        """The rows of some slices, one after the other, in the types of FILE_SCHEMA. Only what holds them is read: row groups, or pages.
+        """Return the rows of slices, one slice after the other.
 
-        Many slices of one file cost little more than one: a lease of what was nacked here and there has thousands.
+        Null message ids and publish times are filled in. Many slices of one file cost little more
+        than one slice.
+
+        Raises
+        ------
+        CorruptLog
+            If a slice cannot be read.
+        StorageError
+            If the store does not answer.
         """
-        parts = [self._of_file(list(those)) for _, those in groupby(pieces, key=lambda piece: piece.path)]
-        return pa.concat_tables(parts) if parts else self._schema.empty_table()
-
-    def told(self, *pieces: FileSlice) -> pa.Table:
-        """As :meth:`read`. Raises CorruptLog for the slice that cannot be read, StorageError where that is the store's doing."""
         try:
-            return self.read(*pieces)
+            return self.try_read(*pieces)
         except (OSError, pa.ArrowException) as error:
-            if len(pieces) > 1:
-                return pa.concat_tables([self.told(piece) for piece in pieces])  # one by one, to tell which
-            raise unreadable(self.files, pieces[0], error) from error
+            if len(pieces) > 1:  # Find the slice that cannot be read.
+                return pa.concat_tables([self.read(piece) for piece in pieces])
+            raise unreadable_error(self.files, pieces[0], error) from error
 
-    def _of_file(self, pieces: list[FileSlice]) -> pa.Table:
-        if pieces[0].path != self._path:
-            self._open(pieces[0].path)
-        spans = [span for piece in pieces for span in self._spans(piece)]
-        parts = [self._typed(group, [(first, end) for _, first, end in those]) for group, those in groupby(spans, key=itemgetter(0))]
-        table = pa.concat_tables(parts) if parts else self._file.schema_arrow.empty_table()
-        if table.num_rows != sum(piece.rows for piece in pieces):
-            raise too_few(self._file.metadata.num_rows)
-        sequences, at = sequences_of(pieces), pieces[0].committed_at
-        return pa.table([column_as(table, f, sequences, at) for f in self._schema], schema=self._schema)
+    def try_read(self, *pieces: FileSlice) -> pa.Table:
+        """Return the rows as :meth:`read`. Raises OSError and pyarrow's errors unchanged."""
+        grouped = groupby(pieces, key=attrgetter("path"))
+        parts = [self._file_rows(path, list(group)) for path, group in grouped]
+        if not parts:
+            return self._schema.empty_table()
+        table = pa.concat_tables(parts)
+        columns = [_filled(table[field.name], field, pieces) for field in self._schema]
+        return pa.table(columns, schema=self._schema)
 
-    def _spans(self, piece: FileSlice) -> Iterator[tuple[int, int, int]]:
-        """Where a slice lies: row groups, and in each the first row and the one after the last."""
-        end = piece.offset + piece.rows
-        for group in range(bisect_right(self._starts, piece.offset) - 1, bisect_left(self._starts, end)):
-            start = self._starts[group]
-            upto = min(end - start, self._file.metadata.row_group(group).num_rows)
-            if (first := max(piece.offset - start, 0)) < upto:
-                yield group, first, upto
+    def row_count(self, path: str) -> int:
+        """Return the rows of a data file by its footer."""
+        self._open(path)
+        return int(self._footer.metadata.num_rows)
 
-    def by_row_group(self, piece: FileSlice) -> Iterator[FileSlice]:
-        """A slice in pieces that lie in one row group each: what is broken in one leaves the others alone."""
-        if piece.path != self._path:
-            self._open(piece.path)
+    def split_by_row_group(self, piece: FileSlice) -> Iterator[FileSlice]:
+        """Split a slice at row groups. A broken row group leaves the others alone."""
+        self._open(piece.path)
         start, end = piece.offset, piece.offset + piece.rows
-        for upto in (*(at for at in self._starts if start < at < end), end):
-            yield replace(piece, offset=start, rows=upto - start, first=piece.first + start - piece.offset)
+        for upto in (*(at for at in self._footer.starts if start < at < end), end):
+            first = piece.first + start - piece.offset
+            yield replace(piece, offset=start, rows=upto - start, first=first)
             start = upto
 
+    def _file_rows(self, path: str, pieces: list[FileSlice]) -> pa.Table:
+        self._open(path)
+        try:
+            spans = [span for piece in pieces for span in self._spans(piece)]
+            parts = [
+                self._typed(self._rows(group, [(first, end) for _, first, end in those]))
+                for group, those in groupby(spans if self._present else (), key=itemgetter(0))
+            ]
+        except (OSError, pa.ArrowException):
+            footers.remove(self._key)
+            self._path = ""
+            raise
+        rows = sum(piece.rows for piece in pieces)
+        if sum(end - first for _, first, end in spans) != rows:
+            raise row_count_error(self._footer.metadata.num_rows)
+        table = pa.concat_tables(parts) if parts else pa.table({"": pa.nulls(rows)})
+        if table.num_rows != rows:
+            raise row_count_error(table.num_rows)
+        columns = [
+            table[field.name] if field.name in table.schema.names else pa.nulls(rows, field.type)
+            for field in self._schema
+        ]
+        return pa.table(columns, schema=self._schema)
+
     def _open(self, path: str) -> None:
+        if path == self._path:
+            return
         self._path, self._group = "", -1
         self._raw = self.files.open(path)
-        self._file = pq.ParquetFile(self._raw, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
-        meta = self._file.metadata
-        self._starts = list(accumulate((meta.row_group(group).num_rows for group in range(meta.num_row_groups - 1)), initial=0))
-        self._present = [name for name in self._schema.names if name in self._file.schema_arrow.names]
+        self._file, self._footer, self._key = open_file(self.files.root, path, self._raw)
+        self._present = [name for name in self._schema.names if name in self._footer.names]
         self._pages: PageReader | None = None
-        self._walks: dict[tuple[int, tuple[str, ...]], _Walk] = {}
+        self._walks: dict[tuple[int, tuple[str, ...]], SequentialReader] = {}
         self._path = path
 
-    def _typed(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Rows of one row group in one and the same types, however they are read."""
-        if not self._present:
-            return pa.table({"": pa.nulls(sum(end - first for first, end in spans))})
-        rows = self._rows(group, spans)
-        # Not safe: a foreign writer's nanoseconds are cut off, not refused.
-        return pa.table({name: rows[name].cast(FILE_SCHEMA.field(name).type, safe=False) for name in self._present})
+    def _spans(self, piece: FileSlice) -> Iterator[tuple[int, int, int]]:
+        """Return the row groups of a slice, each with its first row and the end."""
+        starts, end = self._footer.starts, piece.offset + piece.rows
+        for group in range(bisect_right(starts, piece.offset) - 1, bisect_left(starts, end)):
+            upto = min(end - starts[group], self._footer.rows[group])
+            if (first := max(piece.offset - starts[group], 0)) < upto:
+                yield group, first, upto
+
+    def _typed(self, rows: pa.Table) -> pa.Table:
+        """Return the rows in the types of FILE_SCHEMA.
+
+        The cast is not safe: it cuts the nanoseconds of a foreign writer off.
+        """
+        columns = [
+            _cast(rows[name], self._schema.field(name).type, safe=False) for name in self._present
+        ]
+        return pa.table(columns, names=self._present)
 
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Rows of one row group, by their numbers in it: each span up to its second number."""
-        meta = self._file.metadata.row_group(group)
-        large = meta.num_rows > _WHOLE_ROWS or meta.total_byte_size > _WHOLE_BYTES
-        few = len(spans) <= _FEW_SPANS and 2 * sum(end - first for first, end in spans) <= meta.num_rows
+        """Return spans of rows of one row group."""
+        meta = self._footer.metadata.row_group(group)
+        large = meta.num_rows > _MAX_WHOLE_ROWS or meta.total_byte_size > _MAX_WHOLE_BYTES
+        wanted = sum(end - first for first, end in spans)
+        few = len(spans) <= _FEW_SPANS and 2 * wanted <= meta.num_rows
         if large or (few and group != self._group):
             return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
         if group != self._group:
-            self._table, self._group = self._file.read_row_group(group, columns=self._present), group
+            # Values take nearly all of the time, and one thread decodes them.
+            self._table = self._file.read_row_group(group, self._present, use_threads=False)
+            self._group = group
         if len(spans) == 1:
-            return self._table.slice(spans[0][0], spans[0][1] - spans[0][0])
+            return self._table.slice(spans[0][0], wanted)
         return self._table.take(pa.concat_arrays([pa.arange(*span) for span in spans]))
 
     def _paged(self, group: int, first: int, end: int) -> pa.Table:
         try:
-            if self._pages is None:
-                self._pages = PageReader(self._raw, (self.files.root, self._path))
-            found = {name: self._pages.column(group, name, first, end) for name in self._present}
-        except (ValueError, OSError, pa.ArrowException) as error:
-            if self._pages is not None:
-                self._pages.forget()
-            raise error if isinstance(error, OSError | pa.ArrowException) else pa.ArrowInvalid(str(error)) from error
+            reader = self._page_reader()
+            found = {name: reader.column(group, name, first, end) for name in self._present}
+        except ValueError as error:
+            if isinstance(error, pa.ArrowException):
+                raise
+            raise pa.ArrowInvalid(str(error)) from error
         rest = tuple(name for name, column in found.items() if column is None)
         if rest:
-            walk = self._walks.get((group, rest))
-            if walk is None or walk.at > first:
-                walk = _Walk(self.files.open(self._path), group, rest)
-                self._walks = {(group, rest): walk}
-            rows = walk.rows(first, end)
+            rows = self._walk(group, rest, first).rows(first, end)
             found |= {name: rows[name] for name in rest}
         return pa.table({name: found[name] for name in self._present})
 
+    def _page_reader(self) -> PageReader:
+        if self._pages is None:
+            if self._footer.pages is None:
+                self._footer.pages = PageIndex.of(self._raw)
+            self._pages = PageReader(self._raw, self._footer.pages)
+        return self._pages
 
-class _Walk:
-    """Goes through a row group once, front to back, and holds a step of it at a time: for columns whose pages cannot be found."""
+    def _walk(self, group: int, names: tuple[str, ...], first: int) -> SequentialReader:
+        walk = self._walks.get((group, names))
+        if walk is None or walk.at > first:
+            walk = SequentialReader(self.files.open(self._path), group, names)
+            self._walks = {(group, names): walk}
+        return walk
 
-    def __init__(self, raw: object, group: int, names: tuple[str, ...]) -> None:
-        # With a buffer, or a whole column chunk of the group would be fetched at once.
-        file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us", page_checksum_verification=True, buffer_size=2**20, pre_buffer=False)
-        self._steps = file.iter_batches(_STEP_ROWS, row_groups=[group], columns=list(names))
-        self._step = pa.table({name: [] for name in names})
-        self._begin = 0
-        self.at = 0
-        """The first row that it can still give."""
 
-    def rows(self, first: int, end: int) -> pa.Table:
-        parts = []
-        self.at = first
-        while True:
-            if self._begin + self._step.num_rows > first:
-                upto = min(end - self._begin, self._step.num_rows)
-                low = max(first - self._begin, 0)
-                parts.append(self._step.slice(low, upto - low))
-                if self._begin + upto >= end:
-                    return pa.concat_tables(parts)
-            self._begin += self._step.num_rows
-            step = next(self._steps, None)
-            if step is None:
-                raise pa.ArrowInvalid(f"a row group ends after {self._begin} rows, before what its metadata tells of")
-            self._step = pa.Table.from_batches([step])
+def verify_slice(
+    files: FileStore, piece: FileSlice, rows: int, *, whole: bool = False
+) -> Iterator[tuple[FileSlice, str | None]]:
+    """Return a slice in pieces, each with why it cannot be read, or None.
+
+    Parameters
+    ----------
+    files
+        The store of ``messages/``.
+    piece
+        The slice.
+    rows
+        Number of rows that the file has by its commit.
+    whole
+        Read all bytes of the slice. Otherwise read the footer only.
+
+    Raises
+    ------
+    OSError
+        If the store does not answer.
+    """
+    reader = MessageReader(files)
+    try:
+        found = reader.row_count(piece.path)
+        parts = list(reader.split_by_row_group(piece))
+    except (OSError, pa.ArrowException) as error:
+        yield piece, unreadable_reason(files, piece.path, error)
+        return
+    if not whole:
+        why = f"data file {piece.path} has {found} rows, and {rows} by its commit"
+        yield piece, None if found >= rows else why
+        return
+    for part in parts:
+        try:
+            reader.try_read(part).validate(full=True)
+            yield part, None
+        except (OSError, pa.ArrowException) as error:
+            yield part, unreadable_reason(files, piece.path, error)
+
+
+def to_delivery_table(
+    payload: pa.Table | None,
+    pieces: Sequence[tuple[FileSlice, Range]],
+    schema: pa.Schema,
+    constants: Mapping[str, Any],
+) -> pa.Table:
+    """Return leased messages in the columns of a schema.
+
+    Parameters
+    ----------
+    payload
+        The rows of the slices. None if the schema has no column of a data file.
+    pieces
+        Slices, each with the ledger's range that holds it.
+    schema
+        The wanted columns: of the payload, ``sequence``, of `constants`, or of a range.
+    constants
+        Columns with one value for all rows. Instants are in microseconds since 1970.
+    """
+    rows = [piece.rows for piece, _ in pieces]
+
+    def column(field: pa.Field) -> Any:
+        if payload is not None and field.name in payload.schema.names:
+            return _cast(payload[field.name], field.type)
+        if field.name == "sequence":
+            return sequences_of(piece for piece, _ in pieces)
+        if field.name in constants:
+            return _repeated([constants[field.name]], [sum(rows)], field.type)
+        name = "expires_at" if field.name == "lease_expires_at" else field.name
+        return _repeated([getattr(of, name) for _, of in pieces], rows, field.type)
+
+    return pa.table([column(field) for field in schema], schema=schema)
+
+
+def _repeated(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(kind):
+        return repeat_values(values, rows, pa.int64()).cast(INSTANT).cast(kind)
+    return repeat_values(values, rows, kind)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType, *, safe: bool = True) -> pa.ChunkedArray:
+    same = column.type == kind and not pa.types.is_nested(kind)
+    return column if same else column.cast(kind, safe=safe)
+
+
+def _filled(
+    column: pa.ChunkedArray, field: pa.Field, pieces: Sequence[FileSlice]
+) -> pa.ChunkedArray:
+    """Return a column without the nulls that have a meaning.
+
+    A null id reads as the sequence. A null publish time reads as the time of the commit.
+    """
+    if field.type == INSTANT:
+        column = clamp_instants(column)
+    if field.name == "published_at" and column.null_count:
+        times = [piece.committed_at for piece in pieces]
+        known = repeat_values(times, [piece.rows for piece in pieces], pa.int64())
+        return pc.coalesce(column, known.cast(INSTANT))
+    if field.name == "message_id" and column.null_count:
+        return pc.coalesce(column, sequences_of(pieces).cast(pa.string()))
+    return column

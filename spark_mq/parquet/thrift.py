@@ -1,7 +1,7 @@
-"""Thrift's compact protocol, as far as the metadata of Parquet files needs it: a struct as a plain dict, and back into bytes.
+"""Decode and encode Thrift's compact protocol, as far as Parquet's metadata needs it.
 
-pyarrow reads that metadata, but neither tells where the pages of a column are nor writes it for pages that lie elsewhere. Source: the
-specification in Apache Thrift, doc/specs/thrift-compact-protocol.md.
+pyarrow reads that metadata. It neither locates the pages of a column nor writes metadata for
+existing pages. Source: Apache Thrift, doc/specs/thrift-compact-protocol.md.
 """
 
 from __future__ import annotations
@@ -10,27 +10,33 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["BINARY", "I32", "I64", "LIST", "STRUCT", "Struct", "decode", "encode", "value"]
+__all__ = ["BINARY", "I32", "I64", "LIST", "STRUCT", "Struct", "decode", "encode", "get"]
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
 _INTEGERS: Final = (I16, I32, I64)
 
 Struct = dict[int, tuple[int, Any]]
-"""Field number to (type, value). A list or set is (type of its items, items). There are no maps in the metadata of Parquet files."""
+"""Field number to (type, value). A list or set is (type of its items, items).
+
+The metadata of Parquet files has no maps.
+"""
 
 
-def value(of: Mapping[int, tuple[int, Any]], number: int, otherwise: Any = None) -> Any:
-    """A field's value; of a list its items."""
+def get(of: Mapping[int, tuple[int, Any]], number: int, otherwise: Any = None) -> Any:
+    """Return the value of a field. Of a list, return its items."""
     kind, found = of.get(number, (0, otherwise))
     return found[1] if kind in (LIST, SET) else found
 
 
 def decode(data: bytes, at: int = 0) -> tuple[Struct, int]:
-    """The struct that begins at a byte, and where it ends. Raises ValueError if the bytes are none."""
+    """Return the struct that begins at a byte, and its end.
+
+    Raises ValueError if the bytes are no struct.
+    """
     try:
         return _struct(data, at)
     except (IndexError, struct.error) as error:
-        raise ValueError(f"no Thrift struct at byte {at}, it is cut off or damaged") from error
+        raise ValueError(f"no Thrift struct at byte {at}: it is cut off or damaged") from error
 
 
 def _struct(data: bytes, at: int) -> tuple[Struct, int]:
@@ -76,7 +82,7 @@ def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
             item, at = _value(data, at, head & 0x0F)
             items.append(item)
         return (head & 0x0F, items), at
-    raise ValueError(f"type {kind} at byte {at} does not occur in the metadata of a Parquet file")
+    raise ValueError(f"type {kind} at byte {at} does not occur in Parquet metadata")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -95,7 +101,7 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode(fields: Struct) -> bytes:
-    """A struct in bytes."""
+    """Return a struct in bytes."""
     out = bytearray()
     _put_struct(out, fields)
     return bytes(out)

@@ -21,7 +21,7 @@ from spark_mq.errors import StorageError
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.parquet.writer import too_few, unreadable
+from spark_mq.parquet.read_errors import row_count_error, unreadable_error
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
 from spark_mq.util.validation import EARLIEST, LATEST
 
@@ -110,9 +110,9 @@ def _check(group: ConsumerGroup, files: _Files) -> bool:
             with store.open(path) as raw:
                 rows = pq.ParquetFile(raw).metadata.num_rows
             if rows < last.offset + last.rows:
-                raise too_few(rows)
+                raise row_count_error(rows)
         except (OSError, pa.ArrowException) as error:
-            raise unreadable(store, last, error) from error
+            raise unreadable_error(store, last, error) from error
         whole = whole and rows == sum(piece.rows for piece, _ in pieces)
     return whole
 

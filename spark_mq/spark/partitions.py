@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 
 from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.ranges import RANGE_SCHEMA, Range
-from spark_mq.parquet.reader import MessageReader, sequences_of, spread
+from spark_mq.ledger.ranges import Range
+from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
 
 __all__ = ["SlicePartition", "cut", "cut_all", "read"]
@@ -79,9 +79,8 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
     reader = MessageReader(ObjectStore(join(partition.queue, "messages"), partition.storage_options), payload)
     for pieces in _in_batches(partition.pieces):
-        rows = reader.told(*(piece for piece, _ in pieces)) if payload else None
-        columns = [rows[f.name].cast(f.type) if rows is not None and f.name in payload else _state(f, pieces, partition) for f in wanted]
-        yield from pa.table(columns, schema=wanted).to_batches()
+        rows = reader.read(*(piece for piece, _ in pieces)) if payload else None
+        yield from to_delivery_table(rows, pieces, wanted, {"queue": partition.queue}).to_batches()
 
 
 def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -99,20 +98,3 @@ def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
                 batch, room = [], _BATCH_ROWS
     if batch:
         yield batch
-
-
-_FROM_RANGE = {"lease_expires_at": "expires_at"}
-
-
-def _state(wanted: pa.Field, pieces: Sequence[Piece], partition: SlicePartition) -> pa.Array:
-    """A column of what is the same for a whole slice, or counts up along it."""
-    if wanted.name == "sequence":
-        return sequences_of(piece for piece, _ in pieces)
-    rows = [piece.rows for piece, _ in pieces]
-    if wanted.name == "queue":
-        return pa.repeat(pa.scalar(partition.queue, pa.string()), sum(rows))
-    name = _FROM_RANGE.get(wanted.name, wanted.name)
-    values = [getattr(of, name) for _, of in pieces]
-    if pa.types.is_timestamp(RANGE_SCHEMA.field(name).type):
-        return spread(values, rows, pa.int64()).cast(wanted.type)
-    return spread(values, rows, wanted.type)

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from spark_mq.errors import InvalidSchema
-from spark_mq.parquet.writer import FILE_SCHEMA
+from spark_mq.parquet.schema import FILE_SCHEMA
 
 __all__ = ["PAYLOAD_COLUMNS", "READ_SCHEMA", "SEVERAL_SCHEMA", "arrow_schema", "check_projection"]
 

@@ -14,7 +14,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
-from spark_mq.message import check_publishable, to_publish
+from spark_mq.message import to_publish
+from spark_mq.parquet.publishable import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.queue import producer_mark
 from spark_mq.spark.options import WriteOptions

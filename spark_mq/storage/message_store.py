@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, StorageError
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.parquet.writer import WrittenFile, why_unreadable, write_file
+from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.util.notifier import Notifier
 
 __all__ = ["MessageStore", "PublishReceipt", "check_mark"]
@@ -96,30 +95,6 @@ class MessageStore(ABC):
     def drop(self, horizon: int) -> int:
         """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to kill and to repeat."""
 
-    def check(self, path: str, rows: int = 0) -> str | None:
-        """Why a data file cannot be read, as far as its footer tells, or None. ``rows``: how many it should have."""
-        try:
-            with self.files.open(path) as file:
-                found = pq.ParquetFile(file).metadata.num_rows
-            return None if found >= rows else f"data file {path} has {found} rows, and {rows} by its commit"
-        except (OSError, pa.ArrowException) as error:
-            return why_unreadable(self.files, path, error)
-
-    def check_whole(self, piece: FileSlice) -> Iterator[tuple[FileSlice, str | None]]:
-        """A slice in pieces, and why each cannot be read, or None: by reading all of it."""
-        try:
-            reader = MessageReader(self.files)
-            parts = list(reader.by_row_group(piece))
-        except (OSError, pa.ArrowException) as error:
-            yield piece, why_unreadable(self.files, piece.path, error)
-            return
-        for part in parts:
-            try:
-                reader.read(part).validate(full=True)
-                yield part, None
-            except (OSError, pa.ArrowException) as error:
-                yield part, why_unreadable(self.files, piece.path, error)
-
     def read(self, slices: Iterable[FileSlice], columns: list[str] | None = None) -> Iterator[tuple[FileSlice, pa.Table]]:
         """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in.
 
@@ -127,7 +102,7 @@ class MessageStore(ABC):
         """
         reader = MessageReader(self.files, columns)
         for piece in slices:
-            yield piece, reader.told(piece)
+            yield piece, reader.read(piece)
 
 
 def check_mark(last: int | None, mark: tuple[str, int]) -> None:

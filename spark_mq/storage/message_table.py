@@ -20,7 +20,8 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import checkpoint_soon, create_table, write_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
-from spark_mq.parquet.writer import MESSAGE_SCHEMA, WrittenFile
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
+from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
 from spark_mq.storage.published_files import PublishedFiles

@@ -18,7 +18,8 @@ from spark_mq.delta.actions import Commit
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, DeliveryTimes, MessageIndex, sequence
-from spark_mq.parquet.writer import is_timed, read_times, why_unreadable
+from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
+from spark_mq.parquet.read_errors import unreadable_reason
 
 __all__ = ["COMMITS_SCHEMA", "PublishedFiles"]
 
@@ -106,7 +107,7 @@ class PublishedFiles:
             if add.get("dataChange", True):
                 rows = self.rows(add, version)
                 at = commit.timestamp or int(add.get("modificationTime") or 0) * 1000
-                times = read_times(self._files, path) if is_timed(add["stats"]) else None
+                times = read_delivery_times(self._files, path) if may_have_times(add["stats"]) else None
                 files.append(DataFile(sequence(version, ordinal), rows, path, int(add.get("size") or 0), at, times))
                 ordinal += rows
         return files
@@ -130,7 +131,7 @@ class PublishedFiles:
             with self._files.open(path) as file:
                 return int(pq.ParquetFile(file).metadata.num_rows)
         except (OSError, pa.ArrowException) as error:
-            why = why_unreadable(self._files, path, error)
+            why = unreadable_reason(self._files, path, error)
             if isinstance(error, FileNotFoundError) and path not in self._active():
                 return 0  # trimmed, with its whole commit: nobody needs to know any more
             raise CorruptLog(

@@ -161,7 +161,7 @@ def publish(here: Here, gate: Gate, streaming: bool) -> None:
 
 def files(queue: Queue) -> list[Path]:
     """The data files that lie in messages/, published or not."""
-    return list(Path(queue.path, "messages").glob("lane=*/*.parquet"))
+    return list(Path(queue.path, "messages").glob("*.parquet"))
 
 
 def taken(queue: Queue) -> list[str]:

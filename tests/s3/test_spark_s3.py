@@ -100,7 +100,7 @@ def test_a_stream_moves_messages_from_one_queue_there_to_another(spark: Any, que
 
 
 @pytest.mark.parametrize("fault", [AFTER, pytest.param(BEFORE, marks=pytest.mark.slow), RESET, pytest.param(SLOW, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("part", ["messages/_delta_log", pytest.param("messages/lane", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", ["messages/_delta_log", pytest.param("messages/part-", marks=pytest.mark.slow)])
 def test_a_publish_lands_once_if_the_store_fails(spark: Any, queue: Queue, proxy: FaultyS3, part: str, fault: str) -> None:
     proxy.once(fault, "PUT", part)
     publish(spark, queue, spark_options(queue, proxy))

@@ -14,8 +14,8 @@ from spark_mq.maintenance.sweep import sweep
 
 
 def append(spark: Any, queue: Queue, *texts: str) -> None:
-    rows = [(bytearray(text.encode()), None) for text in texts]
-    spark.createDataFrame(rows, "value BINARY, lane INT").coalesce(1).write.format("delta").mode("append").save(queue.log.path)
+    rows = [(bytearray(text.encode()),) for text in texts]
+    spark.createDataFrame(rows, "value BINARY").coalesce(1).write.format("delta").mode("append").save(queue.log.path)
 
 
 def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
@@ -82,8 +82,8 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
         with pytest.raises(Exception, match="append"):
             spark.sql(statement)
     spark.sql(f"ALTER TABLE {messages} ADD COLUMNS (note STRING)")
-    rows = [(bytearray(b"c"), None, "mine")]
-    spark.createDataFrame(rows, "value BINARY, lane INT, note STRING").write.format("delta").mode("append").save(queue.log.path)
+    rows = [(bytearray(b"c"), "mine")]
+    spark.createDataFrame(rows, "value BINARY, note STRING").write.format("delta").mode("append").save(queue.log.path)
     worker.publish("d")
     held.ack()
     assert texts(take(worker)) == ["b", "c", "d"]

@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
-from spark_mq.parquet.writer import MESSAGE_SCHEMA
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.spark import parquet_read as native
 
 
@@ -44,8 +44,8 @@ def foreign(queue: Queue, name: str, texts: list[str]) -> None:
     """A file of a foreign writer, with nothing but values, under a name of its own."""
     path = Path(queue.log.path, name)
     pq.write_table(pa.table({"value": pa.array([text.encode() for text in texts])}), path)
-    add = AddAction(name, path.stat().st_size, {"lane": None}, 0, True, json.dumps({"numRecords": len(texts)}))
-    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    add = AddAction(name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": len(texts)}))
+    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
 
 
 def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_as_its_commit_says_is_an_error_whatever_the_session_
     errors: list[Exception] = []
 
     def process(batch: Any, lease: Any) -> None:
-        (path,) = Path(queue.log.path).glob("lane=*/*.parquet")
+        (path,) = Path(queue.log.path).glob("*.parquet")
         if damage == "missing":
             path.unlink()
         else:
@@ -208,7 +208,7 @@ def test_a_flipped_bit_is_found_not_delivered(spark: Any, stream: Stream, queue:
     seen: list[str] = []
 
     def process(batch: Any, lease: Any) -> None:
-        (path,) = Path(queue.log.path).glob("lane=*/*.parquet")
+        (path,) = Path(queue.log.path).glob("*.parquet")
         path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
         seen.extend(values(lease.read()))
 

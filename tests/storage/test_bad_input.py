@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from handles import again, lease
 
 from spark_mq import Message, Queue, errors
-from spark_mq.parquet.writer import MESSAGE_SCHEMA
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock, memory_queue

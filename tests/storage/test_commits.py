@@ -21,7 +21,8 @@ from spark_mq.delta.checkpoints import checkpoint
 from spark_mq.maintenance import archive as commits
 from spark_mq.maintenance.archive import clean_commits, clean_log, clean_messages, index_commits
 from spark_mq.maintenance.sweep import housekeep, sweep
-from spark_mq.parquet.writer import MESSAGE_SCHEMA, write_file
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
+from spark_mq.parquet.writer import write_file
 from spark_mq.storage import commits_table as commit_table
 from spark_mq.storage import message_table as log_module
 from spark_mq.storage.message_table import MessageTable
@@ -84,8 +85,8 @@ def varied(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("due later", deliver_at=clock() + timedelta(hours=1)), Message("soon gone", expires_at=clock()), "plain"])
     write_deltalake(DeltaTable(queue.log.path), pa.table({"value": [b"foreign"]}), mode="append", schema_mode="merge")
     file = write_file(queue.log.files, pa.table({"value": pa.array([b"without statistics", b"two"])}))
-    bare = AddAction(file.path, file.size, {"lane": None}, 0, True, "{}")
-    log_of(queue).refresh().create_write_transaction([bare], "append", MESSAGE_SCHEMA, ["lane"])
+    bare = AddAction(file.path, file.size, {}, 0, True, "{}")
+    log_of(queue).refresh().create_write_transaction([bare], "append", MESSAGE_SCHEMA, [])
     before = DeltaTable(queue.log.path).version()
     DeltaTable(queue.log.path).optimize.compact()
     DeltaTable(queue.log.path).restore(before)

@@ -18,8 +18,7 @@ from handles import again
 
 from spark_mq import GroupStats, Lease, Message, Queue, ReceivedMessage, SettleResult, errors, testing
 from spark_mq.ledger.message_index import sequence
-from spark_mq.message import DELIVERY_SCHEMA
-from spark_mq.parquet.writer import MESSAGE_SCHEMA
+from spark_mq.parquet.schema import DELIVERY_SCHEMA, MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.validation import to_datetime
 
@@ -533,7 +532,7 @@ def test_a_foreign_append_of_values_alone_is_a_publish(delta_queue: Make) -> Non
 def test_a_foreign_append_may_have_nulls_between(delta_queue: Make) -> None:
     queue = delta_queue()
     at = datetime(2020, 1, 1, tzinfo=UTC)
-    rows = [{"value": b"a", "message_id": "x", "published_at": at}, {"value": b"b", "lane": 3}, {"value": b"c", "key": "k"}]
+    rows = [{"value": b"a", "message_id": "x", "published_at": at}, {"value": b"b"}, {"value": b"c", "key": "k"}]
     append(queue, pa.Table.from_pylist(rows, schema=MESSAGE_SCHEMA))
     found = sorted(take(queue).messages, key=lambda m: m.value)
     assert [m.message_id for m in found] == ["x", str(found[1].sequence), str(found[2].sequence)]
@@ -573,8 +572,8 @@ def test_a_path_added_twice_counts_once(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     file = queue.log.index().files[0]
-    add = AddAction(file.path, file.size, {"lane": None}, 0, True, "{}")
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    add = AddAction(file.path, file.size, {}, 0, True, "{}")
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     for handle in (queue, again(queue)):
         assert handle.stats()["published"] == 2
     assert values(take(queue)) == [b"a", b"b"]
@@ -582,12 +581,12 @@ def test_a_path_added_twice_counts_once(delta_queue: Make) -> None:
 
 def test_files_without_statistics_are_counted_by_their_footer(delta_queue: Make) -> None:
     queue = delta_queue()
-    path = "lane=__HIVE_DEFAULT_PARTITION__/foreign file.parquet"  # and a name that the log writes in percent signs
+    path = "a folder/foreign file.parquet"  # and a name that the log writes in percent signs
     sink = io.BytesIO()
     pq.write_table(pa.table({"value": [b"a", b"b", b"c"]}), sink)
     queue.log.files.write(path, sink.getvalue())
-    add = AddAction(path, len(sink.getvalue()), {"lane": None}, 0, True, "{}")
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    add = AddAction(path, len(sink.getvalue()), {}, 0, True, "{}")
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     assert values(take(queue)) == [b"a", b"b", b"c"]
 
 

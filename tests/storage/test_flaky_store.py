@@ -14,15 +14,16 @@ from deltalake.transaction import AddAction
 from spark_mq import Message, Queue
 from spark_mq.maintenance.sweep import sweep
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.parquet.writer import MESSAGE_SCHEMA, write_file
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
+from spark_mq.parquet.writer import write_file
 from spark_mq.util.validation import SECOND
 
 
 def publish_without_statistics(queue: Queue, value: bytes) -> None:
     """As a foreign writer may."""
     file = write_file(queue.log.files, pa.table({"value": pa.array([value])}))
-    add = AddAction(file.path, file.size, {"lane": None}, 0, True, "{}")
-    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])  # type: ignore[attr-defined]
+    add = AddAction(file.path, file.size, {}, 0, True, "{}")
+    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, [])  # type: ignore[attr-defined]
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:

@@ -17,7 +17,7 @@ from handles import again, lease
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.maintenance.sweep import sweep
-from spark_mq.parquet.writer import MESSAGE_SCHEMA
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -241,8 +241,8 @@ def test_instants_beyond_all_years_of_foreign_writers_are_bounded(delta_queue: M
                 for name in ("published_at", "deliver_at", "expires_at")}  # fmt: skip
     columns = {name: values.cast(pa.timestamp("us", "UTC")) for name, values in instants.items()}
     pq.write_table(pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}), Path(queue.log.path, "part-x.parquet"))
-    add = AddAction("part-x.parquet", 1, {"lane": None}, 0, True, '{"numRecords": 3}')
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    add = AddAction("part-x.parquet", 1, {}, 0, True, '{"numRecords": 3}')
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     sweep(queue)
     for name, handle in (("a", queue), ("b", again(queue))):
         taken = lease(handle, 10, name)

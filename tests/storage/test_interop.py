@@ -24,7 +24,7 @@ from spark_mq import Queue, errors
 from spark_mq.delta.checkpoints import checkpoint
 from spark_mq.maintenance.archive import index_commits
 from spark_mq.maintenance.sweep import housekeep, sweep
-from spark_mq.parquet.writer import MESSAGE_SCHEMA
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -451,8 +451,8 @@ def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
     key = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
     path = "part-foreign.parquet"
     pq.write_table(pa.table({"value": [b"bad"], "key": key}), Path(queue.log.path, path))
-    add = AddAction(path, 1, {"lane": None}, 0, True, '{"numRecords": 1}')
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    add = AddAction(path, 1, {}, 0, True, '{"numRecords": 1}')
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     queue.publish("good")
     assert drain(queue) == [b"good"]
     assert queue.group().stats().dead == 1
@@ -462,8 +462,8 @@ def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
 def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue: Queue) -> None:
     queue.publish("a")
     Path(queue.log.path, "part-bare.parquet").write_bytes(b"PAR1 no more")
-    add = AddAction("part-bare.parquet", 12, {"lane": None}, 0, True, "{}")
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    add = AddAction("part-bare.parquet", 12, {}, 0, True, "{}")
+    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     queue.publish("c")
     with pytest.raises(errors.CorruptLog, match=r"part-bare\.parquet.*commit 2.*a Parquet file without rows") as caught:
         again(queue).stats()
@@ -603,7 +603,7 @@ def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(queue: Queu
 def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> None:
     """Some writer's clock, or its unit, was wrong: seeks and retention go by what is left of it."""
     queue.publish("a")
-    add = {"path": "part-x.parquet", "partitionValues": {"lane": None}, "size": 1, "modificationTime": 1, "dataChange": True,
+    add = {"path": "part-x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
            "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": 1}}'}  # fmt: skip
     pq.write_table(pa.table({"value": [b"x"]}), Path(queue.log.path, "part-x.parquet"))
     entry(queue.log.path, 2).write_text(json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n")

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from spark_mq.delta.files import Files
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet import reader as slices
-from spark_mq.parquet import thrift
+from spark_mq.parquet import reader, thrift
 from spark_mq.parquet.pages import PageReader
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.parquet.writer import FILE_SCHEMA, write_file
+from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.parquet.writer import write_file
 
 ROWS = 120_000
 
@@ -78,7 +78,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             "data_page_version": "2.0" if "2" in request.param else "1.0",
         }
         pq.write_table(table, folder / path, row_group_size=ROWS - 10_000, data_page_size=8_000, compression="zstd", **more)
-    large = pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > slices._WHOLE_ROWS
+    large = pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > reader._MAX_WHOLE_ROWS
     assert large != request.param.startswith("ours")
     return Written(Files(str(folder)), path, table)
 
@@ -92,12 +92,12 @@ def test_any_slice_is_what_was_written(written: Written, offset: int, rows: int)
 
 
 def test_slices_in_any_order_are_what_was_written(written: Written) -> None:
-    chance, reader = random.Random(5), MessageReader(written.files)
+    chance, pieces = random.Random(5), MessageReader(written.files)
     at = 0
     for _ in range(60):
         at = chance.choice([at, chance.randrange(ROWS), min(ROWS - 1, at + chance.randrange(500))])
         rows = min(ROWS - at, chance.choice([1, 3, 700]))
-        same(reader.read(written.slice(at, rows)), written.table.slice(at, rows))
+        same(pieces.read(written.slice(at, rows)), written.table.slice(at, rows))
         at = min(ROWS - 1, at + rows)
 
 
@@ -150,7 +150,7 @@ def test_columns_that_nobody_wants_are_not_read(written: Written) -> None:
 
 def test_more_rows_than_the_file_has_are_an_error(written: Written) -> None:
     with pytest.raises(pa.ArrowInvalid, match="fewer than its commit says"):
-        MessageReader(written.files).read(written.slice(ROWS - 1, 2))
+        MessageReader(written.files).try_read(written.slice(ROWS - 1, 2))
 
 
 @pytest.mark.parametrize(("last", "told"), [(None, True), ([], False), ([("a", None)], False)])
@@ -160,7 +160,7 @@ def test_headers_that_nobody_set_are_not_read(tmp_path: Path, last: list[tuple[s
     headers = pa.array([None] * (rows - 1) + [last], pa.map_(pa.string(), pa.string()))
     write_deltalake(tmp_path, pa.table({"value": pa.array([b"x"] * rows), "headers": headers}))
     name = next(p.name for p in tmp_path.glob("*.parquet"))
-    column = PageReader(pa.OSFile(str(tmp_path / name)), name).column(0, "headers", rows - 2, rows)
+    column = PageReader(pa.OSFile(str(tmp_path / name))).column(0, "headers", rows - 2, rows)
     assert (column is not None) == told
     found = MessageReader(Files(str(tmp_path))).read(FileSlice(name, rows - 2, 2, 0, 0, 0))["headers"].to_pylist()
     assert found == [None, last]
@@ -189,7 +189,7 @@ def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path) -> None:
     cost = {}
     for at in (0, 200_000, 399_000):
         raw = Counted(pa.OSFile(str(tmp_path / "f")))
-        column = PageReader(raw, str(tmp_path)).column(0, "value", at, at + 1_000)
+        column = PageReader(raw).column(0, "value", at, at + 1_000)
         assert column is not None
         assert column.to_pylist() == values["value"].slice(at, 1_000).to_pylist()
         cost[at] = raw.bytes
@@ -206,10 +206,10 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    reader, wrong = MessageReader(Files(str(tmp_path))), 0
+    pieces, wrong = MessageReader(Files(str(tmp_path))), 0
     for at in range(0, ROWS, 10_000):
         try:
-            assert set(reader.read(FileSlice("f", at, 10_000, at, 0, 0))["value"].to_pylist()) == {b"x" * 40}
+            assert set(pieces.try_read(FileSlice("f", at, 10_000, at, 0, 0))["value"].to_pylist()) == {b"x" * 40}
         except (OSError, pa.ArrowException):
             wrong += 1
     assert 1 <= wrong <= 2, "the slice with that page, and none without it"
@@ -221,18 +221,18 @@ def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path) ->
     values = pa.table({"value": pa.array([f"{n:040}".encode() for n in range(ROWS)], pa.binary())})
     pq.write_table(values, file, row_group_size=ROWS, write_page_index=True, use_dictionary=False, compression="none")
     good = file.read_bytes()
-    raw = PageReader(pa.OSFile(str(file)), "only to find the place")
-    column = thrift.value(thrift.value(raw._footer.meta, 4)[0], 1)[0]
-    at, size = thrift.value(column, 4), thrift.value(column, 5)
-    told = thrift.value(thrift.decode(good, at)[0], 1)
-    first = thrift.value(told[len(told) // 2], 3)
+    raw = PageReader(pa.OSFile(str(file)))
+    column = thrift.get(thrift.get(raw.index.meta, 4)[0], 1)[0]
+    at, size = thrift.get(column, 4), thrift.get(column, 5)
+    told = thrift.get(thrift.decode(good, at)[0], 1)
+    first = thrift.get(told[len(told) // 2], 3)
     piece = FileSlice("f", first - 5, 10, first - 5, 0, 0)  # in two pages
     wanted = values["value"].slice(first - 5, 10).to_pylist()
     for place in range(at, at + size):
         for bit in (1, 2, 64):
             file.write_bytes(good[:place] + bytes([good[place] ^ bit]) + good[place + 1 :])
             with contextlib.suppress(OSError, pa.ArrowException):
-                assert MessageReader(Files(str(tmp_path))).read(piece)["value"].to_pylist() == wanted, (place - at, bit)
+                assert MessageReader(Files(str(tmp_path))).try_read(piece)["value"].to_pylist() == wanted, (place - at, bit)
             file.write_bytes(good)
             assert MessageReader(Files(str(tmp_path))).read(piece)["value"].to_pylist() == wanted
 

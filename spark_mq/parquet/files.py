@@ -1,0 +1,23 @@
+"""Describe the store that holds the data files."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["FileStore"]
+
+
+class FileStore(Protocol):
+    """Read and write files by paths relative to one root."""
+
+    root: str
+    options: dict[str, str]
+
+    def open(self, path: str) -> Any:
+        """Open a random-access file for pyarrow. Raises FileNotFoundError."""
+
+    def read(self, path: str) -> bytes:
+        """Return a whole file. Raises FileNotFoundError."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a whole file."""

@@ -1,0 +1,109 @@
+"""Keep the footers of the data files that were read last."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from itertools import accumulate
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+from spark_mq.parquet.pages import PageIndex
+
+__all__ = ["Footer", "FooterCache", "footers", "open_file"]
+
+_MAX_FILES: Final = 512
+_MAX_BYTES: Final = 2**20
+"""Of all footers in their encoded form. In memory they take about 30 times as much."""
+
+
+class Footer:
+    """Hold what the end of a file says. Data files never change."""
+
+    def __init__(self, file: pq.ParquetFile) -> None:
+        self.metadata: pq.FileMetaData = file.metadata
+        self.names = frozenset(file.schema_arrow.names)
+        groups = range(self.metadata.num_row_groups)
+        self.rows = [self.metadata.row_group(group).num_rows for group in groups]
+        self.starts = list(accumulate(self.rows[:-1], initial=0))
+        self.pages: PageIndex | None = None
+        """Read when a slice needs it."""
+
+
+class FooterCache:
+    """Keep the footers that were used last. Thread-safe.
+
+    A lease verifies its files and then reads them, and the next lease often needs the same file.
+    """
+
+    def __init__(self, max_files: int = _MAX_FILES, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_files, self._max_bytes, self._bytes = max_files, max_bytes, 0
+        self._found: OrderedDict[Hashable, Footer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: Hashable) -> Footer | None:
+        """Return a footer, or None if it is not kept."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+            return self._found.get(key)
+
+    def put(self, key: Hashable, footer: Footer) -> None:
+        """Keep a footer. Drop those that were used longest ago."""
+        if key is None:
+            return
+        with self._lock:
+            self._drop(key)
+            self._found[key] = footer
+            self._bytes += footer.metadata.serialized_size
+            while len(self._found) > 1 and (
+                len(self._found) > self._max_files or self._bytes > self._max_bytes
+            ):
+                self._drop(next(iter(self._found)))
+
+    def remove(self, key: Hashable) -> None:
+        """Forget a footer. An unreadable file may be restored under its name."""
+        with self._lock:
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        footer = self._found.pop(key, None)
+        if footer is not None:
+            self._bytes -= footer.metadata.serialized_size
+
+
+footers: Final = FooterCache()
+"""The footers that this process keeps."""
+
+
+def open_file(root: str, path: str, raw: Any) -> tuple[pq.ParquetFile, Footer, Hashable]:
+    """Return a data file, its footer, and the footer's key in the cache."""
+    key = _key(root, path, raw)
+    footer = None if key is None else footers.get(key)
+    file = pq.ParquetFile(
+        raw,
+        metadata=None if footer is None else footer.metadata,
+        coerce_int96_timestamp_unit="us",
+        page_checksum_verification=True,
+        pre_buffer="://" in root,  # A store needs few large requests. A disk needs no second copy.
+    )
+    if footer is None:
+        footer = Footer(file)
+        footers.put(key, footer)
+    return file, footer, key
+
+
+def _key(root: str, path: str, raw: Any) -> Hashable:
+    """Return what identifies a file's content, or None if only its bytes do."""
+    try:
+        stat = os.fstat(raw.fileno())
+        return root, path, stat.st_size, stat.st_mtime_ns, stat.st_ino
+    except (AttributeError, io.UnsupportedOperation):
+        return (root, path, raw.size()) if "://" in root else None

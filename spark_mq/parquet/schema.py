@@ -1,0 +1,52 @@
+"""Define the columns of published and delivered messages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+__all__ = [
+    "DELIVERED_COLUMNS",
+    "DELIVERY_SCHEMA",
+    "FILE_SCHEMA",
+    "INSTANT",
+    "MESSAGE_SCHEMA",
+    "TIME_COLUMNS",
+]
+
+INSTANT: Final = pa.timestamp("us", tz="UTC")
+"""The type of every instant in a table of spark_mq."""
+
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("message_id", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
+        pa.field("published_at", INSTANT),
+        pa.field("deliver_at", INSTANT),
+        pa.field("expires_at", INSTANT),
+    ]
+)
+"""The columns of ``messages/``. Only ``value`` is required. The table has no partitions."""
+
+FILE_SCHEMA: Final = MESSAGE_SCHEMA
+"""The columns of a data file of ``messages/``: all columns of the table."""
+
+TIME_COLUMNS: Final = ("deliver_at", "expires_at")
+"""The columns that limit when a message may be leased."""
+
+DELIVERED_COLUMNS: Final = ("message_id", "key", "value", "headers", "published_at")
+"""The columns of a data file that a worker gets."""
+
+DELIVERY_SCHEMA: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64()),
+        *(MESSAGE_SCHEMA.field(name) for name in DELIVERED_COLUMNS),
+        pa.field("delivery_count", pa.int32()),
+        pa.field("lease_id", pa.string()),
+        pa.field("lease_expires_at", INSTANT),
+    ]
+)
+"""The columns of leased messages, in a stream and in the Python API."""

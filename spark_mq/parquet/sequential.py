@@ -1,0 +1,47 @@
+"""Read the columns of a row group whose pages cannot be located."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["SequentialReader"]
+
+_STEP_ROWS: Final = 10_000
+
+
+class SequentialReader:
+    """Read a row group once, front to back, in steps."""
+
+    def __init__(self, raw: object, group: int, names: tuple[str, ...]) -> None:
+        file = pq.ParquetFile(
+            raw,
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+            buffer_size=2**20,  # Without a buffer, pyarrow fetches a whole column chunk at once.
+            pre_buffer=False,
+        )
+        self._steps = file.iter_batches(_STEP_ROWS, row_groups=[group], columns=list(names))
+        self._step = pa.table({name: [] for name in names})
+        self._begin = 0
+        self.at = 0
+        """The first row that it can still return."""
+
+    def rows(self, first: int, end: int) -> pa.Table:
+        """Return rows `first` up to `end`."""
+        parts = []
+        self.at = first
+        while True:
+            if self._begin + self._step.num_rows > first:
+                upto = min(end - self._begin, self._step.num_rows)
+                low = max(first - self._begin, 0)
+                parts.append(self._step.slice(low, upto - low))
+                if self._begin + upto >= end:
+                    return pa.concat_tables(parts)
+            self._begin += self._step.num_rows
+            step = next(self._steps, None)
+            if step is None:
+                raise pa.ArrowInvalid(f"a row group ends after {self._begin} rows, too early")
+            self._step = pa.Table.from_batches([step])

@@ -1,0 +1,159 @@
+"""Reading slices of one file and of several: what is filled in, what is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_mq.delta.files import Files
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.ranges import Range
+from spark_mq.message import to_received
+from spark_mq.parquet.reader import MessageReader, repeat_values, to_delivery_table, verify_slice
+from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA, FILE_SCHEMA
+from spark_mq.parquet.writer import write_file
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(str(tmp_path))
+
+
+def write(files: Files, name: str, **options: Any) -> None:
+    rows = options.pop("rows")
+    pq.write_table(rows, Path(files.root, name), **options)
+
+
+def slice_of(path: str, rows: int, first: int = 0, at: int = 0, offset: int = 0) -> FileSlice:
+    return FileSlice(path, offset, rows, first, at, 0)
+
+
+def leased(first: int, last: int, count: int = 1) -> Range:
+    return Range(first, last, "leased", last - first + 1, delivery_count=count, lease_id="x", expires_at=5 * SECOND)
+
+
+def test_a_file_lies_in_the_root_of_the_table(files: Files) -> None:
+    written = write_file(files, pa.table({"value": [b"a"]}))
+    assert "/" not in written.path
+    assert pq.ParquetFile(Path(files.root, written.path)).schema_arrow.names == FILE_SCHEMA.names
+
+
+def test_what_a_publisher_left_out_is_filled_in_for_each_file(files: Files) -> None:
+    write(files, "a", rows=pa.table({"value": [b"1", b"2"]}))
+    instants = pa.array([None, AT], pa.timestamp("us", "UTC"))
+    write(files, "b", rows=pa.table({"value": [b"3", b"4"], "message_id": ["own", None], "published_at": instants}))
+    pieces = [slice_of("a", 2, 10, SECOND), slice_of("b", 2, 20, 2 * SECOND), slice_of("a", 1, 11, SECOND, 1)]
+    found = MessageReader(files).read(*pieces)
+    assert found.schema == FILE_SCHEMA
+    assert found["value"].to_pylist() == [b"1", b"2", b"3", b"4", b"2"]
+    assert found["message_id"].to_pylist() == ["10", "11", "own", "21", "11"]
+    seconds = [(instant - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() for instant in found["published_at"].to_pylist()]
+    assert seconds == [1, 1, 2, AT.timestamp(), 1]
+    assert found["headers"].null_count == 5
+
+
+def test_a_file_without_any_wanted_column_has_its_rows(files: Files) -> None:
+    write(files, "a", rows=pa.table({"other": [1, 2, 3]}))
+    found = MessageReader(files, ["value", "message_id"]).read(slice_of("a", 2, 7, 0, 1))
+    assert found.to_pydict() == {"message_id": ["7", "8"], "value": [None, None]}
+    with pytest.raises(pa.ArrowInvalid, match="fewer"):
+        MessageReader(files, ["value"]).try_read(slice_of("a", 3, 0, 0, 1))
+
+
+def test_a_foreign_type_is_read_as_the_own_one(files: Files) -> None:
+    rows = pa.table({
+        "value": pa.array(["text"], pa.large_string()),
+        "published_at": pa.array([1_500_000_999], pa.timestamp("ns")),
+        "headers": pa.array([[("h", "x")]], pa.map_(pa.large_string(), pa.string())),
+    })  # fmt: skip
+    write(files, "a", rows=rows)
+    found = MessageReader(files).read(slice_of("a", 1))
+    assert found.schema == FILE_SCHEMA
+    assert found["value"].to_pylist() == [b"text"]
+    assert found["headers"].to_pylist() == [[("h", "x")]]
+    assert found["published_at"].to_pylist() == [datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)]
+
+
+def test_the_error_names_the_slice_that_cannot_be_read(files: Files) -> None:
+    write(files, "a", rows=pa.table({"value": [b"1"]}))
+    pieces = [slice_of("a", 1, 1 << 32), slice_of("gone", 2, 2 << 32)]
+    with pytest.raises(CorruptLog, match="gone is missing") as caught:
+        MessageReader(files).read(*pieces)
+    assert caught.value.version == 2
+    with pytest.raises(FileNotFoundError):
+        MessageReader(files).try_read(*pieces)
+
+
+def test_verify_slice_reads_the_footer_only_unless_it_reads_all(files: Files) -> None:
+    values = pa.array([bytes([n]) * 50 for n in range(4)], pa.binary())
+    write(
+        files, "a", rows=pa.table({"value": values}), row_group_size=2, compression="none", use_dictionary=False, write_page_checksum=True
+    )
+    piece = slice_of("a", 3, 100, 0, 1)
+    assert list(verify_slice(files, piece, 4)) == [(piece, None)]
+    assert [(part.offset, part.rows, part.first, why) for part, why in verify_slice(files, piece, 4, whole=True)] == [
+        (1, 1, 100, None),
+        (2, 2, 101, None),
+    ]
+    ((_, why),) = verify_slice(files, piece, 5)
+    assert why == "data file a has 4 rows, and 5 by its commit"
+
+    path = Path(files.root, "a")
+    path.write_bytes(path.read_bytes().replace(b"\x03" * 50, b"\x03" * 49 + b"\x04"))
+    assert list(verify_slice(files, piece, 4)) == [(piece, None)]
+    (_, good), (_, bad) = verify_slice(files, piece, 4, whole=True)
+    assert good is None
+    assert bad is not None
+    assert "data file a is not readable" in bad
+
+    path.unlink()
+    for whole in (False, True):
+        assert list(verify_slice(files, piece, 4, whole=whole)) == [(piece, "data file a is missing")]
+
+
+def test_a_delivery_table_has_what_the_ledger_says(files: Files) -> None:
+    write(files, "a", rows=pa.table({"value": [b"1", b"2", b"3"]}))
+    pieces = [(slice_of("a", 2, 10), leased(10, 11)), (slice_of("a", 1, 12, 0, 2), leased(12, 12, 4))]
+    payload = MessageReader(files, DELIVERED_COLUMNS).read(*(piece for piece, _ in pieces))
+    found = to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {"lease_id": "own"})
+    assert found.schema == DELIVERY_SCHEMA
+    assert found["sequence"].to_pylist() == [10, 11, 12]
+    assert found["delivery_count"].to_pylist() == [1, 1, 4]
+    assert set(found["lease_id"].to_pylist()) == {"own"}
+    assert {at.timestamp() for at in found["lease_expires_at"].to_pylist()} == {5}
+
+    later = to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {"lease_expires_at": 9 * SECOND})
+    assert {at.timestamp() for at in later["lease_expires_at"].to_pylist()} == {9}
+    assert later["lease_id"].to_pylist() == ["x"] * 3
+    only = to_delivery_table(None, pieces, pa.schema([pa.field("sequence", pa.int64()), pa.field("state", pa.string())]), {})
+    assert only.to_pydict() == {"sequence": [10, 11, 12], "state": ["leased"] * 3}
+
+
+def test_messages_are_the_rows_of_a_table(files: Files) -> None:
+    headers = pa.array([None, [("h", "é")], []], pa.map_(pa.string(), pa.string()))
+    instants = pa.array([AT, AT, AT.replace(year=2027)], pa.timestamp("us", "UTC"))
+    rows = {"value": [b"\xff", None, b""], "key": ["é", None, ""], "headers": headers, "published_at": instants}
+    write(files, "a", rows=pa.table(rows))
+    pieces = [(slice_of("a", 3, 5), leased(5, 7, 2)), (slice_of("a", 1, 9), leased(9, 9))]
+    payload = MessageReader(files).read(*(piece for piece, _ in pieces))
+    found = to_received(to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {}))
+    assert [(m.sequence, m.message_id, m.delivery_count) for m in found] == [(5, "5", 2), (6, "6", 2), (7, "7", 2), (9, "9", 1)]
+    assert [(m.key, m.value, m.headers) for m in found[:3]] == [("é", b"\xff", {}), (None, None, {"h": "é"}), ("", b"", {})]
+    assert [m.published_at for m in found] == [AT, AT, AT.replace(year=2027), AT]
+    assert found[0].headers is not found[2].headers, "a worker may change its own"
+
+
+@pytest.mark.parametrize("values", [[1, 2], [1, 1], [None, 3], [3, None], [7]])
+def test_values_are_repeated(values: list[int | None]) -> None:
+    rows = list(range(1, len(values) + 1))
+    wanted = [value for value, count in zip(values, rows, strict=True) for _ in range(count)]
+    assert repeat_values(values, rows, pa.int64()).to_pylist() == wanted
