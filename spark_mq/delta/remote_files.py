@@ -44,7 +44,7 @@ _QUERY: Final = re.compile(r"(\w+://[^\s?\"'<>]*)\?[^\s\"'<>)]*")
 _USER: Final = re.compile(r"(\w+://)[^\s/@\"'<>]*@")
 _SIGNED: Final = re.compile(
     r"<(AWSAccessKeyId|StringToSign\w*|Signature\w*|CanonicalRequest\w*"
-    r"|AuthenticationErrorDetail|X-Amz-[\w-]+)>.*?</\1>",
+    r"|AuthenticationErrorDetail|X-Amz-[\w-]+)>.*?</\1>|Signature=[\w%+/=-]+",
     re.S,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -21,6 +22,7 @@ from spark_mq.delta.object_store import FileInfo, ObjectStore
 
 ODD = ["a b", "ü", "a%20b", "x[1]^|", "#?&+", "k=v,w", "~", "x\\y", "'\"", "a:b", "..x", "a%2Fb"]
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYzEXAMPLEKEY"
+SIGNED = "c2lnbmF0dXJlIG9mIGEgcmVxdWVzdA"  # no option has it
 Requests = list[tuple[str, str, dict[str, str]]]
 
 
@@ -289,8 +291,8 @@ class Answering(Relay):
 
     def serve(self, body: bytes) -> None:
         signed = self.headers.get("Authorization", "")
-        text = f"<Error><AWSAccessKeyId>{SECRET}</AWSAccessKeyId>"
-        text += f"<StringToSign>{SECRET}</StringToSign><Message>{signed} http://h/b?X-Amz-Signature={SECRET}&amp;x=1</Message></Error>"
+        text = f"<Error><AWSAccessKeyId>{SIGNED}</AWSAccessKeyId>"
+        text += f"<StringToSign>{SIGNED}</StringToSign><Message>{SECRET} {signed} http://h/b?sv={SIGNED}&amp;x=1</Message></Error>"
         self.answer(self.status, text.encode(), {})
 
 
@@ -310,6 +312,8 @@ def test_no_secret_is_in_the_error_of_a_refusal(s3: dict[str, str], status: int)
                 call("file")
             assert SECRET not in shown(caught.value)
             assert key not in shown(caught.value)
+            assert SIGNED not in shown(caught.value)
+            assert "Signature=" not in shown(caught.value)
             assert "queues/q/file" in str(caught.value)
     finally:
         server.shutdown()
@@ -327,6 +331,52 @@ def test_keys_of_the_environment_work_and_stay_hidden(
         store = ObjectStore(f"s3://queues/{uuid.uuid4().hex}", options)
         store.create("file", b"1")
         assert store.read("file") == b"1"
+
+
+class Metadata(Relay):
+    """The metadata of a machine that has a role."""
+
+    asked: list[str]
+
+    def serve(self, body: bytes) -> None:
+        self.asked.append(f"{self.command} {self.path}")
+        role = {
+            "AccessKeyId": "AKIAROLE",
+            "SecretAccessKey": "role-secret",
+            "Token": "role-token",
+            "Expiration": "2999-01-01T00:00:00Z",
+            "LastUpdated": "2020-01-01T00:00:00Z",
+            "Code": "Success",
+            "Type": "AWS-HMAC",
+        }
+        answers = {"token": b"imds", "security-credentials/": b"queue-role"}
+        end = next((end for end in answers if self.path.endswith(end)), "")
+        self.answer(200, answers.get(end, json.dumps(role).encode()), {})
+
+
+def test_without_keys_the_role_of_the_machine_is_used(
+    counted: tuple[ObjectStore, Requests],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    server = relay(type("Role", (Metadata,), {"asked": []}), "http://127.0.0.1:1")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        store, seen = counted
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        options = {name: value for name, value in store.options.items() if name not in keys}
+        without = ObjectStore(store.root, {**options, "AWS_METADATA_ENDPOINT": url})
+        without.create("file", b"1")
+        assert "Credential=AKIAROLE/" in seen[-1][2]["authorization"]
+        assert seen[-1][2]["x-amz-security-token"] == "role-token"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
 
 
 def in_a_fork(store: ObjectStore) -> str:
