@@ -20,7 +20,7 @@ from spark_mq.errors import InvalidOption
 __all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "join"]
 
 _SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure"
-_FILE: Final = re.compile(r"^file:(//)?(?=/)", re.IGNORECASE)
+_FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 _NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#]|(?<=[^:/])//|/\.\.?(?=/|$)")
@@ -243,7 +243,7 @@ def absolute_path(path: Any, option: str = "path") -> str:
     local = os.path.abspath(text)
     if wrong := _NO_LOCAL_PATH.search(local):
         raise InvalidOption(
-            f"Using {option}={local!r} failed: delta-rs finds no table at a path with {wrong[0]!r}. "
+            f"Using {option}={local!r} failed: delta-rs cannot open a path with {wrong[0]!r}. "
             "Use another folder, because delta-rs creates the tables.",
             option=option,
             value=local,

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import obstore
 import pyarrow as pa
@@ -38,11 +38,13 @@ _KINDS: Final[tuple[tuple[Any, type[OSError], int], ...]] = (
     (_REFUSED, PermissionError, errno.EACCES),
     (Exception, OSError, errno.EIO),
 )
+_DENIED: Final = re.compile(r"status code: 40[13]\b")
+_NO_TAIL: Final = re.compile(r"status code: 416\b|non-partial response")
 _QUERY: Final = re.compile(r"(\w+://[^\s?\"'<>]*)\?[^\s\"'<>)]*")
 _USER: Final = re.compile(r"(\w+://)[^\s/@\"'<>]*@")
 _SIGNED: Final = re.compile(
     r"<(AWSAccessKeyId|StringToSign\w*|Signature\w*|CanonicalRequest\w*"
-    r"|AuthenticationErrorDetail|X-Amz-[\w-]+)>.*?</\1>",
+    r"|AuthenticationErrorDetail|X-Amz-[\w-]+)>.*?</\1>|Signature=[\w%+/=-]+",
     re.S,
 )
 
@@ -95,11 +97,13 @@ class RemoteBackend:
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         """Replace a whole file atomically."""
-        self._call(path, lambda s, full: obstore.put(s, full, data, chunk_size=_PART))
+        view = _bytes_of(data)
+        self._call(path, lambda s, full: obstore.put(s, full, view, chunk_size=_PART))
 
     def create(self, path: str, data: bytes | memoryview) -> None:
         """Create a file atomically. Raise FileExistsError if the name exists."""
-        self._call(path, lambda s, full: obstore.put(s, full, data, mode="create"))
+        view = _bytes_of(data)
+        self._call(path, lambda s, full: obstore.put(s, full, view, mode="create"))
 
     def sync(self, path: str) -> None:
         """Do nothing: an object store has a file once its request has succeeded."""
@@ -124,10 +128,10 @@ class RemoteBackend:
 
         try:
             return self._call(path, last)
-        except FileNotFoundError:
-            raise
-        except OSError:
+        except OSError as error:
             # Azure has no suffix ranges, and S3 refuses them for an empty file.
+            if not _has_no_tail(error):
+                raise
             return self._call(path, obstore.head)["size"], b""
 
     def range(self, path: str, start: int, length: int) -> bytes:
@@ -147,6 +151,7 @@ class RemoteBackend:
     def _call(self, path: str, function: Callable[[Any, str], _T]) -> _T:
         """Call obstore. Raise its errors as kinds of OSError, without secrets."""
         full = self._full(path)
+        _Process.check(f"{self._place}/{full}")
         try:
             return function(self._store, full)
         except BaseException as error:
@@ -156,6 +161,29 @@ class RemoteBackend:
             failure, cause = _translated(error, text, f"{self._place}/{full}")
         # Outside the except block: else the context of the error shows the secrets.
         raise failure from cause
+
+
+class _Process:
+    """Refuse obstore in a forked process. There it would wait for ever."""
+
+    used = False
+    forked = False
+
+    @classmethod
+    def check(cls, place: str) -> None:
+        """Raise OSError if the parent process used obstore before the fork."""
+        if cls.forked:
+            text = "Using the object store failed: the parent used it before the fork"
+            raise OSError(errno.EIO, f"{text}. Start processes by spawn or forkserver", place)
+        cls.used = True
+
+    @classmethod
+    def mark(cls) -> None:
+        """Remember in a new child process whether its parent used obstore."""
+        cls.forked = cls.forked or cls.used
+
+
+os.register_at_fork(after_in_child=_Process.mark)
 
 
 class _RangeReader(io.RawIOBase):
@@ -231,10 +259,21 @@ def _is_foreign(error: BaseException) -> bool:
 
 
 def _translated(error: BaseException, text: str, place: str) -> tuple[OSError, BaseException]:
+    if _DENIED.search(text):  # a listing has no type of its own for this
+        return PermissionError(errno.EACCES, text, place), _copy(error, text)
     for kind, raised, number in _KINDS:
         if isinstance(error, kind):
             return raised(number, text, place), _copy(error, text)
     return OSError(errno.EIO, text, place), RuntimeError(text)
+
+
+def _has_no_tail(error: OSError) -> bool:
+    unsupported = isinstance(error.__cause__, exceptions.NotSupportedError)
+    return unsupported or _NO_TAIL.search(str(error)) is not None
+
+
+def _bytes_of(data: bytes | memoryview) -> bytes | memoryview:
+    return data if isinstance(data, bytes) else memoryview(data).cast("B")
 
 
 def _copy(error: BaseException, text: str) -> BaseException:
@@ -248,7 +287,8 @@ def _copy(error: BaseException, text: str) -> BaseException:
 def _secrets(options: Mapping[str, str]) -> list[str]:
     """Return the secret values that an error text may contain, the longest first."""
     names = {**{k: v for k, v in os.environ.items() if _bare_provider(k)}, **options}
-    found = {str(value) for name, value in names.items() if is_secret(name)}
+    given = {str(value) for name, value in names.items() if is_secret(name)}
+    found = given | {quote(value, safe="") for value in given}
     return sorted((value for value in found if len(value) > 3), key=len, reverse=True)
 
 

@@ -39,8 +39,9 @@ def _same(names: str) -> dict[str, str]:
 _CONFIG: Final = {
     "aws": {
         **_same(
-            "access_key_id secret_access_key session_token region default_region endpoint imdsv1_fallback"
-            " virtual_hosted_style_request unsigned_payload checksum_algorithm metadata_endpoint"
+            "access_key_id secret_access_key session_token region default_region endpoint"
+            " imdsv1_fallback virtual_hosted_style_request unsigned_payload checksum_algorithm"
+            " metadata_endpoint"
             " container_credentials_relative_uri container_credentials_full_uri"
             " container_authorization_token_file web_identity_token_file role_arn role_session_name"
             " skip_signature s3_express disable_tagging disable_bulk_delete copy_if_not_exists"
@@ -52,8 +53,9 @@ _CONFIG: Final = {
     },
     "azure": {
         **_same(
-            "account_name account_key client_id client_secret tenant_id authority_host sas_key token"
-            " use_emulator use_fabric_endpoint endpoint msi_endpoint object_id msi_resource_id"
+            "account_name account_key client_id client_secret tenant_id authority_host sas_key"
+            " token use_emulator use_fabric_endpoint endpoint msi_endpoint object_id"
+            " msi_resource_id"
             " federated_token_file use_azure_cli skip_signature disable_tagging credential_type"
             " encryption_key fabric_token_service_url fabric_workload_host fabric_session_token"
             " fabric_cluster_identifier"

@@ -1,0 +1,572 @@
+"""The object store on a local disk."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.delta.object_store import FileInfo, LocalFiles, ObjectStore, absolute_path, join
+from spark_mq.errors import InvalidOption
+
+ODD = ["a b", "ü", "a%20b", "x[1]^|", "#?&+", "k=v,w", "~", "x\\y", "e\u0301", "'\"", "a:b", "..x"]
+
+
+@pytest.fixture(params=[True, False], ids=["durable", "not durable"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return ObjectStore(str(tmp_path / "root"), durable=request.param)
+
+
+def names(store: ObjectStore) -> list[str]:
+    """Every name on the disk below the root, temporary files included."""
+    root = Path(store.root)
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_a_file_that_was_written_is_read_back(store: ObjectStore) -> None:
+    for data in (b"", b"one", os.urandom(3_000_000)):
+        store.write("folder/file", data)
+        assert store.read("folder/file") == data
+    assert names(store) == ["folder/file"]
+
+
+def test_write_takes_memoryviews_of_any_item_size(store: ObjectStore) -> None:
+    store.write("file", memoryview(b"0123456789abcdef").cast("Q"))
+    assert store.read("file") == b"0123456789abcdef"
+
+
+def test_create_refuses_a_name_that_exists_and_keeps_its_content(store: ObjectStore) -> None:
+    store.create("log/1.json", b"first")
+    with pytest.raises(FileExistsError) as caught:
+        store.create("log/1.json", b"second")
+    assert caught.value.filename == join(store.root, "log/1.json")
+    assert store.read("log/1.json") == b"first"
+    assert names(store) == ["log/1.json"]
+
+
+def test_a_missing_file_is_reported_in_each_method(store: ObjectStore) -> None:
+    store.write("folder/file", b"")
+    for path in ("missing", "missing/file", "folder", "folder/file/below"):
+        for method in (store.read, store.open):
+            with pytest.raises(FileNotFoundError):
+                method(path)
+        assert not store.exists(path)
+        assert store.stat(path) is None
+    store.delete("missing")
+    store.delete("missing/file")
+    store.delete("folder/file/below")
+    assert store.exists("folder/file")
+
+
+def test_delete_removes_a_file(store: ObjectStore) -> None:
+    store.write("file", b"1")
+    store.delete("file")
+    assert not store.exists("file")
+
+
+def test_stat_gives_size_time_and_a_tag_that_changes_with_the_content(store: ObjectStore) -> None:
+    store.write("file", b"one")
+    first = store.stat("file")
+    store.write("file", b"two")
+    second = store.stat("file")
+    assert first is not None
+    assert second is not None
+    assert (first.path, first.size) == ("file", 3)
+    assert first.modified == pytest.approx(os.stat(join(store.root, "file")).st_mtime, abs=60)
+    assert first.etag != second.etag
+    assert store.list("") == [second]
+
+
+def test_list_has_the_files_directly_in_a_folder_sorted(store: ObjectStore) -> None:
+    for path in ("b", "a", "folder/c", "folder/below/d", "folder.x"):
+        store.write(path, path.encode())
+    assert [info.path for info in store.list("")] == ["a", "b", "folder.x"]
+    assert [info.path for info in store.list("folder")] == ["folder/c"]
+    assert [info.size for info in store.list("folder")] == [8]
+    assert store.list("missing") == []
+    assert store.list("a") == []
+
+
+def test_list_all_has_the_files_of_subfolders_too(store: ObjectStore) -> None:
+    assert store.list_all() == []
+    for path in ("a", "group=x/c", "group=x/below/d", "group=x.y"):
+        store.write(path, b"")
+    assert [i.path for i in store.list_all()] == ["a", "group=x.y", "group=x/below/d", "group=x/c"]
+    assert [i.path for i in store.list_all("group=x")] == ["group=x/below/d", "group=x/c"]
+    assert store.list_all("missing") == []
+
+
+def test_a_file_that_vanishes_during_a_listing_is_left_out(store: ObjectStore) -> None:
+    store.write("a", b"")
+    os.symlink("nowhere", join(store.root, "b"))  # listed, but without a file behind it
+    assert [info.path for info in store.list("")] == ["a"]
+    assert [info.path for info in store.list_all()] == ["a"]
+
+
+def test_list_all_stays_below_the_root(store: ObjectStore, tmp_path: Path) -> None:
+    store.write("a", b"")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"")
+    os.symlink(tmp_path / "elsewhere", join(store.root, "link"))
+    assert [info.path for info in store.list_all()] == ["a"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_characters_in_paths(store: ObjectStore, name: str) -> None:
+    path = f"k={name}/{name}"
+    store.create(path, b"1")
+    store.write(path, b"2")
+    assert store.read(path) == b"2"
+    with store.open(path) as file:
+        assert file.read() == b"2"
+    assert [info.path for info in store.list_all()] == [path]
+    assert [info.path for info in store.list(f"k={name}")] == [path]
+    assert store.child(f"k={name}").read(name) == b"2"
+    store.delete(path)
+    assert not store.exists(path)
+
+
+BAD = ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "a/.", "./a", "a\0b", "a\nb", "a\x7f"]
+
+
+@pytest.mark.parametrize("path", BAD)
+def test_a_path_that_is_not_below_the_root_is_refused(store: ObjectStore, path: str) -> None:
+    methods: list[Callable[[str], Any]] = [
+        store.read, store.open, store.exists, store.stat, store.delete, store.child,
+        lambda p: store.write(p, b""), lambda p: store.create(p, b""),
+    ]  # fmt: skip
+    if path:
+        methods += [store.list, store.list_all]
+    for method in methods:
+        with pytest.raises(OSError, match="not a file below the root") as caught:
+            method(path)
+        assert caught.value.errno == errno.EINVAL
+
+
+def test_a_child_shares_options_and_durability(tmp_path: Path) -> None:
+    recording = Recording()
+    parent = ObjectStore(str(tmp_path), {"a": "b"}, durable=False, local_files=recording)
+    child = parent.child("sub/folder")
+    child.write("file", b"1")
+    assert parent.read("sub/folder/file") == b"1"
+    assert child.root == f"{tmp_path}/sub/folder"
+    assert child.options == {"a": "b"}
+    assert not child.durable
+    assert "replace" in recording.kinds()
+    assert recording.syncs == 0
+    child.options["a"] = "c"
+    assert parent.options == {"a": "b"}
+
+
+def test_a_store_survives_pickling(store: ObjectStore) -> None:
+    store.write("file", b"1")
+    again = pickle.loads(pickle.dumps(store.child("below")))
+    again.write("other", b"2")
+    assert store.read("below/other") == b"2"
+    assert again.durable == store.durable
+    assert again.is_local
+
+
+def test_read_parquet_gives_the_schema(store: ObjectStore) -> None:
+    written = pa.table({"text": pa.array(["a", None], pa.string_view()), "more": [1, 2]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(written, sink)
+    store.write("file.parquet", sink.getvalue())
+    schema = pa.schema({"text": pa.string(), "added": pa.int64(), "more": pa.int32()})
+    found = store.read_parquet("file.parquet", schema)
+    assert found.schema == schema
+    assert found.to_pydict() == {"text": ["a", None], "added": [None, None], "more": [1, 2]}
+    with store.open("file.parquet") as file:
+        assert pq.ParquetFile(file).metadata.num_rows == 2
+    with pytest.raises(FileNotFoundError):
+        store.read_parquet("missing", schema)
+
+
+def race(workers: list[Any], barrier: Any) -> None:
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert not barrier.broken
+
+
+def create_each(store: ObjectStore, me: int, rounds: int, barrier: Any, report: Any) -> None:
+    for number in range(rounds):
+        barrier.wait(60)
+        try:
+            store.create(f"log/{number}", b"%d" % me * 1000)
+        except FileExistsError:
+            continue
+        report((number, me))
+
+
+def check_winners(store: ObjectStore, won: list[tuple[int, int]], rounds: int) -> None:
+    assert sorted(number for number, _ in won) == list(range(rounds))  # each exactly once
+    for number, me in won:
+        assert store.read(f"log/{number}") == b"%d" % me * 1000
+    assert names(store) == sorted(f"log/{number}" for number in range(rounds))
+
+
+def test_of_threads_that_create_one_name_exactly_one_wins(store: ObjectStore) -> None:
+    barrier, won = threading.Barrier(4), list[tuple[int, int]]()
+    each = [(store, me, 40, barrier, won.append) for me in range(4)]
+    race([threading.Thread(target=create_each, args=args) for args in each], barrier)
+    check_winners(store, won, 40)
+
+
+def test_of_processes_that_create_one_name_exactly_one_wins(store: ObjectStore) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    barrier, queue = spawn.Barrier(3), spawn.SimpleQueue()
+    each = [(store, me, 20, barrier, queue.put) for me in range(3)]
+    race([spawn.Process(target=create_each, args=args) for args in each], barrier)
+    won = []
+    while not queue.empty():
+        won.append(queue.get())
+    check_winners(store, won, 20)
+
+
+def test_readers_see_the_old_or_the_new_content_during_writes(store: ObjectStore) -> None:
+    contents = [bytes([number]) * 50_000 for number in range(2)]
+    store.write("file", contents[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(100):
+            store.write("file", contents[number % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        seen.add(store.read("file"))
+    writer.join(60)
+    assert seen <= set(contents)
+
+
+# --- What reaches the disk, and in which order ---
+
+
+class Recording(LocalFiles):
+    """Record each effect. ``fails_at``: raise at this one and then on. ``skips``: omit a sync."""
+
+    def __init__(self, fails_at: int = -1, crash: bool = True, skips: int = -1) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails_at, self.crash, self.skips = fails_at, crash, skips
+        self.syncs = 0
+
+    def kinds(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+    def _step(self, *call: Any) -> None:
+        dead = self.crash and -1 < self.fails_at < len(self.calls)
+        if dead or len(self.calls) == self.fails_at:
+            self.calls.append(("failed", *call))
+            raise Crash if self.crash else OSError(errno.EIO, "test")
+        self.calls.append(call)
+
+    def _syncs(self) -> bool:
+        self.syncs += 1
+        return self.syncs - 1 != self.skips
+
+    def write_new(self, path: str, data: bytes | memoryview, sync: bool) -> None:
+        if not os.path.isdir(os.path.dirname(path)):
+            raise FileNotFoundError(path)
+        self._step("write_new", path)
+        super().write_new(path, data, sync)
+
+    def sync_file(self, file: int, path: str) -> None:
+        if self._syncs():
+            self._step("sync_file", path)
+
+    def sync_folder(self, path: str) -> None:
+        if self._syncs():
+            self._step("sync_folder", path)
+            super().sync_folder(path)
+
+    def link(self, source: str, target: str) -> None:
+        self._step("link", source, target)
+        super().link(source, target)
+
+    def replace(self, source: str, target: str) -> None:
+        self._step("replace", source, target)
+        super().replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._step("unlink", path)
+        super().unlink(path)
+
+    def makedir(self, path: str) -> None:
+        self._step("makedir", path)
+        super().makedir(path)
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Disk:
+    """What a disk may have after a power cut, from the effects so far.
+
+    A file's content is safe after its sync. An entry is safe after the sync of its folder.
+    Without that, each entry may be there or not.
+    """
+
+    def __init__(self, there: set[str]) -> None:
+        self.whole = set[str]()
+        self.content: dict[str, str] = {}  # name → the file behind it
+        self.safe = set(there)
+        self.visible = set(there)
+
+    def apply(self, kind: str, *paths: str) -> None:
+        if kind == "sync_file":
+            self.whole.add(paths[0])
+        elif kind == "sync_folder":
+            self.safe |= {name for name in self.visible if os.path.dirname(name) == paths[0]}
+        elif kind in ("write_new", "makedir"):
+            self.visible.add(paths[0])
+            self.content[paths[0]] = paths[0]
+        elif kind in ("link", "replace"):
+            self.visible.add(paths[1])
+            self.safe.discard(paths[1])
+            self.content[paths[1]] = paths[0]
+
+    def may_show_half(self, name: str) -> bool:
+        return name in self.content and self.content[name] not in self.whole
+
+    def keeps(self, name: str, root: str) -> bool:
+        """Whether a name, and all folders from `root` to it, are there after a cut."""
+        while name != root:
+            if name not in self.safe:
+                return False
+            name = os.path.dirname(name)
+        return not self.may_show_half(name)
+
+
+def survives(recording: Recording, final: str, base: str) -> bool:
+    disk = Disk({base})
+    for call in recording.calls:
+        disk.apply(*call)
+        if disk.may_show_half(final):
+            return False
+    return disk.keeps(final, base)
+
+
+def do(operation: str, store: ObjectStore, path: str, data: bytes = b"x" * 5000) -> None:
+    getattr(store, operation)(path, data)
+
+
+OPERATIONS = pytest.mark.parametrize("operation", ["create", "write"])
+
+
+@OPERATIONS
+def test_the_effects_in_their_order(operation: str, tmp_path: Path) -> None:
+    recording = Recording()
+    store = ObjectStore(str(tmp_path), local_files=recording)
+    do(operation, store, "first")  # syncs the entry of the root, once
+    recording.calls.clear()
+    do(operation, store, "second")
+    expected = {
+        "create": ["write_new", "sync_file", "link", "unlink", "sync_folder"],
+        "write": ["write_new", "sync_file", "replace", "sync_folder"],
+    }
+    assert recording.kinds() == expected[operation]
+
+
+@OPERATIONS
+def test_no_power_cut_loses_a_file_or_shows_half_of_it(operation: str, tmp_path: Path) -> None:
+    recording = Recording()
+    store = ObjectStore(f"{tmp_path}/new/root", local_files=recording)
+    do(operation, store, "a/b/file")
+    assert survives(recording, f"{tmp_path}/new/root/a/b/file", str(tmp_path))
+    assert recording.syncs == 6  # file, its folder, and the entries of b, a, root and new
+
+
+@OPERATIONS
+@pytest.mark.parametrize("skipped", range(6))
+def test_each_sync_is_needed(operation: str, skipped: int, tmp_path: Path) -> None:
+    recording = Recording(skips=skipped)
+    store = ObjectStore(f"{tmp_path}/new/root", local_files=recording)
+    do(operation, store, "a/b/file")
+    assert recording.syncs == 6
+    assert not survives(recording, f"{tmp_path}/new/root/a/b/file", str(tmp_path))
+
+
+def test_a_folder_that_another_process_made_is_synced_too(tmp_path: Path) -> None:
+    (tmp_path / "root" / "a" / "b").mkdir(parents=True)
+    recording = Recording()
+    ObjectStore(f"{tmp_path}/root", local_files=recording).create("a/b/file", b"")
+    synced = {call[1] for call in recording.calls if call[0] == "sync_folder"}
+    assert synced == {f"{tmp_path}{end}" for end in ("", "/root", "/root/a", "/root/a/b")}
+
+
+@OPERATIONS
+def test_without_durability_there_is_no_sync(operation: str, tmp_path: Path) -> None:
+    recording = Recording()
+    do(operation, ObjectStore(f"{tmp_path}/new", durable=False, local_files=recording), "a/file")
+    assert recording.syncs == 0
+    assert recording.kinds()[-1] in ("unlink", "replace")
+
+
+@OPERATIONS
+@pytest.mark.parametrize("crash", [True, False], ids=["crash", "error"])
+@pytest.mark.parametrize("step", range(9))
+def test_a_failure_at_any_step_leaves_no_half_file(
+    operation: str,
+    crash: bool,
+    step: int,
+    tmp_path: Path,
+) -> None:
+    good = ObjectStore(str(tmp_path / "root"))
+    if operation == "write":
+        good.write("a/file", b"old")
+    recording = Recording(fails_at=step, crash=crash)
+    store = ObjectStore(good.root, local_files=recording)
+    try:
+        do(operation, store, "a/file")
+        failed = False
+    except (Crash, OSError):
+        failed = True
+    content = good.read("a/file") if good.exists("a/file") else None
+    assert content in ((None, b"x" * 5000) if operation == "create" else (b"old", b"x" * 5000))
+    assert failed or content == b"x" * 5000
+    assert good.list("a") == ([good.stat("a/file")] if content is not None else [])
+    if not crash and "failed" in recording.kinds() and recording.calls[step][1] != "unlink":
+        assert [name for name in names(good) if name.endswith(".tmp")] == []
+    good.write("a/file", b"next")  # and the way is free
+    assert good.read("a/file") == b"next"
+
+
+def test_a_failed_sync_of_the_content_publishes_nothing(tmp_path: Path) -> None:
+    class Full(LocalFiles):
+        def sync_file(self, file: int, path: str) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    store = ObjectStore(str(tmp_path), local_files=Full())
+    for operation in ("create", "write"):
+        with pytest.raises(OSError, match="No space left") as caught:
+            do(operation, store, "file")
+        assert caught.value.errno == errno.ENOSPC
+    assert names(store) == []
+
+
+def test_a_disk_without_hard_links_is_named(tmp_path: Path) -> None:
+    class NoLinks(LocalFiles):
+        def link(self, source: str, target: str) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
+
+    store = ObjectStore(str(tmp_path), local_files=NoLinks())
+    with pytest.raises(OSError, match="refuses hard links"):
+        store.create("file", b"")
+    assert names(store) == []
+
+
+def test_stale_temporaries_are_hidden_and_deleted_by_age(tmp_path: Path) -> None:
+    class Dying(LocalFiles):
+        def link(self, source: str, target: str) -> None:
+            raise Crash
+
+    with pytest.raises(Crash):
+        ObjectStore(str(tmp_path), local_files=Dying()).create("a/file", b"x")
+    store = ObjectStore(str(tmp_path))
+    left = names(store)
+    assert len(left) == 1
+    assert left[0].startswith("a/.spark_mq-")
+    good = ObjectStore(str(tmp_path))
+    assert good.list("a") == []
+    assert good.list_all() == []
+    good.write("a/.hidden.tmp", b"another program's")
+    assert good.delete_stale_temporaries("a", 3600) == 0
+    assert names(good) == ["a/.hidden.tmp", *left]
+    assert good.delete_stale_temporaries("", 0) == 0
+    assert good.delete_stale_temporaries("a", 0) == 1
+    assert names(good) == ["a/.hidden.tmp"]
+    assert good.delete_stale_temporaries("missing", 0) == 0
+
+
+# --- Paths of roots ---
+
+
+def test_absolute_path_makes_local_paths_absolute(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute_path("a/../b") == str(tmp_path / "b")
+    assert absolute_path(Path("b")) == str(tmp_path / "b")
+    for uri in ("file:///a b", "file:/a b", "FILE:///a b"):
+        assert absolute_path(uri) == "/a b"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure", "S3"])
+def test_absolute_path_keeps_supported_uris(scheme: str) -> None:
+    assert absolute_path(f"{scheme}://bucket/a b/ü/") == f"{scheme}://bucket/a b/ü/"
+
+
+OTHER = ["hdfs://h/a", "memory://a", "http://h/a", "file://h/a", "dbfs:/a", "s3:/b", "s3:///a"]
+
+
+@pytest.mark.parametrize("uri", OTHER)
+def test_absolute_path_refuses_other_schemes_and_lists_the_supported(uri: str) -> None:
+    with pytest.raises(InvalidOption, match="hdfs is not supported") as caught:
+        absolute_path(uri, "target")
+    assert "s3, s3a, gs, az, abfs, abfss, adl, azure" in str(caught.value)
+    assert caught.value.data["option"] == "target"
+
+
+AMBIGUOUS = ["/a?token=hush", "/a#x", "//a", "/a//c", "/a/../c", "/.", "/a\n"]
+
+
+@pytest.mark.parametrize("uri", [f"s3://b{end}" for end in AMBIGUOUS])
+def test_a_uri_that_names_another_place_is_refused(uri: str) -> None:
+    for use in (absolute_path, ObjectStore):
+        with pytest.raises(InvalidOption) as caught:
+            use(uri)
+        assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a^b", "a|b", "a\\b", "a\nb", "a%20b"])
+def test_local_tables_at_paths_that_delta_rs_does_not_find_are_refused(name: str) -> None:
+    with pytest.raises(InvalidOption, match="Use another folder"):
+        absolute_path(f"/data/{name}")
+
+
+def test_join_puts_one_slash_between() -> None:
+    assert join("/a", "b") == join("/a/", "b") == "/a/b"
+    assert join("s3://b/", "c") == "s3://b/c"
+
+
+LETTERS = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/")
+
+
+@given(st.lists(st.text(LETTERS, min_size=1, max_size=20), min_size=1, max_size=3))
+def test_any_name_that_is_accepted_stays_below_the_root(parts: list[str]) -> None:
+    path = "/".join(parts)
+    seen: list[str] = []
+
+    class Watching(LocalFiles):
+        def write_new(self, path: str, data: bytes | memoryview, sync: bool) -> None:
+            seen.append(path)
+            raise OSError(errno.EIO, "test")
+
+    with pytest.raises(OSError):  # noqa: PT011 - refused, or by the disk above
+        ObjectStore("/root", durable=False, local_files=Watching()).write(path, b"")
+    assert all(os.path.abspath(place).startswith("/root/") for place in seen)
+    assert bool(seen) == all(part not in (".", "..") for part in parts)
+
+
+def test_a_file_info_is_plain_data() -> None:
+    info = FileInfo("a", 1, 2.0)
+    assert info.etag is None
+    assert pickle.loads(pickle.dumps(info)) == info

@@ -1,0 +1,233 @@
+"""The mapping of delta-rs storage options to obstore's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from obstore import store as obstore_stores
+from obstore.exceptions import UnknownConfigurationKeyError
+
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.storage_options import (
+    _CLIENT,
+    _CONFIG,
+    PROVIDERS,
+    StoreOptions,
+    is_secret,
+    store_options,
+)
+from spark_mq.errors import InvalidOption
+
+SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYzEXAMPLEKEY"
+
+MAPPINGS = [
+    ("s3", "AWS_ACCESS_KEY_ID", "k", StoreOptions(config={"access_key_id": "k"})),
+    ("s3", "aws_access_key_id", "k", StoreOptions(config={"access_key_id": "k"})),
+    ("s3a", "access_key_id", "k", StoreOptions(config={"access_key_id": "k"})),
+    ("s3", "AWS_SECRET_ACCESS_KEY", "k", StoreOptions(config={"secret_access_key": "k"})),
+    ("s3", "AWS_SESSION_TOKEN", "t", StoreOptions(config={"session_token": "t"})),
+    ("s3", "aws_token", "t", StoreOptions(config={"session_token": "t"})),
+    ("s3", "AWS_ENDPOINT_URL", "http://h", StoreOptions(config={"endpoint": "http://h"})),
+    ("s3", "endpoint", "http://h", StoreOptions(config={"endpoint": "http://h"})),
+    ("s3", "AWS_REGION", "eu-west-1", StoreOptions(config={"region": "eu-west-1"})),
+    ("s3", "aws_conditional_put", "etag", StoreOptions(config={"conditional_put": "etag"})),
+    ("s3", "AWS_ROLE_ARN", "a", StoreOptions(config={"role_arn": "a"})),
+    (
+        "s3",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "f",
+        StoreOptions(config={"web_identity_token_file": "f"}),
+    ),
+    ("s3", "aws_sts_endpoint", "http://h", StoreOptions(config={"endpoint_url_sts": "http://h"})),
+    (
+        "s3",
+        "AWS_S3_ADDRESSING_STYLE",
+        "virtual",
+        StoreOptions(config={"virtual_hosted_style_request": "true"}),
+    ),
+    (
+        "s3",
+        "AWS_S3_ADDRESSING_STYLE",
+        "path",
+        StoreOptions(config={"virtual_hosted_style_request": "false"}),
+    ),
+    ("s3", "AWS_ALLOW_HTTP", "true", StoreOptions(client_options={"allow_http": "true"})),
+    ("s3", "allow_http", "TRUE", StoreOptions(client_options={"allow_http": "true"})),
+    ("s3", "aws_allow_http", "1", StoreOptions(client_options={"allow_http": "true"})),
+    ("s3", "timeout", "30s", StoreOptions(client_options={"timeout": "30s"})),
+    ("s3", "connect_timeout", "5s", StoreOptions(client_options={"connect_timeout": "5s"})),
+    ("s3", "AWS_CONNECT_TIMEOUT", "5s", StoreOptions(client_options={"connect_timeout": "5s"})),
+    ("s3", "proxy_url", "http://p", StoreOptions(client_options={"proxy_url": "http://p"})),
+    ("s3", "max_retries", "3", StoreOptions(retry_config={"max_retries": 3})),
+    (
+        "s3",
+        "retry_timeout",
+        "1m 30s",
+        StoreOptions(retry_config={"retry_timeout": timedelta(seconds=90)}),
+    ),
+    (
+        "s3",
+        "backoff_config.init_backoff",
+        "200ms",
+        StoreOptions(retry_config={"backoff": {"init_backoff": timedelta(milliseconds=200)}}),
+    ),
+    (
+        "s3",
+        "max_backoff",
+        "1.5 seconds",
+        StoreOptions(retry_config={"backoff": {"max_backoff": timedelta(seconds=1.5)}}),
+    ),
+    ("s3", "backoff_config.base", "3", StoreOptions(retry_config={"backoff": {"base": 3.0}})),
+    ("s3", "AWS_S3_ALLOW_UNSAFE_RENAME", "true", StoreOptions()),
+    ("s3", "AWS_S3_LOCKING_PROVIDER", "dynamodb", StoreOptions()),
+    ("s3", "OBJECT_STORE_CONCURRENCY_LIMIT", "10", StoreOptions()),
+    ("s3", "aws_bucket", "another", StoreOptions()),
+    ("s3", "azure_storage_account_key", "k", StoreOptions()),
+    ("az", "AZURE_STORAGE_ACCOUNT_NAME", "n", StoreOptions(config={"account_name": "n"})),
+    ("abfss", "account_key", "k", StoreOptions(config={"account_key": "k"})),
+    ("abfs", "azure_storage_access_key", "k", StoreOptions(config={"account_key": "k"})),
+    ("adl", "AZURE_STORAGE_SAS_TOKEN", "s", StoreOptions(config={"sas_key": "s"})),
+    ("azure", "azure_client_secret", "s", StoreOptions(config={"client_secret": "s"})),
+    ("az", "azure_storage_use_emulator", "true", StoreOptions(config={"use_emulator": "true"})),
+    ("az", "azure_identity_endpoint", "e", StoreOptions(config={"msi_endpoint": "e"})),
+    ("az", "AZURE_ALLOW_HTTP", "yes", StoreOptions(client_options={"allow_http": "true"})),
+    ("az", "AWS_ACCESS_KEY_ID", "k", StoreOptions()),
+    ("az", "AWS_PROFILE", "p", StoreOptions()),
+    ("gs", "GOOGLE_SERVICE_ACCOUNT", "f", StoreOptions(config={"service_account": "f"})),
+    ("gs", "google_service_account_path", "f", StoreOptions(config={"service_account": "f"})),
+    ("gs", "GOOGLE_SERVICE_ACCOUNT_KEY", "k", StoreOptions(config={"service_account_key": "k"})),
+    (
+        "gs",
+        "google_application_credentials",
+        "f",
+        StoreOptions(config={"application_credentials": "f"}),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "name", "value", "expected"), MAPPINGS)
+def test_an_option_goes_to_its_group(scheme: str, name: str, value: str, expected: Any) -> None:
+    assert store_options(scheme, {name: value}) == expected
+
+
+STORES = {
+    "aws": ("s3://bucket", obstore_stores.S3Store, {}),
+    "azure": ("az://container", obstore_stores.AzureStore, {"account_name": "a"}),
+    "google": ("gs://bucket", obstore_stores.GCSStore, {}),
+}
+
+
+@pytest.mark.parametrize("provider", _CONFIG)
+def test_obstore_knows_each_name_that_the_mapping_gives_it(provider: str) -> None:
+    url, kind, base = STORES[provider]
+    keys = set(_CONFIG[provider].values())
+    assert [key for key in keys if not knows(kind, url, config={**base, key: "1"})] == []
+    for key in _CLIENT:
+        assert knows(kind, url, config=base, client_options={key: "1"})
+    assert not knows(kind, url, config={**base, "regionx": "1"})
+    assert not knows(kind, url, config=base, client_options={"timeoutx": "1"})
+
+
+def knows(kind: Any, url: str, **groups: Any) -> bool:
+    """Return whether obstore knows the names, if not the values."""
+    try:
+        kind.from_url(url, **groups)
+    except UnknownConfigurationKeyError:
+        return False
+    except Exception as error:
+        return "Invalid key" not in str(error)
+    return True
+
+
+@pytest.mark.parametrize("scheme", PROVIDERS)
+def test_an_unknown_option_is_named_with_its_nearest_but_without_its_value(scheme: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        store_options(scheme, {"conect_timeout": SECRET})
+    assert "'conect_timeout'" in str(caught.value)
+    assert "connect_timeout'" in str(caught.value)
+    assert caught.value.data == {"option": "conect_timeout"}
+    assert_hidden(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_retries", SECRET),
+        ("retry_timeout", SECRET),
+        ("retry_timeout", "30"),
+        ("retry_timeout", "1 fortnight"),
+        ("backoff.base", SECRET),
+        ("aws_conditional_put", f"dynamo:{SECRET}"),
+        ("aws_conditional_put", "disabled"),
+        ("AWS_PROFILE", SECRET),
+        ("AWS_IAM_ROLE_ARN", SECRET),
+        ("aws_endpoint_url_s3", SECRET),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused(name: str, value: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        store_options("s3", {name: value})
+    assert repr(name) in str(caught.value)
+    assert value not in str(caught.value).replace(name, "").replace('"30s"', "")
+    assert_hidden(caught.value)
+
+
+def test_two_names_of_one_option_must_agree() -> None:
+    agreed = store_options("s3", {"AWS_REGION": "a", "region": "a"})
+    assert agreed.config == {"region": "a"}
+    with pytest.raises(InvalidOption, match=r"AWS_SECRET_ACCESS_KEY.*another value") as caught:
+        store_options("s3", {"AWS_SECRET_ACCESS_KEY": SECRET, "secret_access_key": SECRET + "x"})
+    assert_hidden(caught.value)
+
+
+def test_client_options_of_the_environment_stay_if_others_are_given() -> None:
+    environment = {"AWS_ALLOW_HTTP": "true", "AWS_TIMEOUT": "1s", "TIMEOUT": "9s", "AWS_X": "1"}
+    found = store_options("s3", {"timeout": "2s"}, environment)
+    assert found.client_options == {"timeout": "2s", "allow_http": "true"}
+    assert store_options("s3", {}, environment) == StoreOptions()  # obstore reads it itself
+    assert store_options("gs", {"timeout": "2s"}, environment).client_options == {"timeout": "2s"}
+
+
+@pytest.mark.parametrize(
+    ("root", "options"),
+    [
+        ("s3://b", {"aws_disable_tagging": SECRET}),
+        ("s3://b", {"timeout": SECRET}),
+        ("s3://b", {"root_certificate": SECRET}),
+        ("s3://b", {"aws_checksum_algorithm": SECRET}),
+        ("s3://b", {"proxy_url": f"::{SECRET}"}),
+        ("az://c", {"account_name": "a", "account_key": SECRET}),
+        ("az://c", {"account_name": "a", "sas_token": SECRET}),
+        ("gs://b", {"service_account": f"/nowhere/{SECRET}"}),
+        ("gs://b", {"service_account_key": SECRET}),
+    ],
+)
+def test_a_value_that_obstore_refuses_is_not_shown(root: str, options: dict[str, str]) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        ObjectStore(root, options)
+    assert_hidden(caught.value)
+
+
+def test_a_panic_of_obstore_becomes_an_invalid_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unmapped(*_: Any) -> StoreOptions:
+        return StoreOptions(config={"aws_allow_http": SECRET})
+
+    monkeypatch.setattr("spark_mq.delta.remote_files.store_options", unmapped)
+    with pytest.raises(InvalidOption, match="Opening the object store failed"):
+        ObjectStore("s3://b")
+
+
+def test_names_of_secrets_are_known() -> None:
+    secrets = ["AWS_SECRET_ACCESS_KEY", "aws_session_token", "account_key", "azure_client_secret"]
+    secrets += ["azure_storage_sas_token", "sas_key", "google_service_account_key", "proxy_url"]
+    assert all(is_secret(name) for name in secrets)
+    assert not any(is_secret(name) for name in ("AWS_REGION", "endpoint", "timeout"))
+
+
+def assert_hidden(error: BaseException | None) -> None:
+    """Nothing that a traceback shows has the secret in it."""
+    while error is not None:
+        assert SECRET not in f"{error!s} {error!r} {vars(error)}"
+        error = error.__cause__ or error.__context__
