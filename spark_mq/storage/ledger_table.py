@@ -27,6 +27,7 @@ from spark_mq.delta.actions import log_path
 from spark_mq.delta.store_errors import STORE_ERRORS, explained, plain, telling
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, UnsupportedTable
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.storage import cleanup
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.util.fair_lock import FairLock, door_at
@@ -348,6 +349,11 @@ class LedgerTable:
                 version, int(info.get("timestamp") or 0) * 1000, note.get("group"), note.get("operation"), info.get(delta.OPERATION_ID),
                 pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
             )  # fmt: skip
+
+    def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
+        versions = cleanup.KEEP_LEDGER_VERSIONS if keep_versions is None else keep_versions
+        seconds = cleanup.KEEP_LEDGER_SECONDS if keep_seconds is None else keep_seconds
+        return cleanup.clean(self, versions, seconds, archived=archived)
 
     def _rows(self, version: int, path: str, group: str | None) -> pa.Table:
         """A file with its partition's value, which Delta leaves out of it. Empty where it is gone or broken: that is past, and told."""

@@ -35,7 +35,7 @@ class PublishReceipt:
 
 
 class MessageStore(ABC):
-    """The log of one queue: the other half of the storage seam. Its twin in memory is in ``spark_mq.testing``."""
+    """The log of one queue: the other half of the storage seam. ``storage/memory.py`` implements it in memory."""
 
     path: str
     files: delta.Files
@@ -95,6 +95,14 @@ class MessageStore(ABC):
     @abstractmethod
     def drop(self, horizon: int) -> int:
         """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to kill and to repeat."""
+
+    @abstractmethod
+    def index_commits(self) -> int:
+        """Write down in ``commits/`` what the commits say since the last time. Returns their number."""
+
+    @abstractmethod
+    def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
+        """Delete old commits that ``commits/`` knows. None keeps the default. Returns the number of files."""
 
     def check(self, path: str, rows: int = 0) -> str | None:
         """Why a data file cannot be read, as far as its footer tells, or None. ``rows``: how many it should have."""

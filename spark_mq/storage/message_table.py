@@ -17,10 +17,12 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from spark_mq.delta import legacy as delta
+from spark_mq.delta.checkpoints import checkpoint
 from spark_mq.delta.store_errors import STORE_ERRORS, explained, gone, telling
 from spark_mq.errors import ContentionTimeout, CorruptLog, DuplicatePublish
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.writer import MESSAGE_SCHEMA, WrittenFile
+from spark_mq.storage import cleanup
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.log_watch import LogWatch
 from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
@@ -157,6 +159,16 @@ class MessageTable(MessageStore):
             for path in old.intersection(path for folder in folders for path in self.files.list(folder)):
                 self.files.delete(path)
         return len(gone)
+
+    def index_commits(self) -> int:
+        with telling(self.commits.path, self.storage_options, "writing to"):
+            return cleanup.index_commits(self)
+
+    def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
+        versions = cleanup.KEEP_VERSIONS if keep_versions is None else keep_versions
+        seconds = cleanup.KEEP_SECONDS if keep_seconds is None else keep_seconds
+        checkpoint(self.files)
+        return cleanup.clean_messages(self, versions, seconds) + cleanup.clean_commits(self)
 
     def active(self) -> list[str]:
         """The data files that the table has now."""
