@@ -23,7 +23,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.parquet.writer import write_file
 
 PROBES = 20
@@ -33,13 +32,13 @@ LINKS = 10_000
 
 def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
     """Makes up so many commits of one message each. Their data files are a few files under many names."""
-    path = Path(queue.log.path)
+    path = Path(queue._context.messages.path)
     messages = pa.table({"message_id": ["m"], "value": [b"x" * 100], "published_at": pa.array([0], pa.timestamp("us", "UTC"))})
     hour_ago = time.time() - 3600
     os.utime(path / "_delta_log" / f"{0:020d}.json", (hour_ago, hour_ago))
     for version in range(1, commits + 1):
         if version % LINKS == 1:
-            file = write_file(queue.log.files, messages)
+            file = write_file(queue._context.messages.files, messages)
         name = f"part-{uuid.uuid4()}.parquet"
         os.link(path / file.path, path / name)
         told = {"timestamp": int(hour_ago * 1000), "operation": "WRITE", "spark_mq_operation_id": uuid.uuid4().hex}
@@ -58,7 +57,7 @@ def probe(path: str) -> dict[str, float]:
     queue = Queue.open(path)
     opened = time.perf_counter()
     group = queue.group(f"g{os.getpid()}").ensure()
-    index = queue.log.index()
+    index = queue._context.messages.index()
     indexed = time.perf_counter()
     lease = group.lease("w")
     leased = time.perf_counter()
@@ -78,7 +77,7 @@ def probe(path: str) -> dict[str, float]:
         "open, ms": (opened - started) * 1000,
         "first look at the log, ms": (indexed - opened) * 1000,
         "first lease, ms": (leased - indexed) * 1000,
-        "poll, ms": median(queue.log.index),
+        "poll, ms": median(queue._context.messages.index),
         "stats(), ms": median(group.stats),
         "next lease and ack, ms": median(lambda: group.lease("w").ack()),  # type: ignore[union-attr]
         "publish of one message, ms": median(lambda: queue.publish(b"y")),
@@ -107,7 +106,7 @@ def main() -> None:
         show("before a sweep", queue.path)
         for number in (1, 2):
             start = time.perf_counter()
-            report = sweep(Queue.open(queue.path))
+            report = Queue.open(queue.path).sweep()
             print(f"sweep {number}: {time.perf_counter() - start:.1f} s, {report}", flush=True)
             show("after it", queue.path)
 

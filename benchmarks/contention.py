@@ -94,7 +94,7 @@ def run(
         for _ in range(10):
             queue.publish([b"x"] * (messages // 10))
         begin, stop, results = context.Barrier(workers + 1), context.Event(), context.Queue()
-        before = queue.leases.version()
+        before = queue._context.ledgers.version()
         running = [
             context.Process(
                 target=contend,
@@ -112,7 +112,7 @@ def run(
         took, requests = time.perf_counter() - start, asked() - requests
         for process in running:
             process.join()
-        commits = queue.leases.version() - before
+        commits = queue._context.ledgers.version() - before
     done = sum(len(ms) for _, _, _, times, _, _ in told for ms in times.values())
     return {
         "done_per_second": done / took,

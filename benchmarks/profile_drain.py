@@ -66,8 +66,8 @@ def reader(folder: Path, kind: str, batch: int) -> None:
         queue.publish(pa.table({"value": pa.array(values(kind, batch // 2), pa.binary())}))
     lease = queue.group("profile").lease("profile", max_messages=batch)
     assert lease is not None
-    index = queue.log.index()
-    pieces = [(piece, of) for of in lease.ranges for piece in index.slices(of.first, of.last)]
+    index = queue._context.messages.index()
+    pieces = [(piece, of) for of in lease._ranges for piece in index.slices(of.first, of.last)]
     parts = partitions.cut(queue.path, pieces, {}, 1)
     schema = StructType([READ_SCHEMA[name] for name in ("sequence", "lease_id", "value")])
 

@@ -12,7 +12,6 @@ import logging
 from _common import Parser, duration, run, session
 
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.util.validation import SECOND, check_duration
 
 EXAMPLES = """examples:
@@ -43,11 +42,11 @@ def main() -> None:
     from spark_mq.spark.shutdown import on_sigterm
 
     spark = session("spark_mq sweep")
-    copy = spark_copy(spark, queue.storage_options)
+    copy = spark_copy(spark, dict(args.storage_options))
     with on_sigterm(spark, lambda: None) as told:
         while not told.is_set():
             try:
-                print(f"swept {queue.path}: {sweep(queue, copy)}", flush=True)
+                print(f"swept {queue.path}: {queue.sweep(copy)}", flush=True)
             except Exception:
                 if pause is None:
                     raise

@@ -164,7 +164,7 @@ def main() -> None:
     each = for_each_batch(group, handler, on_error=args.on_error, also=others, ack=args.ack)
     stream = spark.readStream.format("spark_mq").options(**options).load()
     query = stream.writeStream.foreachBatch(each).option("checkpointLocation", args.checkpoint).trigger(**args.trigger).start()
-    _log.info("worker %s of group %s reads %s", options["workerId"], args.group, ", ".join(g.queue.path for g in (group, *others)))
+    _log.info("worker %s of group %s reads %s", options["workerId"], args.group, ", ".join(g._context.path for g in (group, *others)))
     # 5 seconds more than the batch has: for stopping the query, and for giving back what was leased after it.
     with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as told:
         query.awaitTermination()

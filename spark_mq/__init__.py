@@ -1,13 +1,20 @@
 """spark_mq: an acknowledged message queue for Spark and Delta Lake, with no broker.
 
-The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`Lease`. The Spark side is in ``spark_mq.spark``.
+The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`Lease`. The Spark
+side is in ``spark_mq.spark``. All errors are in ``spark_mq.errors`` and here.
 """
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from spark_mq import errors
+from spark_mq.errors import *  # noqa: F403
 from spark_mq.group import ConsumerGroup
-from spark_mq.lease import Lease, SettleResult
+from spark_mq.lease import Lease
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.message import Message, ReceivedMessage
+from spark_mq.operations.settle import SettleResult
 from spark_mq.publisher import BufferedPublisher, PendingMessage
 from spark_mq.queue import Queue
 from spark_mq.storage.message_store import PublishReceipt
@@ -29,5 +36,28 @@ __all__ = [
     "WorkSummary",
     "__version__",
 ]
+__all__ += errors.__all__
 
 __version__ = "0.1.0"
+
+
+def _for_each_batch(
+    group: ConsumerGroup,
+    process: Callable[..., Any],
+    on_error: str = "nack",
+    also: Iterable[ConsumerGroup] = (),
+    ack: str = "after",
+) -> Callable[[Any, int], None]:
+    # Only here, on top of all modules, may the Python side know the Spark side: pyspark is
+    # optional and slow to load.
+    try:
+        from spark_mq.spark import for_each_batch
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "for_each_batch needs pyspark, which cannot be imported: install spark-mq[spark]",
+            name=error.name,
+        ) from error
+    return for_each_batch(group, process, on_error=on_error, also=also, ack=ack)
+
+
+ConsumerGroup._for_each_batch = _for_each_batch

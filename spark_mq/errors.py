@@ -15,7 +15,6 @@ __all__ = [
     "DataLossError",
     "DuplicatePublish",
     "GroupBlocked",
-    "GroupExists",
     "GroupNotFound",
     "InvalidHandlerResult",
     "InvalidOption",
@@ -94,10 +93,6 @@ class StorageError(SparkMQError, OSError):
 
 class GroupNotFound(SparkMQError, LookupError):
     """The consumer group does not exist. Data: ``group``."""
-
-
-class GroupExists(SparkMQError):
-    """The consumer group exists already, elsewhere than asked. Data: ``group``."""
 
 
 class LeaseLost(SparkMQError):

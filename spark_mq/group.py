@@ -1,33 +1,24 @@
-"""A consumer group: leasing from a queue and settling, each one optimistic commit on the group's ledger."""
+"""A consumer group: lease messages of a queue and settle them."""
 
 from __future__ import annotations
 
-import logging
 import random
-import re
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Unpack
 
-from spark_mq.errors import CorruptLog, GroupBlocked, GroupNotFound
-from spark_mq.lease import Lease, SettleResult
-from spark_mq.ledger import acquire as selection
-from spark_mq.ledger import admin as moving
-from spark_mq.ledger import transitions as rules_of
-from spark_mq.ledger.commit_info import lease_note
-from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader, Range
-from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
-from spark_mq.ledger.stats import GroupStats, stats_of
-from spark_mq.maintenance.retention import without_lost
-from spark_mq.operations import acquire as waiting
-from spark_mq.operations import administer
-from spark_mq.operations.acquire import LeaseOptions
-from spark_mq.operations.settle import Leases, extend, settle_named
-from spark_mq.storage.ledger_store import LedgerSnapshot, change
+from spark_mq.errors import GroupBlocked
+from spark_mq.lease import Lease
+from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.operations.acquire import LeaseOptions, wait_for_lease
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
+from spark_mq.util.clock import Duration
 from spark_mq.util.validation import (
     SECOND,
     check_count,
@@ -36,300 +27,406 @@ from spark_mq.util.validation import (
     check_lease_id,
     check_name,
     check_position,
-    micros,
-    nearest,
 )
-from spark_mq.worker import WorkSummary, work
+from spark_mq.worker import Handler, WorkSummary, run_worker
 
-if TYPE_CHECKING:
-    from spark_mq.queue import Queue
+__all__ = ["ConsumerGroup", "LeaseSelector"]
 
-__all__ = ["ConsumerGroup"]
-
-_log = logging.getLogger(__name__)
-
-LEASE_PAUSE = 0.02
-"""Seconds to wait after a lost race."""
-
-
-def _unnumbered(name: str) -> str:
-    return re.sub(r"\d+", "0", name)
+LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, Iterable[int] | None]
+"""One lease or several, by id or as objects, or some sequences of each (None: all)."""
 
 
 class ConsumerGroup:
-    """One group of a queue. Get it from :meth:`spark_mq.Queue.group`. Cheap; thread-safe; picklable; makes the group at the first lease."""
+    """One group of a queue. Get it from :meth:`spark_mq.Queue.group`.
 
-    def __init__(self, queue: Queue, name: str = "default", start: str | int | datetime = "earliest") -> None:
-        self.queue = queue
+    Cheap, thread-safe and picklable. The first lease creates the group.
+    """
+
+    _for_each_batch: ClassVar[Callable[..., Callable[[Any, int], None]] | None] = None
+    """Set by the package: the Spark side stands above this module."""
+
+    def __init__(
+        self,
+        context: QueueContext,
+        name: str = "default",
+        start: str | int | datetime = "earliest",
+    ) -> None:
         self.name = check_name("group", name)
-        self.start = check_position("start", start)
-        self._made = False
+        self._context = context
+        self._start = check_position("start", start)
+        self._ledger: GroupLedger = context.group(self.name, self._start)
 
     def __repr__(self) -> str:
-        return f"ConsumerGroup({self.queue.path!r}, {self.name!r})"
+        return f"ConsumerGroup({self._context.path!r}, {self.name!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._context, self.name, self._start)
 
     # -- the group itself
 
     def ensure(self) -> ConsumerGroup:
-        """Makes the group if it is not there, at its starting position. A compare-and-swap of the whole table: no trim slips between."""
-        if not self._made and self.queue.leases.read(self.name).ledger is None:
-
-            def step(stored: LedgerSnapshot) -> tuple[Ledger | None, bool, Mapping[str, Any]]:
-                if stored.ledger is not None:
-                    return None, False, {}
-                index, broken = self.index_so_far()
-                if broken is not None and self.start != "earliest":
-                    raise broken  # where that is only the whole log can tell
-                floor = max(self._position(index, self.start) - 1, self.queue.horizon())
-                head = LedgerHeader(floor=floor, forgotten=index.count(0, floor), settings=asdict(self.queue.settings.group))
-                return Ledger(head), True, {"operation": "create group"}
-
-            if change(self.queue.leases, self.name, step, whole_table=True):
-                self._tell_made()
-        self._made = True
+        """Create the group at its start position if it does not exist."""
+        self._ledger.create_if_missing()
         return self
 
-    def _tell_made(self) -> None:
-        """A group is made by its first use, also by that of a misspelt name: then a warning. Numbered names are alike on purpose."""
-        stem = _unnumbered(self.name)
-        alike = nearest(self.name, (name for name in self.queue.groups() if _unnumbered(name) != stem))
-        if alike:
-            _log.warning("group %r is made in %s, at %s: is %r meant, which is there? If so, drop_group(%r)",
-                         self.name, self.queue.path, self.start, alike, self.name)  # fmt: skip
-        else:
-            _log.info("group %r is made in %s, at %s", self.name, self.queue.path, self.start)
-
     def exists(self) -> bool:
-        """Whether the group has been made."""
-        return self.queue.leases.read(self.name).ledger is not None
+        """Return whether the group has been created."""
+        return self._ledger.exists()
 
     def seek(self, to: str | int | datetime) -> None:
-        """Moves the group to "earliest", "latest", a sequence or an instant: all before is skipped, all from there on is unread.
+        """Move the group: all messages before are skipped, all from there on are unread.
 
-        An instant is an aware datetime, or text with a zone like "2026-01-31T12:00:00Z", as for the option startingPosition.
-        Fences all live leases. Not below the trim horizon.
+        Live leases are fenced. The group does not move below the trim horizon.
+
+        Parameters
+        ----------
+        to
+            "earliest", "latest", a sequence, or an instant: an aware datetime, or text with a zone
+            such as "2026-01-31T12:00:00Z".
         """
-        target = check_position("to", to)
-        self.ensure()
+        self._ledger.seek(check_position("to", to))
 
-        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, None, Mapping[str, Any]]:
-            index = self.queue.log.index()
-            # Not past the tail either: that would skip what is yet to be published.
-            position = min(max(self._position(index, target), self.queue.horizon() + 1), index.tail + 1)
-            return moving.seek(self.found(stored), index, position), None, {"operation": "seek", "ranges": f"{position}-"}
+    def configure(self, **settings: Unpack[GroupSettingsOptions]) -> GroupSettings:
+        """Change settings of the group in one commit, and return all of them.
 
-        change(self.queue.leases, self.name, step, whole_table=True)
+        Every worker obeys them from its next operation on. Live leases keep their deadline.
 
-    def configure(self, **settings: Any) -> GroupSettings:
-        """Changes settings of the group (those of :class:`~spark_mq.GroupSettings`) and returns all of them. One commit.
+        Parameters
+        ----------
+        **settings
+            See :class:`~spark_mq.GroupSettings`. Settings not given stay as they are.
 
-        Every worker obeys them from its next operation on; live leases keep their deadline. Raises InvalidOption.
+        Raises
+        ------
+        InvalidOption
+            A setting is unknown or its value is invalid.
         """
-        return administer.configure(self, settings)
+        return self._ledger.configure(settings)
 
     @property
     def settings(self) -> GroupSettings:
-        """The settings as they are now; of a group that is not there yet, those it would be made with."""
-        return self.rules(self.queue.leases.read(self.name))
+        """The settings as they are now. A group that does not exist has the queue's defaults."""
+        return self._ledger.settings()
 
     def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:
-        """Where the group blocks (``on_exhausted="block"``): what becomes of the blocked messages, all or some. Returns how many.
+        """Decide about messages that block the group (``on_exhausted="block"``).
 
-        ``to``: "retry" (delivered again, with counts from zero), "dead_letter" or "drop". Each first message blocks what lies past it.
+        Parameters
+        ----------
+        to
+            "retry" (delivered again, with counts from zero), "dead_letter" or "drop".
+        sequences
+            The messages. Default: all that block.
+
+        Returns
+        -------
+        int
+            The number of messages.
         """
-        return administer.unblock(self, to, sequences)
+        return self._ledger.unblock(to, sequences)
 
-    def _position(self, index: MessageIndex, start: str | int | datetime) -> int:
-        if isinstance(start, datetime):
-            return index.first_published_since(micros(start))
-        return {"earliest": 0, "latest": index.tail + 1}[start] if isinstance(start, str) else start
+    def stats(self) -> GroupStats:
+        """Count the messages of the group by state, without a commit."""
+        return self._ledger.stats()
 
-    # -- leasing
+    def expire(self) -> int:
+        """Fold expired leases now instead of with the next operation.
+
+        Also settles messages past their own expires_at and sets delayed ones aside.
+
+        Returns
+        -------
+        int
+            The number of messages that the leases held.
+        """
+        return self._ledger.expire()
+
+    # -- lease
 
     def lease(
         self,
         worker_id: str,
         *,
         max_messages: int = 1,
-        wait: Any = 0,
-        max_poll_interval: Any = "500ms",
-        visibility_timeout: Any = None,
+        wait: Duration = 0,
+        max_poll_interval: Duration = "500ms",
+        visibility_timeout: Duration | None = None,
         auto_ack: bool = False,
         fail_on_data_loss: bool = True,
     ) -> Lease | None:
-        """Leases up to `max_messages` and hides them from the rest of the group until settled or expired; None if nothing is due.
+        """Lease messages and hide them from the rest of the group until settled or expired.
 
-        Never empty; it may be shorter than asked. ``wait``: how long to wait for messages. What happens in this process, and what time
-        brings, is noticed at once; what other processes do, within ``max_poll_interval``. ``auto_ack``: settled at once, so at most once:
-        the mode that loses messages, when a worker dies after the lease. Raises GroupBlocked when a cap of the group lets nothing be
-        leased, or it blocks; DataLossError when the queue's hard limit has dropped messages unsettled, unless ``fail_on_data_loss`` is off:
-        then they count as lost.
+        Parameters
+        ----------
+        worker_id
+            A label for people.
+        max_messages
+            The most messages to lease. Default: 1.
+        wait
+            How long to wait for messages. Default: not at all.
+        max_poll_interval
+            How soon a waiting call notices other processes. Default: 500 ms. It notices changes of
+            this process and of time at once.
+        visibility_timeout
+            How long the lease lasts. Default: the group's setting.
+        auto_ack
+            Ack at once, so that each message is delivered at most once.
+        fail_on_data_loss
+            Raise if the queue's hard limit dropped unsettled messages. Otherwise they count as
+            lost.
+
+        Returns
+        -------
+        Lease or None
+            Never empty. None if nothing is due.
+
+        Raises
+        ------
+        GroupBlocked
+            A cap of the group, or a message that blocks it, lets nothing be leased.
+        DataLossError
+            The queue's hard limit dropped unsettled messages.
         """
         check_name("worker_id", worker_id)
         check_count("max_messages", max_messages)
         patience = check_duration("wait", wait, zero=True) / SECOND
         poll = check_duration("max_poll_interval", max_poll_interval) / SECOND
-        timeout = None if visibility_timeout is None else check_duration("visibility_timeout", visibility_timeout)
+        timeout = None
+        if visibility_timeout is not None:
+            timeout = check_duration("visibility_timeout", visibility_timeout)
+        options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
         deadline = time.monotonic() + patience
-        lease, why = waiting.take(
-            self, LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss), lambda: deadline - time.monotonic(), poll
+        acquired = wait_for_lease(
+            self._ledger, options, lambda: deadline - time.monotonic(), poll
         )
-        if lease is None and why:
-            raise GroupBlocked(
-                f"group {self.name!r} may lease nothing: {why}. Settle what is leased, or configure(...) the cap; what blocks "
-                "needs unblock(...)", group=self.name, blocked_because=why,
-            )  # fmt: skip
-        if lease is not None and auto_ack:
+        if not acquired.ranges:
+            self._raise_if_blocked(acquired.blocked_because)
+            return None
+        lease = Lease(self._ledger, worker_id, acquired)
+        if auto_ack:
             lease.ack()
         return lease
 
-    def work(self, handler: Callable[[Lease], Any], **options: Any) -> WorkSummary:
-        """Leases and handles messages until told to stop: see :func:`spark_mq.worker.work` for the options."""
-        return work(self, handler, **options)
+    def _raise_if_blocked(self, why: str) -> None:
+        if why:
+            raise GroupBlocked(
+                f"group {self.name!r} may lease nothing: {why}. Settle what is leased, or "
+                "configure(...) the cap; what blocks needs unblock(...)",
+                group=self.name,
+                blocked_because=why,
+            )
 
-    def grant(self, request: Callable[[int, int], selection.AcquireRequest], fail_on_data_loss: bool = True) -> tuple[selection.Grant, int]:
-        """Commits a lease; `request` makes it from (now, visibility timeout), in microseconds. Returns the grant and its deadline."""
+    def work(
+        self,
+        handler: Handler,
+        *,
+        worker_id: str | None = None,
+        threads: int = 1,
+        max_messages: int = 1,
+        visibility_timeout: Duration | None = None,
+        max_lease_duration: Duration = "30m",
+        on_error: str = "nack",
+        ack: str = "after",
+        graceful_timeout: Duration = "30s",
+        stop: threading.Event | None = None,
+        max_poll_interval: Duration = "500ms",
+        until_empty: bool = False,
+        fail_on_data_loss: bool = True,
+    ) -> WorkSummary:
+        """Call ``handler(lease)`` for one lease after the other and settle the rest of each.
 
-        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
-            ledger, rules = self.found(stored), self.rules(stored)
-            now = self.queue.now()
-            wanted = request(now, rules.visibility_timeout)
-            folded = rules_of.fold(ledger, now, rules)
-            kept = without_lost(self, folded, fail_on_data_loss)
-            index, broken = self.index_so_far()
-            after, grant = selection.lease(kept, index, now, rules, wanted)
-            if broken is not None and not grant.ranges:
-                raise broken
-            note = lease_note(wanted, grant.ranges) if grant.ranges else {"operation": "cut"}
-            return after if grant.ranges or kept is not folded else None, (grant, wanted.expires_at), note
+        The lease is extended while its handler runs. The loop ends when `stop` is set, on SIGTERM
+        (in the main thread), or with `until_empty` once nothing is due. It then leases nothing
+        more, releases what no handler got, and waits for running handlers. It waits out a failing
+        store and a group that blocks.
 
-        return change(self.queue.leases, self.name, step, pause=LEASE_PAUSE)
+        Parameters
+        ----------
+        handler
+            Called with a :class:`Lease`. It may return verdicts on single messages: an Arrow table
+            or a list of dicts with ``sequence``, and ``outcome`` ("ack", "nack", "reject"; none: a
+            failure), ``delay`` (seconds, or "30s") and ``error``. All others are acked.
+        worker_id
+            A label for people. Default: host and process.
+        threads
+            How many threads call the handler. Default: 1.
+        max_messages
+            The most messages in a lease. Default: 1.
+        visibility_timeout
+            How long a lease lasts without an extension. Default: the group's setting.
+        max_lease_duration
+            Extensions of a lease stop after this time. Default: 30 minutes.
+        on_error
+            "nack" (default), "reject" or "raise": see :class:`~spark_mq.handler.HandlerPolicy`.
+        ack
+            "after" (default), "first" or "manual": see :class:`~spark_mq.handler.HandlerPolicy`.
+        graceful_timeout
+            How long running handlers have at the end. Default: 30 seconds.
+        stop
+            Ends the loop once it is set.
+        max_poll_interval
+            How soon the loop notices other processes. Default: 500 ms.
+        until_empty
+            End once nothing is due.
+        fail_on_data_loss
+            Raise if the queue's hard limit dropped unsettled messages.
 
-    def index_so_far(self) -> tuple[MessageIndex, CorruptLog | None]:
-        """The index, and what is wrong with the commit behind it: messages before a broken commit go on."""
-        try:
-            return self.queue.log.index(), None
-        except CorruptLog as error:
-            known = self.queue.log.known()
-            if error.data["version"] is None or error.data["version"] <= known.version:
-                raise
-            return known, error
+        Returns
+        -------
+        WorkSummary
+            What the loop did.
 
-    def verified(self, ranges: Sequence[Range], lease_id: str, *, whole: bool = False) -> tuple[Range, ...]:
-        """The ranges whose files can be read. Messages of a missing or corrupt file are made dead, at once, with that reason.
-
-        ``whole``: looks at all bytes, not just at the footers, where reading has failed already.
+        Raises
+        ------
+        InvalidHandlerResult
+            The handler returned something else: a mistake in the program.
+        DataLossError
+            The queue's hard limit dropped unsettled messages.
         """
-        index, good, bad = self.queue.log.index(ranges[-1].last), [], []
-        for r in ranges:
-            for piece in index.slices(r.first, r.last):
-                for sound, why in self.queue.check_slice(piece, index.file_at(piece.first).rows, whole):
-                    part = r.part(sound.first, sound.first + sound.rows - 1, index)
-                    if why is None:
-                        good.append(part)
-                    else:
-                        bad.append((part, why))
-        for part, why in bad:
-            _log.error("group %s: messages %d..%d cannot be read and are dead: %s", self.name, part.first, part.last, why)
-            self.settle([SettleCommand(REJECT, lease_id, [(part.first, part.last)], error=why, reason="payload unreadable")])
-        return tuple(good) if bad else tuple(ranges)
+        return run_worker(
+            self._ledger,
+            handler,
+            worker_id=worker_id,
+            threads=threads,
+            max_messages=max_messages,
+            visibility_timeout=visibility_timeout,
+            max_lease_duration=max_lease_duration,
+            on_error=on_error,
+            ack=ack,
+            graceful_timeout=graceful_timeout,
+            stop=stop,
+            max_poll_interval=max_poll_interval,
+            until_empty=until_empty,
+            fail_on_data_loss=fail_on_data_loss,
+        )
 
-    # -- settling: each call is one commit at most, those of several threads share one
+    # -- settle: each call is one commit at most, and those of several threads share one
 
-    def ack(self, leases: Leases, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None) -> SettleResult:
-        """Settles messages as done. Raises LeaseLost for what is not held; the rest is settled all the same.
+    def ack(
+        self,
+        leases: LeaseSelector,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> SettleResult:
+        """Settle messages as done.
 
-        ``leases``: a lease id, a Lease, several of these, or {lease id: sequences, or None for all that it holds}. ``sequences`` name some
-        messages of one lease; ``message_ids``, of any: all held messages that have one of the ids.
+        Parameters
+        ----------
+        leases
+            A lease id, a Lease, several of these, or {lease id: sequences, or None for all}.
+        sequences
+            Messages of one lease. Default: all that it holds.
+        message_ids
+            All held messages with one of these ids.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is settled.
         """
-        return settle_named(self, leases, sequences, message_ids, {"verb": ACK})
+        return settle(
+            self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
+        )
 
     def nack(
         self,
-        leases: Leases,
+        leases: LeaseSelector,
         sequences: Iterable[int] | None = None,
         *,
         message_ids: Iterable[str] | None = None,
-        delay: Any = None,
+        delay: Duration | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Gives messages back as failed, due again after the group's retry policy or `delay`; past a limit they are dead. As :meth:`ack`.
+        """Give messages back as failed. They are due again later, or dead past a limit.
 
-        Naming messages blames them; without, the culprit is unknown.
+        Parameters
+        ----------
+        leases, sequences, message_ids
+            As for :meth:`ack`. Without named messages nobody knows which of them failed.
+        delay
+            When they are due again. Default: the group's retry policy.
+        error
+            The reason, for people.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is settled.
         """
-        pause = None if delay is None else check_duration("delay", delay, zero=True)
-        how = {"verb": NACK, "delay": pause, "error": check_error(error), "jitter": random.random()}
-        return settle_named(self, leases, sequences, message_ids, how)
+        return settle(
+            self._ledger,
+            _held(leases),
+            NACK,
+            sequences=sequences,
+            message_ids=message_ids,
+            delay=None if delay is None else check_duration("delay", delay, zero=True),
+            error=check_error(error),
+            jitter=random.random(),
+        )
 
     def reject(
         self,
-        leases: Leases,
+        leases: LeaseSelector,
         sequences: Iterable[int] | None = None,
         *,
         message_ids: Iterable[str] | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Makes messages dead at once: they can never be processed. As :meth:`ack`."""
-        return settle_named(self, leases, sequences, message_ids, {"verb": REJECT, "error": check_error(error)})
+        """Make messages dead that can never be processed. See :meth:`ack` for the parameters."""
+        return settle(
+            self._ledger,
+            _held(leases),
+            REJECT,
+            sequences=sequences,
+            message_ids=message_ids,
+            error=check_error(error),
+        )
 
-    def release(self, leases: Leases) -> SettleResult:
-        """Gives leases back as if they had never been: uncounted, due at once. As :meth:`ack`."""
-        return settle_named(self, leases, None, None, {"verb": RELEASE})
+    def release(self, leases: LeaseSelector) -> SettleResult:
+        """Give leases back, uncounted, as if they had never been. See :meth:`ack`."""
+        return settle(self._ledger, _held(leases), RELEASE)
 
-    def extend(self, lease_id: str, timeout: Any = None) -> SettleResult:
-        """Moves the deadline of a lease to now + `timeout` (its group's visibility timeout), never earlier. Counts nothing."""
-        given = None if timeout is None else check_duration("timeout", timeout)
-        return extend(self, check_lease_id(lease_id), given)[0]
+    def extend(self, lease_id: str, timeout: Duration | None = None) -> SettleResult:
+        """Move the deadline of a lease to now + `timeout`, never earlier.
 
-    def settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
-        """Several settles in one commit, in order. Raises nothing for what is not held: see each Outcome."""
-        return self.queue.combiner(self).do(wanted)
-
-    def expire(self) -> int:
-        """Folds leases past their deadline now, not at the next operation. Returns how many messages they held.
-
-        Settles, too, what has reached its own expires_at, and sets aside what is not due yet.
+        Parameters
+        ----------
+        lease_id
+            The lease.
+        timeout
+            Default: the group's visibility timeout.
         """
-
-        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-            ledger = self.found(stored)
-            now = self.queue.now()
-            after = rules_of.fold(ledger, now, self.rules(stored))
-            after = selection.tidy(after, self.queue.log.index(), now)
-            before_count, after_count = (x.count(x.is_state(LEASED)) for x in (ledger, after))
-            return after, before_count - after_count, {"operation": "expire", "messages": before_count - after_count}
-
-        return change(self.queue.leases, self.name, step, pause=LEASE_PAUSE) if self.exists() else 0
-
-    # -- looking
-
-    def rules(self, stored: LedgerSnapshot) -> GroupSettings:
-        """The settings of the group, as stored with it."""
-        return GroupSettings.stored(stored.ledger.head.settings) if stored.ledger is not None else self.queue.settings.group
-
-    def found(self, stored: LedgerSnapshot) -> Ledger:
-        """The ledger that was read. Raises GroupNotFound if there is none."""
-        if stored.ledger is None:
-            raise GroupNotFound(f"there is no consumer group {self.name!r}; it is made by its first lease", group=self.name)
-        return stored.ledger
-
-    def ledger(self) -> Ledger:
-        """The group's ledger as it would be after the next operation's fold; that of a new group if it is not there."""
-        stored = self.queue.leases.read(self.name)
-        ledger = stored.ledger if stored.ledger is not None else Ledger(LedgerHeader(floor=self.queue.horizon()))
-        return rules_of.fold(ledger, self.queue.now(), self.rules(stored))
-
-    def stats(self) -> GroupStats:
-        """Counts of the group as of now, without a commit."""
-        rules = self.rules(self.queue.leases.read(self.name))
-        return stats_of(self.ledger(), self.queue.log.index(), rules, self.queue.now())
+        given = None if timeout is None else check_duration("timeout", timeout)
+        return extend(self._ledger, check_lease_id(lease_id), given)[0]
 
     # -- in a stream
 
     def for_each_batch(
-        self, process: Callable[..., Any], on_error: str = "nack", also: Iterable[ConsumerGroup] = (), ack: str = "after"
+        self,
+        process: Callable[..., Any],
+        on_error: str = "nack",
+        also: Iterable[ConsumerGroup] = (),
+        ack: str = "after",
     ) -> Callable[[Any, int], None]:
-        """A foreachBatch function that settles what `process(batch, lease)` leaves: see :func:`spark_mq.spark.for_each_batch`."""
-        from spark_mq.spark.foreach_batch import for_each_batch
+        """Return a foreachBatch function that settles the rest of each batch.
 
-        return for_each_batch(self, process, on_error=on_error, also=also, ack=ack)
+        Needs pyspark. See :func:`spark_mq.spark.for_each_batch` for the parameters.
+        """
+        make = type(self)._for_each_batch
+        assert make is not None, "spark_mq sets it on import"
+        return make(self, process, on_error=on_error, also=also, ack=ack)
+
+
+def _held(leases: LeaseSelector) -> HeldSelector:
+    """Replace Lease objects by the part that settles."""
+    if isinstance(leases, Mapping):
+        return {_held_lease(lease): some for lease, some in leases.items()}
+    if isinstance(leases, str | Lease) or not isinstance(leases, Iterable):
+        return _held_lease(leases)
+    return [_held_lease(lease) for lease in leases]
+
+
+def _held_lease(lease: str | Lease) -> Any:
+    held: str | HeldLease = lease._held if isinstance(lease, Lease) else lease
+    return held

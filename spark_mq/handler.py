@@ -1,8 +1,10 @@
-"""What a handler says of single messages, as settles: the rows (sequence, outcome, delay, error) that it returns."""
+"""From a handler's result to settle commands, for the worker loop and for foreachBatch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -11,18 +13,80 @@ import pyarrow as pa
 
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.ledger.intervals import Interval, from_sequences, normalise, subtract
-from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand
-from spark_mq.util.validation import check_duration
+from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING
+from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
+from spark_mq.util.validation import check_choice, check_duration, to_datetime
 
-__all__ = ["OUTCOMES", "MessageVerdict", "settles_of", "verdict", "verdicts_of"]
+__all__ = [
+    "OUTCOMES",
+    "HandlerPolicy",
+    "MessageVerdict",
+    "commands_for",
+    "describe_held",
+    "log_outcomes",
+    "parse_result",
+    "verdict",
+]
+
+_log = logging.getLogger(__name__)
 
 OUTCOMES: Final = (ACK, NACK, REJECT)
 COLUMNS: Final = ("sequence", "outcome", "delay", "error")
+ON_ERROR: Final = ("nack", "reject", "raise")
+WHEN: Final = ("after", "first", "manual")
+_STATES: Final = {
+    WAITING: "due again",
+    DEAD: "dead",
+    ROUTING: "dead",
+    BLOCKED: "blocking the group",
+    SETTLED: "dropped",
+    LEASED: "leased again already",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerPolicy:
+    """How a lease is settled around its handler. Messages that the handler settled stay settled.
+
+    Parameters
+    ----------
+    on_error
+        What an exception and a returned failure mean. "nack" (default): retry after the group's
+        backoff. "reject": to the dead letters. "raise": end the loop or the query; the lease
+        expires, or its batch runs again.
+    ack
+        When the lease is acked. "after" (default): when the handler has returned, at least once.
+        "first": before it is called, at most once. A worker that dies then loses messages.
+        "manual": only what the handler settles counts, and the rest expires. A handler that fails
+        is settled by `on_error` all the same.
+    """
+
+    on_error: str = "nack"
+    ack: str = "after"
+
+    @classmethod
+    def checked(cls, on_error: object = "nack", ack: object = "after") -> HandlerPolicy:
+        """Build a policy from what a user gave. Raises InvalidOption."""
+        return cls(check_choice("on_error", on_error, ON_ERROR), check_choice("ack", ack, WHEN))
+
+    @property
+    def failure_verb(self) -> str:
+        """The verb that settles a failure."""
+        return REJECT if self.on_error == "reject" else NACK
+
+    def verb_for_rest(self, failed: bool) -> str | None:
+        """Return the verb for messages that the handler did not settle, or None."""
+        if failed:
+            return None if self.ack == "first" else self.failure_verb
+        return ACK if self.ack == "after" else None
 
 
 @dataclass(frozen=True, slots=True)
 class MessageVerdict:
-    """What is to become of messages ``first..last`` of a lease. ``outcome`` None: a failure. ``delay``: microseconds."""
+    """What becomes of messages ``first..last`` of a lease.
+
+    An ``outcome`` of None is a failure. ``delay`` is in microseconds.
+    """
 
     lease_id: str
     first: int
@@ -32,57 +96,176 @@ class MessageVerdict:
     error: str | None = None
 
 
-def verdict(lease_id: str, interval: Interval, *, outcome: Any = None, delay: Any = None, error: Any = None) -> MessageVerdict:
-    """A verdict on messages (first and last sequence) from what a handler gave. ``delay``: seconds, or "30s". Raises
-    InvalidHandlerResult."""
+def verdict(
+    lease_id: str,
+    interval: Interval,
+    *,
+    outcome: Any = None,
+    delay: Any = None,
+    error: Any = None,
+) -> MessageVerdict:
+    """Build a verdict from what a handler gave. Raises InvalidHandlerResult.
+
+    ``delay`` is a duration, in seconds or as text such as "30s".
+    """
     if outcome is not None and outcome not in OUTCOMES:
-        raise InvalidHandlerResult(f"outcome={outcome!r} is not valid: use ack, nack or reject, or null", option="outcome", value=outcome)
+        raise InvalidHandlerResult(
+            f"outcome={outcome!r} is not valid: use ack, nack or reject, or null",
+            option="outcome",
+            value=outcome,
+        )
     try:
         pause = None if delay is None else check_duration("delay", delay, zero=True)
     except InvalidOption as wrong:
         raise InvalidHandlerResult(str(wrong), option="delay", value=delay) from wrong
-    return MessageVerdict(lease_id, *interval, outcome, pause, None if error is None else str(error))
+    text = None if error is None else str(error)
+    return MessageVerdict(lease_id, *interval, outcome, pause, text)
 
 
-def verdicts_of(returned: Any, lease_id: str, held: Iterable[Interval]) -> list[MessageVerdict]:
-    """The verdicts of a Python handler: None, an Arrow table, or a list of dicts, with ``sequence`` and what else there is to say.
+def parse_result(
+    returned: Any, lease_id: str, held: Iterable[Interval]
+) -> list[MessageVerdict]:
+    """Return the verdicts of a Python handler. Raises InvalidHandlerResult.
 
-    ``held``: what the lease was granted. Raises InvalidHandlerResult for what is no such thing.
+    It may return None, an Arrow table, or a list of dicts with ``sequence`` and more of COLUMNS.
+    ``held`` is what the lease was granted.
     """
     if returned is None:
         return []
-    rows = returned.to_pylist() if isinstance(returned, pa.Table) else returned
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise InvalidHandlerResult(
-            f"the handler returned {type(returned).__name__}: return None, or a pyarrow.Table or a list of dicts with {', '.join(COLUMNS)}",
-            option="handler", value=type(returned).__name__,
-        )  # fmt: skip
-    for row in rows:
-        if "sequence" not in row or not set(row) <= set(COLUMNS):
-            raise InvalidHandlerResult(
-                f"the handler returned a row with {', '.join(map(str, row))}: give sequence, and besides only {', '.join(COLUMNS[1:])}",
-                option="handler", value=list(row),
-            )  # fmt: skip
+    rows = _rows(returned)
     try:
         named = from_sequences(row["sequence"] for row in rows)
     except InvalidOption as wrong:
-        raise InvalidHandlerResult(str(wrong), option="sequence", value=wrong.data["value"]) from wrong
+        value = wrong.data["value"]
+        raise InvalidHandlerResult(str(wrong), option="sequence", value=value) from wrong
     if strange := subtract(named, held):
-        raise InvalidHandlerResult(f"message {strange[0][0]} is none of this lease's", option="sequence", value=strange[0][0])
+        first = strange[0][0]
+        raise InvalidHandlerResult(
+            f"message {first} is none of this lease's", option="sequence", value=first
+        )
     return [
-        verdict(lease_id, (row["sequence"], row["sequence"]), **{name: row.get(name) for name in COLUMNS if name != "sequence"})
+        verdict(lease_id, (row["sequence"], row["sequence"]),
+                **{name: row.get(name) for name in COLUMNS if name != "sequence"})
         for row in rows
-    ]
+    ]  # fmt: skip
 
 
-def settles_of(verdicts: Iterable[MessageVerdict], on_failure: str, jitter: float = 0.0) -> list[SettleCommand]:
-    """One settle for all messages of a lease with the same outcome, delay and error. ``on_failure``: the verb where none is given."""
+def _rows(returned: Any) -> list[Mapping[str, Any]]:
+    rows = returned.to_pylist() if isinstance(returned, pa.Table) else returned
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidHandlerResult(
+            f"the handler returned {type(returned).__name__}: return None, or a pyarrow.Table or "
+            f"a list of dicts with {', '.join(COLUMNS)}",
+            option="handler",
+            value=type(returned).__name__,
+        )
+    for row in rows:
+        if "sequence" not in row or not set(row) <= set(COLUMNS):
+            raise InvalidHandlerResult(
+                f"the handler returned a row with {', '.join(map(str, row))}: give sequence, "
+                f"and besides only {', '.join(COLUMNS[1:])}",
+                option="handler",
+                value=list(row),
+            )
+    return rows
 
-    def alike(one: MessageVerdict) -> tuple[str, str, int, str]:
-        return one.lease_id, one.outcome or on_failure, -1 if one.delay is None else one.delay, one.error or ""
 
-    settles = []
-    for (lease_id, verb, delay, error), some in groupby(sorted(verdicts, key=alike), key=alike):
+def commands_for(
+    result: Sequence[MessageVerdict] | Exception,
+    policy: HandlerPolicy,
+    held: Mapping[str, list[Interval] | None],
+) -> list[SettleCommand]:
+    """Return the commands that settle leases after their handler.
+
+    Parameters
+    ----------
+    result
+        The handler's verdicts, or the error that it raised.
+    policy
+        Covers failures and the messages without a verdict.
+    held
+        By lease id, the sequences not settled yet. None: only the ledger knows them.
+
+    Returns
+    -------
+    list of SettleCommand
+        One for all messages of a lease with the same outcome, delay and error.
+    """
+    error, verdicts = None, result
+    if isinstance(result, Exception):
+        error, verdicts = f"{type(result).__name__}: {result}", ()
+    assert not isinstance(verdicts, Exception)
+    commands = _named(verdicts, policy.failure_verb)
+    verb = policy.verb_for_rest(failed=error is not None)
+    if verb is None:
+        return commands
+    named = {
+        lease_id: [one for command in some for one in command.intervals or ()]
+        for lease_id, some in groupby(commands, key=lambda command: command.lease_id)
+    }
+    for lease_id, intervals in held.items():
+        rest = None if intervals is None else subtract(intervals, named.get(lease_id, []))
+        if rest != []:
+            jitter, whole = random.random(), rest is not None
+            commands.append(
+                SettleCommand(verb, lease_id, rest, whole=whole, error=error, jitter=jitter)
+            )
+    return commands
+
+
+def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[SettleCommand]:
+    """Return one command for all messages of a lease with the same verdict."""
+
+    def same(one: MessageVerdict) -> tuple[str, str, int, str]:
+        delay = -1 if one.delay is None else one.delay
+        return one.lease_id, one.outcome or failure_verb, delay, one.error or ""
+
+    commands, jitter = [], random.random()
+    for (lease_id, verb, delay, error), some in groupby(sorted(verdicts, key=same), key=same):
         intervals = normalise((one.first, one.last) for one in some)
-        settles.append(SettleCommand(verb, lease_id, intervals, delay=None if delay < 0 else delay, error=error or None, jitter=jitter))
-    return settles
+        pause = None if delay < 0 else delay
+        commands.append(
+            SettleCommand(verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter)
+        )
+    return commands
+
+
+def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | None) -> str:
+    """Describe for a log how many messages a lease holds, by their delivery count."""
+    if not deliveries:
+        return "no message left in its lease"
+    low, high = min(deliveries), max(deliveries)
+    delivery = str(low) if low == high else f"{low} to {high}"
+    limit = f" of {max_delivery_attempts}" if max_delivery_attempts else ""
+    return f"{_messages(sum(deliveries.values()))} in hand (delivery {delivery}{limit})"
+
+
+def log_outcomes(
+    group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]
+) -> None:
+    """Log what became of messages that failed: when they are due again, or that they are dead."""
+    for command, outcome in done:
+        if not outcome.settled or command.verb not in (NACK, REJECT):
+            continue
+        counts: dict[str, int] = {}
+        for state, count in outcome.states.items():
+            counts[_STATES[state]] = counts.get(_STATES[state], 0) + count
+        when = _due(outcome.next_due, now)
+        ends = ", ".join(
+            f"{count} {end}{when if end == _STATES[WAITING] else ''}" for end, count in counts.items()
+        )
+        verb = "rejected" if command.verb == REJECT else "nacked"
+        _log.warning(
+            "group %s: %s %s: %s (lease %s)",
+            group, _messages(outcome.settled), verb, ends, command.lease_id,
+        )  # fmt: skip
+
+
+def _due(at: int | None, now: int) -> str:
+    if at is None:
+        return ""
+    return " at once" if at <= now else f" from {to_datetime(at):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"

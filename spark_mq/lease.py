@@ -1,62 +1,55 @@
-"""A lease as its holder has it: the messages, the deadline, and the right to settle."""
+"""A lease: its messages, its deadline, and the right to settle them."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from spark_mq.errors import CorruptLog, LeaseLost
-from spark_mq.ledger.intervals import Interval, subtract
-from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.settle import SettleOutcome
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.intervals import subtract
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.message import ReceivedMessage, to_received
+from spark_mq.operations.acquire import Acquired, reject_unreadable
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
-from spark_mq.util.validation import SECOND, check_duration, shown, to_datetime
+from spark_mq.util.clock import Duration
+from spark_mq.util.validation import SECOND, check_duration, check_error, to_datetime
 
-if TYPE_CHECKING:
-    from spark_mq.group import ConsumerGroup
-
-__all__ = ["Lease", "SettleResult", "result_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class SettleResult:
-    """What a settle did: messages ``settled`` by it, and messages that were ``already_settled``."""
-
-    settled: int
-    already_settled: int = 0
+__all__ = ["Lease"]
 
 
 class Lease:
-    """Messages held by one worker until they are settled or ``expires_at`` passes. Made by :meth:`ConsumerGroup.lease`. Thread-safe.
+    """Messages held by one worker until they are settled or the lease expires.
 
-    The ``lease_id`` is the right to settle. Settling without sequences covers all that this object has not settled yet.
+    Made by :meth:`ConsumerGroup.lease`. Thread-safe. The ``lease_id`` is the right to settle. A
+    settle without sequences covers all messages that this object has not settled yet.
     """
 
-    def __init__(self, group: ConsumerGroup, lease_id: str, worker_id: str, expires_at: int, ranges: Sequence[Range]) -> None:
-        self.group = group
-        self.lease_id = lease_id
+    def __init__(self, ledger: GroupLedger, worker_id: str, acquired: Acquired) -> None:
+        self.lease_id = acquired.lease_id
         self.worker_id = worker_id
-        self.ranges = tuple(ranges)
-        self._expires_at = expires_at
-        self._left: list[Interval] = [(r.first, r.last) for r in ranges]
+        self._ledger = ledger
+        self._ranges = acquired.ranges
+        self._expires_at = acquired.expires_at
+        self._held = HeldLease(acquired.lease_id, ((r.first, r.last) for r in acquired.ranges))
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"Lease({self.lease_id!r}, {len(self)} messages, expires_at={self.expires_at.isoformat()})"
+        expires_at = self.expires_at.isoformat()
+        return f"Lease({self.lease_id!r}, {len(self)} messages, expires_at={expires_at})"
 
     def __len__(self) -> int:
-        return sum(r.message_count for r in self.ranges)
+        return sum(r.message_count for r in self._ranges)
 
     @property
     def expires_at(self) -> datetime:
@@ -65,128 +58,181 @@ class Lease:
 
     @cached_property
     def messages(self) -> list[ReceivedMessage]:
-        """The messages, in the order of their sequence. As :meth:`table`."""
+        """The messages in the order of their sequence. See :meth:`table`."""
         try:
             return to_received(self.table())
         except UnicodeDecodeError:
-            self._give_up_unreadable()
+            self._reject_unreadable()
             return to_received(self.table())
 
     def table(self) -> pa.Table:
-        """The messages as an Arrow table with the columns of DELIVERY_SCHEMA, in the order of their sequence.
+        """Return the messages as an Arrow table, in the order of their sequence.
 
-        What turns out to be unreadable only now (a broken page, a file that was deleted since) is dead at once, and no more in this lease.
+        Messages that turn out to be unreadable only now are dead at once and leave this lease.
+
+        Returns
+        -------
+        pyarrow.Table
+            The columns sequence, message_id, key, value, headers, published_at, delivery_count,
+            lease_id and lease_expires_at.
         """
         try:
             return self._read()
         except CorruptLog:
-            self._give_up_unreadable()
+            self._reject_unreadable()
             return self._read()
 
-    def _give_up_unreadable(self) -> None:
-        good = self.group.verified(self.ranges, self.lease_id, whole=True)
-        bad = subtract([(r.first, r.last) for r in self.ranges], [(r.first, r.last) for r in good])
+    def _reject_unreadable(self) -> None:
+        good = reject_unreadable(self._ledger, self._ranges, self.lease_id, whole=True)
+        before = [(r.first, r.last) for r in self._ranges]
+        bad = subtract(before, [(r.first, r.last) for r in good])
         with self._lock:
-            self.ranges = good
-        self.forget(bad)
+            self._ranges = good
+        self._held.mark_settled(bad)
 
     def _read(self) -> pa.Table:
-        if not self.ranges:
+        if not self._ranges:
             return DELIVERY_SCHEMA.empty_table()
-        log = self.group.queue.log
-        index = log.index(max(r.last for r in self.ranges))
-        ranges = sorted(self.ranges, key=attrgetter("first"))
+        messages = self._ledger.messages
+        index = messages.index(max(r.last for r in self._ranges))
+        ranges = sorted(self._ranges, key=attrgetter("first"))
         pieces = [(piece, r) for r in ranges for piece in index.slices(r.first, r.last)]
-        payload = MessageReader(log.files, DELIVERED_COLUMNS).read(*(piece for piece, _ in pieces))
+        payload = MessageReader(messages.files, DELIVERED_COLUMNS).read(*(piece for piece, _ in pieces))
         held = {"lease_id": self.lease_id, "lease_expires_at": self._expires_at}
         return to_delivery_table(payload, pieces, DELIVERY_SCHEMA, held)
 
-    # -- settling: each one commit at most, those of several threads share one
+    # -- settle: each call is one commit at most, and those of several threads share one
 
-    def ack(self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None) -> SettleResult:
-        """Done. Raises LeaseLost for what is not held any more (the rest is settled)."""
-        return self.group.ack(self, sequences, message_ids=message_ids)
+    def ack(
+        self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> SettleResult:
+        """Settle messages as done.
+
+        Parameters
+        ----------
+        sequences
+            The messages. Default: all that this object has not settled yet.
+        message_ids
+            The same, by message id.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is settled.
+        """
+        return settle(self._ledger, self._held, ACK, sequences=sequences, message_ids=message_ids)
 
     def nack(
         self,
         sequences: Iterable[int] | None = None,
         *,
         message_ids: Iterable[str] | None = None,
-        delay: Any = None,
+        delay: Duration | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Failed, to be tried again after the group's retry policy or `delay`.
+        """Give messages back as failed, to be tried again.
 
-        Naming messages blames them; without, the culprit is unknown. Raises LeaseLost.
+        Parameters
+        ----------
+        sequences, message_ids
+            The messages that failed. Default: all, and then nobody knows which of them failed.
+        delay
+            When they are due again. Default: the group's retry policy.
+        error
+            The reason, for people.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is settled.
         """
-        return self.group.nack(self, sequences, message_ids=message_ids, delay=delay, error=error)
+        return settle(
+            self._ledger,
+            self._held,
+            NACK,
+            sequences=sequences,
+            message_ids=message_ids,
+            delay=None if delay is None else check_duration("delay", delay, zero=True),
+            error=check_error(error),
+            jitter=random.random(),
+        )
 
     def reject(
-        self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None, error: str | None = None
+        self,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+        error: str | None = None,
     ) -> SettleResult:
-        """Can never be processed: to the dead letters. Raises LeaseLost."""
-        return self.group.reject(self, sequences, message_ids=message_ids, error=error)
+        """Make messages dead that can never be processed. See :meth:`ack` for the parameters."""
+        return settle(
+            self._ledger,
+            self._held,
+            REJECT,
+            sequences=sequences,
+            message_ids=message_ids,
+            error=check_error(error),
+        )
 
     def release(self) -> SettleResult:
-        """Gives back what is left, uncounted, as if it had not been leased. Raises LeaseLost."""
-        return self.group.release(self)
+        """Give the unsettled messages back, uncounted, as if they had not been leased."""
+        return settle(self._ledger, self._held, RELEASE)
 
-    def extend(self, timeout: Any = None) -> SettleResult:
-        """Moves the deadline to now + `timeout` (the group's visibility timeout), never earlier. Raises LeaseLost."""
-        from spark_mq.operations.settle import extend
+    def extend(self, timeout: Duration | None = None) -> SettleResult:
+        """Move the deadline to now + `timeout`, never earlier.
 
-        result, deadline = extend(self.group, self.lease_id, None if timeout is None else check_duration("timeout", timeout))
+        Parameters
+        ----------
+        timeout
+            Default: the group's visibility timeout.
+
+        Raises
+        ------
+        LeaseLost
+            Nothing is held any more.
+        """
+        given = None if timeout is None else check_duration("timeout", timeout)
+        result, deadline = extend(self._ledger, self.lease_id, given)
         with self._lock:
             self._expires_at = max(self._expires_at, deadline)
         return result
 
     @contextlib.contextmanager
-    def keep_alive(self, max_lease_duration: Any = "30m") -> Iterator[Lease]:
-        """While the block runs, the lease is extended in the background, by its own timeout, for `max_lease_duration` at most.
+    def keep_alive(self, max_lease_duration: Duration = "30m") -> Iterator[Lease]:
+        """Extend the lease in the background while the block runs.
 
-        with lease.keep_alive():
-            work_on(lease.messages)
-            lease.ack()
+        Parameters
+        ----------
+        max_lease_duration
+            The extensions stop after this time. Default: 30 minutes.
+
+        Examples
+        --------
+        >>> with lease.keep_alive():  # doctest: +SKIP
+        ...     work_on(lease.messages)
+        ...     lease.ack()
         """
-        alive = self.extender(check_duration("max_lease_duration", max_lease_duration))
+        limit = check_duration("max_lease_duration", max_lease_duration)
+        keep_alive = self._start_keep_alive(limit)
         try:
             yield self
         finally:
-            alive.stop()
+            keep_alive.stop()
 
-    def extender(self, limit: int) -> LeaseKeepAlive:
-        """Starts what extends the lease in the background, for `limit` microseconds at most, until it is stopped."""
-        timeout = min(limit, (self.ranges[0].expires_at or 0) - (self.ranges[0].leased_at or 0))
+    def _start_keep_alive(self, limit: int) -> LeaseKeepAlive:
+        """Start to extend the lease in the background, for `limit` microseconds at most."""
+        first = self._ranges[0]
+        timeout = min(limit, (first.expires_at or 0) - (first.leased_at or 0))
         return LeaseKeepAlive(lambda wanted: self.extend(wanted / SECOND), timeout, limit)
 
-    # -- what is known of it here
-
-    def left(self) -> list[Interval]:
-        """What this object has not settled yet."""
-        with self._lock:
-            return list(self._left)
-
-    def forget(self, settled: Iterable[Interval]) -> None:
-        """Takes note of what has been settled."""
-        with self._lock:
-            self._left = subtract(self._left, settled)
-
-
-def result_of(lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()) -> SettleResult:
-    """The sum of the outcomes of some leases' settles. Raises LeaseLost, with that sum, if anything was not held.
-
-    ``missing``: message ids that were named, and that no lease holds.
-    """
-    result = SettleResult(sum(o.settled for o in outcomes), sum(o.already_settled for o in outcomes))
-    lost = [part for o in outcomes for part in o.lost]
-    if lost or missing:
-        each = [f"{first}..{last} {why}" for first, last, why in lost] + [f"no message with the id {shown(one)}" for one in missing]
-        told = "; ".join(each[:5]) + (f" and {len(each) - 5} more" if len(each) > 5 else "")
-        all_ids = dict.fromkeys(lease_id for lease_id, o in zip(lease_ids, outcomes, strict=True) if o.lost)
-        named = ", ".join(all_ids or dict.fromkeys(lease_ids))
-        brief = named if len(named) <= 400 else f"{named[:400]}..."
-        raise LeaseLost(
-            f"lease {brief} does not hold these messages any more: {told} ({result.settled} settled)",
-            lease_id=named, lost=lost, message_ids=list(missing), result=result,
-        )  # fmt: skip
-    return result
+    def _deliveries(self) -> dict[int, int]:
+        """Return how many unsettled messages have which delivery count."""
+        index = self._ledger.messages.index(max((r.last for r in self._ranges), default=0))
+        counts: dict[int, int] = {}
+        left = self._held.unsettled()
+        for r in self._ranges:
+            settled = subtract([(r.first, r.last)], left)
+            parts = subtract([(r.first, r.last)], settled)
+            if count := sum(index.count(first, last) for first, last in parts):
+                counts[r.delivery_count] = counts.get(r.delivery_count, 0) + count
+        return counts

@@ -12,17 +12,15 @@ import time
 import uuid
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from types import TracebackType
+from typing import Any, Final
 
 from spark_mq.errors import ContentionTimeout, DuplicatePublish, PublisherClosed, PublishFailed, SparkMQError, StorageError
-from spark_mq.message import from_rows, to_publish, to_row
+from spark_mq.message import Message, from_rows, to_publish, to_row
+from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.util.clock import Duration
 from spark_mq.util.validation import SECOND, check_count, check_duration, check_size
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from spark_mq.queue import Queue
 
 __all__ = ["BufferedPublisher", "PendingMessage"]
 
@@ -83,8 +81,16 @@ class BufferedPublisher:
     pending waits for room. A publisher that nobody closed is closed when the interpreter ends.
     """
 
-    def __init__(self, queue: Queue, *, max_messages: int, max_bytes: Any, max_age: Any, retry_timeout: Any) -> None:
-        self._queue = queue
+    def __init__(
+        self,
+        context: QueueContext,
+        *,
+        max_messages: int,
+        max_bytes: int | str,
+        max_age: Duration,
+        retry_timeout: Duration,
+    ) -> None:
+        self._context = context
         self._max_messages = check_count("max_messages", max_messages)
         self._max_bytes = check_size("max_bytes", max_bytes)
         self._max_age = check_duration("max_age", max_age) / SECOND
@@ -107,12 +113,12 @@ class BufferedPublisher:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def publish(self, message: Any) -> PendingMessage:
+    def publish(self, message: bytes | str | Message) -> PendingMessage:
         """Takes one message (bytes, str or :class:`~spark_mq.Message`); it is durable once the result's ``result()`` returns.
 
         Waits while too much is pending. Raises InvalidOption for a message that cannot be published, and PublisherClosed.
         """
-        row = to_row(message, "the message", self._queue.now)
+        row = to_row(message, "the message", self._context.now)
         size = len(row["value"]) + (0 if len(row) == 1 else len(row["key"] or "") + sum(len(k) + len(v) for k, v in row["headers"] or ()))
         with self._changed:
             while not self._closing and self._is_full():
@@ -199,8 +205,8 @@ class BufferedPublisher:
         while True:
             try:
                 if written is None:
-                    now = self._queue.now()
-                    written = write_file(self._queue.log.files, to_publish(from_rows(batch.rows), now, self._queue.settings.times(now)))
+                    now = self._context.now()
+                    written = write_file(self._context.messages.files, to_publish(from_rows(batch.rows), now, self._context.settings.times(now)))
                 return self._commit(written)
             except Exception as error:
                 lasting = isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout | StorageError)
@@ -214,9 +220,9 @@ class BufferedPublisher:
     def _commit(self, written: WrittenFile) -> range:
         mark = (self._app, self._number)
         try:
-            return self._queue.log.commit([written], mark=mark).sequences
+            return self._context.messages.commit([written], mark=mark).sequences
         except DuplicatePublish:
-            receipt = self._queue.log.receipt(*mark)  # an earlier try landed, and its reply was lost
+            receipt = self._context.messages.receipt(*mark)  # an earlier try landed, and its reply was lost
             if receipt is None:
                 raise
             return receipt.sequences

@@ -1,127 +1,126 @@
-"""A queue: a directory of Delta tables. Making one, opening one, publishing into one."""
+"""A queue: a directory of Delta tables. Create one, open one, publish to it, look after it."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
-from spark_mq.delta import legacy as delta
-from spark_mq.errors import DuplicatePublish, InvalidOption, NotAQueue, QueueNotFound
+from spark_mq.delta.object_store import absolute_path
+from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import ConsumerGroup
-from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.maintenance import redrive as redrive_of
-from spark_mq.maintenance import retention as retention_of
-from spark_mq.message import check_time, to_publish
-from spark_mq.operations import administer
-from spark_mq.operations.create import check_root, leases_description, make
-from spark_mq.operations.settle import settle_together
-from spark_mq.operations.trace import Trace
-from spark_mq.operations.trace import finished as finished_of
-from spark_mq.operations.trace import trace as trace_of
-from spark_mq.parquet.reader import verify_slice
+from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
+from spark_mq.maintenance.dead_letters import Copy
+from spark_mq.maintenance.redrive import RedriveResult, redrive
+from spark_mq.maintenance.retention import purge
+from spark_mq.maintenance.sweep import SweepReport, run_sweep
+from spark_mq.message import Message, check_time, to_publish
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.create import create_queue_tables, open_context
+from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
-from spark_mq.storage.ledger_store import LedgerStore
-from spark_mq.storage.ledger_table import HORIZON, LedgerTable
-from spark_mq.storage.message_store import MessageStore, PublishReceipt
-from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.call_batcher import CallBatcher
-from spark_mq.util.validation import check_choice, check_count, check_name, micros
+from spark_mq.storage.message_store import PublishReceipt
+from spark_mq.util.clock import Clock, Duration
+from spark_mq.util.validation import check_choice, check_count, check_name
 
-if TYPE_CHECKING:
-    from spark_mq.maintenance.dead_letters import Copy
-    from spark_mq.maintenance.sweep import SweepReport
-
-__all__ = ["Queue"]
+__all__ = ["Queue", "producer_txn"]
 
 _log = logging.getLogger(__name__)
 
-Clock = Callable[[], datetime]
-
-
-def system_clock() -> datetime:
-    """The time of this machine. A module's function, so that a queue with it can be pickled."""
-    return datetime.now(UTC)
+Path: TypeAlias = str | os.PathLike[str]
+Messages: TypeAlias = bytes | str | Message | Iterable[bytes | str | Message] | pa.Table
 
 
 class Queue:
-    """A queue on a file system or an object store. Make with :meth:`create`, get with :meth:`open`. Picklable, thread-safe.
+    """A queue on a file system or an object store. Picklable and thread-safe.
 
-    ``messages/`` (what was published), ``leases/`` (the groups' ledgers), ``commits/`` and ``history/`` (what the sweep writes down of
-    both) and ``dead_letters/`` are Delta tables under ``path``.
+    Create one with :meth:`create`, open one with :meth:`open`. Its path holds Delta tables:
+    ``messages/``, ``leases/`` (the groups' ledgers), ``commits/`` and ``history/`` (records of
+    the sweep), and the queue ``dead_letters/``.
     """
 
-    def __init__(
-        self,
-        path: str,
-        settings: QueueSettings,
-        log: MessageStore,
-        leases: LedgerStore,
-        *,
-        storage_options: Mapping[str, str] | None = None,
-        clock: Clock | None = None,
-        dead_letters: Queue | None = None,
-    ) -> None:
-        self.path = path
-        self.settings = settings
-        self.log = log
-        self.leases = leases
-        self.storage_options = dict(storage_options or {})
-        self.clock = clock or system_clock
-        self._readable: set[str] = set()
-        self._lock = threading.Lock()
-        self._combiners: dict[str, CallBatcher[Sequence[SettleCommand], list[SettleOutcome]]] = {}
-        self._dead_letters = dead_letters
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+        self._dead_letters: Queue | None = None
 
     def __repr__(self) -> str:
         return f"Queue({self.path!r})"
 
     def __reduce__(self) -> Any:
-        if not isinstance(self.log, MessageTable):
-            raise TypeError(f"{self!r} is kept in memory: it cannot be pickled, nor used by another process")
-        return _reopen, (self.path, self.storage_options, None if self.clock is system_clock else self.clock)
+        return Queue, (self._context,)
 
-    # -- making and opening
+    # -- create and open
 
     @classmethod
     def create(
         cls,
-        path: Any,
+        path: Path,
         *,
-        visibility_timeout: Any = "60s",
+        visibility_timeout: Duration = "60s",
         max_delivery_attempts: int | None = 5,
-        retention: Any = "7d",
-        hard_retention: Any = None,
-        history_retention: Any = "30d",
-        delivery_delay: Any = None,
-        message_ttl: Any = None,
-        dead_letter_path: Any = None,
+        retention: Duration = "7d",
+        hard_retention: Duration | None = None,
+        history_retention: Duration = "30d",
+        delivery_delay: Duration | None = None,
+        message_ttl: Duration | None = None,
+        dead_letter_path: Path | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         exist_ok: bool = False,
-        **group_settings: Any,
+        **group_settings: Unpack[GroupOptions],
     ) -> Queue:
-        """Makes a queue, with its dead-letter queue; run again after a crash it finishes what it began.
+        """Create a queue with its dead-letter queue. Run again, it completes a create that crashed.
 
-        ``visibility_timeout`` of a lease; ``max_delivery_attempts``: deliveries of a message until it is dead (None: no
-        limit); ``retention``: how long messages are kept once every group has settled them; ``hard_retention``: how long at
-        most, settled or not: a group that loses messages so is told (DataLossError); ``delivery_delay``, ``message_ttl``: the deliver_at
-        and
-        expires_at, counted from the publish, of messages that spark_mq publishes without their own (other Delta writers set these columns
-        themselves; dead letters and what is redriven get none). Further defaults for groups:
-        retry policy, limits and caps, see :class:`~spark_mq.GroupSettings`.
-        ``dead_letter_path``: a queue of your own for the dead letters; default ``dead_letters/`` inside. Raises QueueExists
-        unless ``exist_ok``.
+        Parameters
+        ----------
+        path
+            Where the queue lies: a path or a URI.
+        visibility_timeout
+            How long a lease lasts. Default: 60 seconds.
+        max_delivery_attempts
+            Deliveries of a message before it is dead. Default: 5. None: no limit.
+        retention
+            How long messages stay once every group has settled them. Default: 7 days.
+        hard_retention
+            How long messages stay at most, settled or not. Default: no limit.
+        history_retention
+            How long ``history/`` says what was done. Default: 30 days.
+        delivery_delay, message_ttl
+            The deliver_at and expires_at of messages published without their own, counted from the
+            publish. Default: none.
+        dead_letter_path
+            Another queue for the dead letters. Default: ``dead_letters/`` inside this one.
+        storage_options
+            Options of the object store.
+        clock
+            Returns the time as an aware datetime, for tests.
+        exist_ok
+            Open the queue if it exists.
+        **group_settings
+            More defaults for groups: see :class:`~spark_mq.GroupSettings`.
+
+        Raises
+        ------
+        QueueExists
+            There is a queue at the path.
+        NotAQueue
+            Something else is at the path.
+        InvalidOption
+            A setting is unknown or its value is invalid.
         """
-        group = GroupSettings.checked(visibility_timeout=visibility_timeout, max_delivery_attempts=max_delivery_attempts, **group_settings)
+        group = GroupSettings.checked(
+            visibility_timeout=visibility_timeout,
+            max_delivery_attempts=max_delivery_attempts,
+            **group_settings,
+        )
+        dead_letters = None
+        if dead_letter_path is not None:
+            dead_letters = absolute_path(dead_letter_path, "dead_letter_path")
         settings = QueueSettings.checked(
             group,
             retention=retention,
@@ -129,206 +128,297 @@ class Queue:
             history_retention=history_retention,
             delivery_delay=delivery_delay,
             message_ttl=message_ttl,
-            dead_letter_path=None if dead_letter_path is None else delta.absolute(dead_letter_path, "dead_letter_path"),
+            dead_letter_path=dead_letters,
         )
-        root = delta.absolute(path)
-        if settings.dead_letter_path == root:
-            raise InvalidOption(
-                f"dead_letter_path={root!r} is the queue itself: give another queue, or leave it out",
-                option="dead_letter_path",
-                value=root,
-            )
-        make(root, settings, dict(storage_options or {}), exist_ok=exist_ok)
-        queue = cls.open(root, storage_options=storage_options, clock=clock)
+        root, options = absolute_path(path), dict(storage_options or {})
+        _check_not_own(root, dead_letters)
+        create_queue_tables(root, settings, options, exist_ok=exist_ok)
+        queue = cls(open_context(root, options, clock))
         if queue.settings != settings:
-            _log.warning("the queue at %s is there already, with settings of its own: these stay (a group's: group.configure)", root)
+            _log.warning(
+                "the queue at %s is there already, with settings of its own: these stay "
+                "(a group's: group.configure)",
+                root,
+            )
         if queue.settings.dead_letter_path is None:
-            _ = queue.dead_letters
+            queue._context.dead_letters()
         return queue
 
     @classmethod
-    def open(cls, path: Any, *, storage_options: Mapping[str, str] | None = None, clock: Clock | None = None) -> Queue:
-        """Opens a queue. ``clock``: () -> aware datetime, for tests.
+    def open(
+        cls,
+        path: Path,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> Queue:
+        """Open a queue.
 
-        Raises QueueNotFound, NotAQueue (another kind of table is there, or a queue not completed), UnsupportedTable.
+        Parameters
+        ----------
+        path
+            Where the queue lies: a path or a URI.
+        storage_options
+            Options of the object store.
+        clock
+            Returns the time as an aware datetime, for tests.
+
+        Raises
+        ------
+        QueueNotFound
+            There is no queue at the path.
+        NotAQueue
+            Something else is there, or a queue that was never completed.
+        UnsupportedTable
+            One of its tables has a feature that is not supported.
         """
-        root = delta.absolute(path)
-        options = dict(storage_options or {})
-        log, leases = (
-            MessageTable(delta.child(root, "messages"), options),
-            LedgerTable(delta.child(root, "leases"), options),
-        )
-        table = log.open()
-        if table is None:
-            check_root(root, options)
-            raise QueueNotFound(f"there is no queue at {root}; make it with Queue.create", path=root)
-        settings = QueueSettings.from_json(table.metadata().description)
-        if settings is None:
-            raise NotAQueue(f"{log.path} is a Delta table, but not one of a queue made by Queue.create", path=root)
-        states = delta.open_table(leases.path, options)
-        if states is None:
-            raise NotAQueue(f"the queue at {root} was never completed: run Queue.create again with the same settings", path=root)
-        if states.metadata().description != leases_description(table):
-            raise NotAQueue(
-                f"leases/ at {root} belongs to another messages/ table: one of them was made anew. "
-                "Remove both and create the queue again, or restore the one that was replaced",
-                path=root,
-            )
-        return cls(root, settings, log, leases, storage_options=options, clock=clock)
+        return cls(open_context(absolute_path(path), dict(storage_options or {}), clock))
 
-    # -- publishing
+    @property
+    def path(self) -> str:
+        """The absolute path or URI of the queue."""
+        return self._context.path
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self._context.name
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings that the queue was created with."""
+        return self._context.settings
+
+    # -- publish
 
     def publish(
         self,
-        messages: Any,
+        messages: Messages,
         *,
         producer_id: str | None = None,
         producer_sequence: int | None = None,
         on_duplicate: str = "raise",
         deliver_at: datetime | timedelta | None = None,
     ) -> PublishReceipt:
-        """Publishes bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``, as one commit: all or nothing.
+        """Publish messages as one commit: all or nothing.
 
-        ``deliver_at``: for messages that have none of their own, instead of the queue's ``delivery_delay``; they are not leased before. An
-        aware datetime, or a timedelta from now.
-        ``producer_id`` with ``producer_sequence`` makes it idempotent, across restarts and under races: the numbers of a producer, one a
-        call, must increase (gaps are fine). Where that number or a higher one has landed before, nothing is published, and
-        DuplicatePublish tells of the first call; with ``on_duplicate="skip"`` a receipt with ``duplicate=True`` does, see
-        :class:`PublishReceipt`. Raises InvalidSchema, InvalidOption.
+        Parameters
+        ----------
+        messages
+            bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``.
+        producer_id, producer_sequence
+            Make the publish idempotent, across restarts and under races. The numbers of a producer
+            must increase, one a call. Gaps are fine.
+        on_duplicate
+            What a number that has landed before means. "raise" (default) or "skip": return a
+            receipt with ``duplicate=True``.
+        deliver_at
+            When messages without their own deliver_at may be leased first: an aware datetime, or a
+            timedelta from now. Default: the queue's ``delivery_delay``.
+
+        Returns
+        -------
+        PublishReceipt
+            The version of ``messages/`` and the sequences.
+
+        Raises
+        ------
+        DuplicatePublish
+            The producer has published this number or a higher one.
+        InvalidSchema
+            A table has columns or values that cannot be published.
+        InvalidOption
+            An argument is invalid.
         """
-        if (producer_id is None) != (producer_sequence is None):
-            raise InvalidOption("producer_id and producer_sequence go together", option="producer_sequence", value=producer_sequence)
-        skip = check_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
-        if skip and producer_id is None:
-            raise InvalidOption(
-                "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no call is known to repeat another",
-                option="on_duplicate",
-                value=on_duplicate,
-            )
-        mark = None
-        if producer_id is not None:
-            mark = (
-                producer_mark(producer_id),
-                check_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1),
-            )
-        now = self.now()
-        times = self.settings.times(now)
-        table = to_publish(
-            messages, now, times if deliver_at is None else {**times, "deliver_at": check_time("deliver_at", deliver_at, now)}
-        )
+        txn = _publish_txn(producer_id, producer_sequence, on_duplicate)
+        context = self._context
+        now = context.now()
+        times = context.settings.times(now)
+        if deliver_at is not None:
+            times = {**times, "deliver_at": check_time("deliver_at", deliver_at, now)}
+        table = to_publish(messages, now, times)
         if table.num_rows == 0:
-            raise InvalidOption("there is nothing to publish: the list or table is empty", option="messages", value=0)
+            raise InvalidOption(
+                "there is nothing to publish: the list or table is empty",
+                option="messages",
+                value=0,
+            )
         try:
-            return self.log.publish(table, mark=mark)
+            return context.messages.publish(table, mark=txn)
         except DuplicatePublish as error:
-            # Only the latest number has a receipt: older ones would cost a look at the whole log.
-            first = self.log.receipt(*mark) if mark is not None and error.data["last_sequence"] == mark[1] else None
-            if skip:
+            # Only the latest number has a receipt: older ones need a look at the whole log.
+            first = None
+            if txn is not None and error.data["last_sequence"] == txn[1]:
+                first = context.messages.receipt(*txn)
+            if on_duplicate == "skip":
                 return replace(first or PublishReceipt(None, range(0)), duplicate=True)
             raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
 
     def publisher(
-        self, *, max_messages: int = 1000, max_bytes: Any = "4m", max_age: Any = "100ms", retry_timeout: Any = "30s"
+        self,
+        *,
+        max_messages: int = 1000,
+        max_bytes: int | str = "4m",
+        max_age: Duration = "100ms",
+        retry_timeout: Duration = "30s",
     ) -> BufferedPublisher:
-        """A publisher of single messages, many to a commit: see :class:`~spark_mq.publisher.BufferedPublisher`. Close it after use.
+        """Return a publisher of single messages, many to a commit. Close it after use.
 
-        It commits once ``max_messages`` or ``max_bytes`` are there, the first of them is ``max_age`` old, or a flush asks for it.
-        ``retry_timeout``: how long a commit that fails is tried again. Raises InvalidOption.
+        It commits when one of the limits is reached, or on a flush.
+
+        Parameters
+        ----------
+        max_messages
+            Messages in a commit. Default: 1,000.
+        max_bytes
+            Bytes in a commit. Default: 4 MB.
+        max_age
+            How long the first message waits. Default: 100 ms.
+        retry_timeout
+            How long a failed commit is retried. Default: 30 seconds.
         """
-        return BufferedPublisher(self, max_messages=max_messages, max_bytes=max_bytes, max_age=max_age, retry_timeout=retry_timeout)
+        return BufferedPublisher(
+            self._context,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            max_age=max_age,
+            retry_timeout=retry_timeout,
+        )
 
     def last_producer_sequence(self, producer_id: str) -> int | None:
-        """The last number that a producer has published, or None: where it goes on after a restart."""
-        return self.log.last_number(producer_mark(producer_id))
+        """Return the last number that a producer has published, or None."""
+        return self._context.messages.last_number(producer_txn(producer_id))
 
-    # -- looking
+    # -- groups
 
-    def now(self) -> int:
-        """The clock's time in microseconds."""
-        return micros(self.clock())
+    def group(
+        self, name: str = "default", *, start: str | int | datetime = "earliest"
+    ) -> ConsumerGroup:
+        """Return a consumer group. Its first lease creates it.
 
-    def group(self, name: str = "default", *, start: str | int | datetime = "earliest") -> ConsumerGroup:
-        """A consumer group. It comes to be at its first lease, at ``start``: "earliest", "latest", a sequence or an instant.
-
-        An instant is an aware datetime, or text with a zone like "2026-01-31T12:00:00Z".
+        Parameters
+        ----------
+        name
+            The name of the group.
+        start
+            Where a new group starts: "earliest" (default), "latest", a sequence, or an instant: an
+            aware datetime, or text with a zone such as "2026-01-31T12:00:00Z".
         """
-        return ConsumerGroup(self, name, start)
-
-    def combiner(self, group: ConsumerGroup) -> CallBatcher[Sequence[SettleCommand], list[SettleOutcome]]:
-        """What makes one commit of the settles of several threads in a group, through whichever of its objects."""
-        with self._lock:
-            if group.name not in self._combiners:
-                self._combiners[group.name] = CallBatcher(partial(settle_together, group))
-            return self._combiners[group.name]
+        return ConsumerGroup(self._context, name, start)
 
     def groups(self) -> list[str]:
-        """The names of the groups there are."""
-        return self.leases.groups()
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rstrip("/").rpartition("/")[2]
+        """Return the names of the groups that exist."""
+        return self._context.ledgers.groups()
 
     def drop_group(self, name: str) -> None:
-        """Drops a group with its ledger: its leases are lost, and it no longer holds back trims. Raises GroupNotFound."""
-        administer.drop(self.group(name))
+        """Drop a group with its ledger. Its leases are lost, and it no longer holds back trims.
 
-    def purge(self, name: str) -> int:
-        """Drops every message published up to now, for all groups (they count as skipped). Returns how many files went.
-
-        ``name``: the queue's name, to confirm it. Live leases are fenced. Raises InvalidOption for any other name.
+        Raises
+        ------
+        GroupNotFound
+            There is no such group.
         """
-        return retention_of.purge(self, name)
+        self._context.group(check_name("group", name)).drop()
 
-    def horizon(self) -> int:
-        """The trim horizon: all up to this sequence may be gone. -1 before the first trim."""
-        ledger = self.leases.read(HORIZON).ledger
-        return -1 if ledger is None else ledger.head.floor
+    # -- look after it
 
     @property
     def dead_letters(self) -> Queue:
-        """The dead-letter queue, itself a queue; made if it is not there."""
+        """The dead-letter queue, itself a queue. It is created if it is missing."""
         if self._dead_letters is None:
-            path = self.settings.dead_letter_path or delta.child(self.path, "dead_letters")
-            try:
-                self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
-            except (QueueNotFound, NotAQueue):
-                make(path, QueueSettings.of_dead_letters(path), self.storage_options, exist_ok=True)
-                self._dead_letters = Queue.open(path, storage_options=self.storage_options, clock=self.clock)
+            self._dead_letters = Queue(self._context.dead_letters())
         return self._dead_letters
 
-    def sweep(self, copy: Copy | None = None) -> SweepReport:
-        """The chores that keep a queue small, once: returns what was done. Needs no Spark; nothing is delivered later or twice without it.
+    def horizon(self) -> int:
+        """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
+        return self._context.horizon()
 
-        Expires leases, sends dead messages to the dead-letter queue, trims what every group has settled and the retention no longer keeps,
-        writes down commits and history, and cleans the tables' logs. Every few minutes is right (``jobs/sweep.py`` runs it as a job): a
-        queue that nobody sweeps grows, and its dead messages stay where they are. Safe to kill, to repeat, and to run twice at once.
-        ``copy``: how dead letters are copied, see :func:`spark_mq.maintenance.dead_letters.route`. What fails keeps nothing else from
-        being done; the
-        first error is raised at the end.
+    def purge(self, name: str) -> int:
+        """Drop every message published up to now, for all groups. They count as skipped.
+
+        Live leases are fenced.
+
+        Parameters
+        ----------
+        name
+            The name of the queue, to confirm the purge.
+
+        Returns
+        -------
+        int
+            The number of files dropped.
+
+        Raises
+        ------
+        InvalidOption
+            The name is another one.
         """
-        from spark_mq.maintenance.sweep import sweep  # it knows queues
+        return purge(self._context, name)
 
-        return sweep(self, copy)
+    def sweep(self, copy: Copy | None = None) -> SweepReport:
+        """Run the chores that keep the queue small, once. Delivery does not depend on them.
+
+        The sweep expires leases, moves dead messages to the dead-letter queue, trims messages that
+        every group has settled, archives commits and history, and cleans the tables' logs. Run it
+        every few minutes (``jobs/sweep.py`` is a job for it). It is safe to kill, to repeat, and to
+        run twice at once. A failed chore does not stop the others.
+
+        Parameters
+        ----------
+        copy
+            Copies dead letters: see
+            :func:`spark_mq.maintenance.dead_letters.route_dead_letters`.
+
+        Returns
+        -------
+        SweepReport
+            What was done.
+        """
+        return run_sweep(self._context, copy)
 
     def redrive(
-        self, *, where: str | None = None, limit: int | None = None, dry_run: bool = False, rate: float | None = None
-    ) -> redrive_of.RedriveResult:
-        """Publishes dead letters of this queue into it again, with their id, key, value and own headers; each once, whatever crashes.
+        self,
+        *,
+        where: str | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+        rate: float | None = None,
+    ) -> RedriveResult:
+        """Publish dead letters of this queue into it again, each once, also after crashes.
 
-        ``where``: SQL over the columns of ``redrive.COLUMNS``, say ``"reason = 'rejected' AND error LIKE '%timeout%'"``; ``limit``: the
-        first so many; ``dry_run``: only tells which; ``rate``: messages a second, at most. All groups see them again, as new
-        messages: the header ``spark_mq.group`` names the one that they had failed in. Raises InvalidOption.
+        They keep their id, key, value and own headers. All groups see them as new messages. The
+        header ``spark_mq.group`` names the group in which they died.
+
+        Parameters
+        ----------
+        where
+            SQL over the columns of ``redrive.COLUMNS``, such as
+            ``"reason = 'rejected' AND error LIKE '%timeout%'"``. Default: all.
+        limit
+            The most messages to redrive. Default: no limit.
+        dry_run
+            Only return which.
+        rate
+            The most messages a second. Default: no limit.
+
+        Raises
+        ------
+        InvalidOption
+            The condition cannot be run.
         """
-        return redrive_of.redrive(self, where, limit, dry_run, rate)
+        return redrive(self._context, where, limit, dry_run, rate)
 
     def trace(self, sequence: int) -> Trace:
-        """One message's whole life over all groups: published, leased, nacked, acked, dead-lettered, when and by whom. ``print`` it.
+        """Return a message's whole life over all groups, as far back as ``history/`` goes.
 
-        As far back as ``history/`` goes (``history_retention``). Raises InvalidOption for a sequence that no message has.
+        Print it to read it.
+
+        Raises
+        ------
+        InvalidOption
+            No message has this sequence.
         """
-        return trace_of(self, sequence)
+        return trace(self._context, sequence)
 
     def finished(
         self,
@@ -339,45 +429,88 @@ class Queue:
         outcome: str | None = None,
         payload: bool = False,
     ) -> pa.Table:
-        """The finished messages of a group, a row each (``trace.FINISHED_SCHEMA``), in the order of sequence, as far as ``history/`` goes.
+        """Return the finished messages of a group, one row each, as far as ``history/`` goes.
 
-        ``first``, ``last``: only sequences from and to. ``outcome``: acked, dead_lettered, dropped, expired, skipped or lost. (A dead
-        letter that went back ends as redriven, in no group: the dead-letter queue's trace tells it, and in the queue the message is there
-        again, under a new sequence.) ``payload``: with message_id, key, value and headers, null where they have been trimmed. One
-        that a seek made unread again counts by its last end. Raises InvalidOption; GroupNotFound for a group that never was.
+        A message that a seek made unread again counts by its last end.
+
+        Parameters
+        ----------
+        group
+            The name of the group.
+        first, last
+            Only these sequences. Default: all.
+        outcome
+            Only this one of acked, dead_lettered, dropped, expired, skipped and lost. A dead letter
+            that was redriven ends in the dead-letter queue, see its trace.
+        payload
+            Add message_id, key, value and headers. They are null if the message was trimmed.
+
+        Returns
+        -------
+        pyarrow.Table
+            The columns of ``trace.FINISHED_SCHEMA``, in the order of sequence.
+
+        Raises
+        ------
+        GroupNotFound
+            There never was such a group.
         """
-        return finished_of(self, group, (first, last), outcome=outcome, payload=payload)
+        within = (first, last)
+        return finished(self._context, group, within, outcome=outcome, payload=payload)
 
     def stats(self) -> dict[str, Any]:
-        """``published``: messages in the log since it began; ``tail``: the last sequence; ``groups``: stats of each by name."""
-        index = self.log.index()
+        """Return counts of the queue.
+
+        Returns
+        -------
+        dict
+            ``published``: messages since the queue was created. ``tail``: the last sequence.
+            ``version``: that of ``messages/``. ``horizon``: the trim horizon. ``groups``: the stats
+            of each group by name.
+        """
+        index = self._context.messages.index()
         return {
             "published": index.total,
             "tail": index.tail,
             "version": index.version,
-            "horizon": self.horizon(),
-            "groups": {name: self.group(name).stats() for name in self.groups()},
+            "horizon": self._context.horizon(),
+            "groups": {group.name: group.stats() for group in self._context.groups()},
         }
 
-    def check_slice(self, piece: FileSlice, rows: int, whole: bool) -> Iterable[tuple[FileSlice, str | None]]:
-        """A slice of ``messages/`` in pieces, and why each cannot be read, or None. ``rows``: how many its file should have.
 
-        By the file's footer, and good news is remembered, for files do not change; with `whole`, by all of its bytes.
-        """
-        if whole:
-            self._readable.discard(piece.path)
-        elif piece.path in self._readable:
-            return [(piece, None)]
-        found = list(verify_slice(self.log.files, piece, rows, whole=whole))
-        if not whole and found[0][1] is None:
-            self._readable.add(piece.path)
-        return found
-
-
-def producer_mark(producer_id: str) -> str:
-    """The app id under which a producer's numbers are kept in ``messages/``."""
+def producer_txn(producer_id: str) -> str:
+    """Return the app id of a producer's numbers in ``messages/``."""
     return "spark_mq.producer:" + check_name("producer_id", producer_id)
 
 
-def _reopen(path: str, options: Mapping[str, str], clock: Clock | None) -> Queue:
-    return Queue.open(path, storage_options=options, clock=clock)
+def _check_not_own(root: str, dead_letter_path: str | None) -> None:
+    if dead_letter_path == root:
+        raise InvalidOption(
+            f"dead_letter_path={root!r} is the queue itself: give another queue, or leave it out",
+            option="dead_letter_path",
+            value=root,
+        )
+
+
+def _publish_txn(
+    producer_id: str | None, producer_sequence: int | None, on_duplicate: str
+) -> tuple[str, int] | None:
+    """Return the application transaction of a publish. Raises InvalidOption."""
+    if (producer_id is None) != (producer_sequence is None):
+        raise InvalidOption(
+            "producer_id and producer_sequence go together",
+            option="producer_sequence",
+            value=producer_sequence,
+        )
+    skip = check_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
+    if skip and producer_id is None:
+        raise InvalidOption(
+            "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no call "
+            "is known to repeat another",
+            option="on_duplicate",
+            value=on_duplicate,
+        )
+    if producer_id is None:
+        return None
+    number = check_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1)
+    return producer_txn(producer_id), number

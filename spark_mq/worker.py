@@ -1,11 +1,10 @@
-"""The worker loop for plain Python: lease, hand to your function, settle; until told to stop."""
+"""The worker loop for plain Python: lease, call the handler, settle, until it is stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import random
 import re
 import signal
 import socket
@@ -13,26 +12,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from deltalake.exceptions import DeltaError
-
+from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import ContentionTimeout, InvalidHandlerResult, LeaseLost
-from spark_mq.failures import in_hand, tell_fate
-from spark_mq.handler import settles_of, verdicts_of
-from spark_mq.handler_policy import HandlerPolicy
-from spark_mq.lease import Lease, result_of
-from spark_mq.ledger.intervals import subtract
-from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand
-from spark_mq.operations.acquire import LeaseOptions, take
+from spark_mq.handler import (
+    HandlerPolicy,
+    MessageVerdict,
+    commands_for,
+    describe_held,
+    log_outcomes,
+    parse_result,
+)
+from spark_mq.lease import Lease
+from spark_mq.ledger.settle import ACK, NACK, REJECT
+from spark_mq.operations.acquire import LeaseOptions, wait_for_lease
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.settle import summarize
+from spark_mq.util.clock import Duration
 from spark_mq.util.notifier import Notifier
-from spark_mq.util.validation import SECOND, check_callable, check_count, check_duration, check_name
+from spark_mq.util.validation import (
+    SECOND,
+    check_callable,
+    check_count,
+    check_duration,
+    check_name,
+)
 
-if TYPE_CHECKING:
-    from spark_mq.group import ConsumerGroup
-
-__all__ = ["Handler", "WorkSummary", "work"]
+__all__ = ["Handler", "WorkSummary", "run_worker"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +49,20 @@ Handler = Callable[[Lease], Any]
 
 @dataclass(slots=True)
 class WorkSummary:
-    """What a worker loop did: ``leases`` handed to the handler, those of them whose handler ``failed``, messages ``settled``.
+    """What a worker loop did. Messages that a handler settled itself are not counted.
 
-    Of these were ``nacked`` (they come again, unless that was their last attempt) and ``rejected`` so many; the rest was acked. What a
-    handler settles itself, by the lease's methods, is not counted.
+    Attributes
+    ----------
+    leases
+        Leases handed to the handler.
+    failed
+        Those of them whose handler failed.
+    settled
+        Messages settled.
+    nacked
+        Messages of these given back. They are redelivered, except after their last attempt.
+    rejected
+        Messages of these made dead. The rest was acked.
     """
 
     leases: int = 0
@@ -54,55 +72,57 @@ class WorkSummary:
     rejected: int = 0
 
 
-def work(
-    group: ConsumerGroup,
+def run_worker(
+    ledger: GroupLedger,
     handler: Handler,
     *,
     worker_id: str | None = None,
     threads: int = 1,
     max_messages: int = 1,
-    visibility_timeout: Any = None,
-    max_lease_duration: Any = "30m",
+    visibility_timeout: Duration | None = None,
+    max_lease_duration: Duration = "30m",
     on_error: str = "nack",
     ack: str = "after",
-    graceful_timeout: Any = "30s",
+    graceful_timeout: Duration = "30s",
     stop: threading.Event | None = None,
-    max_poll_interval: Any = "500ms",
+    max_poll_interval: Duration = "500ms",
     until_empty: bool = False,
     fail_on_data_loss: bool = True,
 ) -> WorkSummary:
-    """Calls ``handler(lease)`` for one lease after the other, in `threads` threads, and settles what it leaves.
-
-    The lease is extended while its handler runs, up to ``max_lease_duration``. What the handler settles itself stands; the policy
-    covers the rest: see :class:`~spark_mq.handler_policy.HandlerPolicy` for ``on_error`` and ``ack``. It may return what is to become of
-    single
-    messages: an Arrow table or a list of dicts with ``sequence``, and ``outcome`` ("ack", "nack", "reject"; none: a failure, by
-    ``on_error``), ``delay`` (seconds, or "30s"), ``error``; all others are acked. Anything else ends the loop with InvalidHandlerResult:
-    that is
-    a mistake in the program.
-
-    Ends when `stop` is set, on SIGTERM (in the main thread), and with ``until_empty`` once nothing is due: nothing more is leased,
-    what never reached the handler is given back uncounted, and handlers that run have ``graceful_timeout`` to finish. What still runs
-    then keeps its count and is left to expire. A failing store and a group that blocks are waited out. Raises InvalidOption; DataLossError.
-    """
+    """Run a handler for one lease after the other: see :meth:`spark_mq.ConsumerGroup.work`."""
     check_callable("handler", handler, "lease")
     limit = check_duration("max_lease_duration", max_lease_duration)
-    timeout = None if visibility_timeout is None else check_duration("visibility_timeout", visibility_timeout)
-    name = check_name("worker_id", worker_id or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] + f"-{os.getpid()}")
-    wanted = LeaseOptions(name, check_count("max_messages", max_messages), timeout, fail_on_data_loss)
-    loop = _Loop(group, handler, wanted, HandlerPolicy.checked(on_error, ack), limit, stop or threading.Event(),
-                 check_duration("max_poll_interval", max_poll_interval) / SECOND, until_empty)  # fmt: skip
+    timeout = None
+    if visibility_timeout is not None:
+        timeout = check_duration("visibility_timeout", visibility_timeout)
+    name = check_name("worker_id", worker_id or _default_worker_id())
+    messages = check_count("max_messages", max_messages)
+    loop = _WorkerLoop(
+        ledger,
+        handler,
+        LeaseOptions(name, messages, timeout, fail_on_data_loss),
+        HandlerPolicy.checked(on_error, ack),
+        limit,
+        stop or threading.Event(),
+        check_duration("max_poll_interval", max_poll_interval) / SECOND,
+        until_empty,
+    )
     grace = check_duration("graceful_timeout", graceful_timeout, zero=True) / SECOND
     return loop.run(check_count("threads", threads, most=1_000), grace)
 
 
-@dataclass(eq=False)
-class _Loop:
-    """One call of :func:`work`."""
+def _default_worker_id() -> str:
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100]
+    return f"{host}-{os.getpid()}"
 
-    group: ConsumerGroup
+
+@dataclass(eq=False)
+class _WorkerLoop:
+    """One call of :func:`run_worker`."""
+
+    ledger: GroupLedger
     handler: Handler
-    wanted: LeaseOptions
+    options: LeaseOptions
     policy: HandlerPolicy
     limit: int
     stop: threading.Event
@@ -110,8 +130,8 @@ class _Loop:
     until_empty: bool
     summary: WorkSummary = field(default_factory=WorkSummary)
     error: BaseException | None = None
-    _bell: Notifier = field(default_factory=Notifier)
-    """Wakes the thread that waits for messages when the loop is to end."""
+    _ending: Notifier = field(default_factory=Notifier)
+    """Wakes the thread that waits for messages when the loop ends."""
     _leasing: threading.Lock = field(default_factory=threading.Lock)
     """One thread waits for messages, for all."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -139,7 +159,7 @@ class _Loop:
 
     def _end(self) -> None:
         self.stop.set()
-        self._bell.ring()
+        self._ending.ring()
 
     def _join(self, running: list[threading.Thread], grace: float) -> None:
         deadline = time.monotonic() + grace
@@ -182,32 +202,37 @@ class _Loop:
             self._ended.set()
 
     def _next(self) -> Lease | None:
-        """The next lease; None at the end. What comes when the end has been told is given back."""
+        """Return the next lease, or None at the end. A lease that comes after the end is released."""
         pause = self.poll
         while not self.stop.is_set():
             try:
                 with self._leasing:
-                    lease, why = take(self.group, self.wanted, self._left, self.poll, self._bell)
-            except (OSError, DeltaError, ContentionTimeout) as error:
+                    acquired = wait_for_lease(
+                        self.ledger, self.options, self._time_left, self.poll, self._ending
+                    )
+            except (*STORE_ERRORS, ContentionTimeout) as error:
                 _log.warning("could not lease, trying again: %s", error)
                 self.stop.wait(pause := min(30.0, pause * 2))
                 continue
-            if lease is not None and self.stop.is_set():
+            why = acquired.blocked_because
+            if acquired.ranges:
+                lease = Lease(self.ledger, self.options.worker_id, acquired)
+                if not self.stop.is_set():
+                    return lease
                 with contextlib.suppress(LeaseLost):
                     lease.release()
-                return None
-            if lease is None and why and not self.stop.is_set():
-                _log.warning("group %s may lease nothing: %s", self.group.name, why)
-            return lease
+            elif why and not self.stop.is_set():
+                _log.warning("group %s may lease nothing: %s", self.ledger.name, why)
+            return None
         return None
 
-    def _left(self) -> float:
+    def _time_left(self) -> float:
         return 0.0 if self.until_empty or self.stop.is_set() else float("inf")
 
     def _handle(self, lease: Lease) -> None:
         with self._lock:
             self.summary.leases += 1
-        alive = lease.extender(self.limit)
+        alive = lease._start_keep_alive(self.limit)
         with self._lock:
             self._alive.add(alive)
         try:
@@ -225,40 +250,40 @@ class _Loop:
                 _log.warning("a lease was lost before its messages were handed over: %s", lost)
                 return
         try:
-            verdicts = verdicts_of(self.handler(lease), lease.lease_id, [(r.first, r.last) for r in lease.ranges])
+            granted = [(r.first, r.last) for r in lease._ranges]
+            result = parse_result(self.handler(lease), lease.lease_id, granted)
         except InvalidHandlerResult:
             raise
         except Exception as error:
-            self._failed(lease, error)
-            return
-        failure = REJECT if self.policy.on_error == "reject" else NACK
-        self._settle(lease, settles_of(verdicts, failure, random.random()), ACK if self.policy.ack == "after" else None)
+            self._note_failure(lease, error)
+            self._settle(lease, error)
+        else:
+            self._settle(lease, result)
 
-    def _failed(self, lease: Lease, error: Exception) -> None:
+    def _note_failure(self, lease: Lease, error: Exception) -> None:
         with self._lock:
             self.summary.failed += 1
         if self.policy.on_error == "raise":
             raise error
-        _log.exception("group %s: the handler failed with %s", self.group.name, in_hand(self.group, lease.lease_id))
-        if self.policy.ack != "first":
-            self._settle(lease, [], REJECT if self.policy.on_error == "reject" else NACK, f"{type(error).__name__}: {error}")
+        limit = self.ledger.last_settings.max_delivery_attempts
+        held = describe_held(lease._deliveries(), limit)
+        _log.exception("group %s: the handler failed with %s", self.ledger.name, held)
 
-    def _settle(self, lease: Lease, settles: list[SettleCommand], rest: str | None, error: str | None = None) -> None:
-        """One commit: what was said of single messages, and of all that the handler left."""
-        named = [interval for one in settles for interval in one.intervals or ()]
-        if rest is not None and (left := subtract(lease.left(), named)):
-            settles = [*settles, SettleCommand(rest, lease.lease_id, left, whole=True, error=error, jitter=random.random())]
-        if not settles:
+    def _settle(self, lease: Lease, result: list[MessageVerdict] | Exception) -> None:
+        """Settle the verdicts and the rest of the lease in one commit."""
+        held = lease._held
+        commands = commands_for(result, self.policy, {lease.lease_id: held.unsettled()})
+        if not commands:
             return
-        outcomes = self.group.settle(settles)
-        for outcome in outcomes:
-            lease.forget(outcome.ranges)
-        for one, outcome in zip(settles, outcomes, strict=True):
-            self._count(one.verb, outcome.settled)
-        if error is not None:
-            tell_fate(self.group, zip(settles, outcomes, strict=True))
+        outcomes = self.ledger.settle(commands)
+        for command, outcome in zip(commands, outcomes, strict=True):
+            held.mark_settled(outcome.ranges)
+            self._count(command.verb, outcome.settled)
+        if isinstance(result, Exception):
+            done = zip(commands, outcomes, strict=True)
+            log_outcomes(self.ledger.name, self.ledger.now(), done)
         try:
-            result_of([lease.lease_id] * len(outcomes), outcomes)
+            summarize([lease.lease_id] * len(outcomes), outcomes)
         except LeaseLost as lost:
             _log.warning("some messages of this lease come again, to another worker: %s", lost)
 

@@ -18,7 +18,6 @@ from figures import Point, Result, summary
 from curves.commits import Times, cycle
 from curves.made_up import fill
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import sweep
 
 PAUSE = 10.0
 """Seconds between two sweeps: 20,000 leases are here made in minutes, not in an hour."""
@@ -31,7 +30,7 @@ def keep_sweeping(path: str, pause: float, ready: Any, stop: Any) -> None:
     queue = Queue.open(path)
     ready.set()
     while not stop.wait(pause):
-        sweep(queue)
+        queue.sweep()
 
 
 @contextmanager
@@ -52,7 +51,7 @@ def sweeper(path: str, pause: float = PAUSE) -> Iterator[None]:
 
 def log_files(queue: Queue) -> int:
     """Files of the ledgers' table: its log, and the data."""
-    return len([file for file in Path(queue.leases.path).rglob("*") if file.is_file()])  # type: ignore[attr-defined]
+    return len([file for file in Path(queue._context.ledgers.path).rglob("*") if file.is_file()])  # type: ignore[attr-defined]
 
 
 def opened(path: str) -> float:

@@ -12,7 +12,6 @@ from backlog import fill
 from figures import Point, Result
 
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import sweep
 
 GOALS = {"open and first lease, ms": "< 3,000 ms", "poll, ms": "< 10 ms", "stats(), ms": "< 1,000 ms"}
 PROCESSES = 3
@@ -37,7 +36,7 @@ def backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
         fill(queue, commits, max(100, commits // 20))
         before = probed(queue.path, 1 if short else PROCESSES)
         for _ in range(2):
-            sweep(Queue.open(queue.path))
+            Queue.open(queue.path).sweep()
         after = probed(queue.path, 1 if short else PROCESSES)
         for kind, told in (("without a sweep", before), ("swept", after)):
             for name, goal in GOALS.items():

@@ -59,7 +59,7 @@ def against_backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[
     for number in range(rounds + WARMUP):
         for depth, group in groups.items():
             fill(group.queue, size, commit=size)  # so that each of them stays as deep as it is
-            group.queue.log.index()
+            group._context.messages.index()
             cycle(group, size, times[depth] if number >= WARMUP else None)
     yield from told("backlog", times, f"of {size:,}, backlog {{:,}}")
 

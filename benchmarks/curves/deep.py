@@ -38,15 +38,15 @@ def publish(queue: Queue, rows: int, size: int, foreign: bool) -> None:
         queue.publish(pa.table({"value": values}))
         return
     write_deltalake(
-        queue.log.path,
+        queue._context.messages.path,
         pa.table({"value": values}),
         mode="append",
         schema_mode="merge",
         writer_properties=WriterProperties(compression="SNAPPY", max_row_group_size=rows, write_batch_size=rows),
         target_file_size=4 * rows * (size + 100),
     )
-    files = list(queue.log.index().slices(0, 1 << 62))
-    meta = pq.ParquetFile(Path(queue.log.path, files[0].path)).metadata
+    files = list(queue._context.messages.index().slices(0, 1 << 62))
+    meta = pq.ParquetFile(Path(queue._context.messages.path, files[0].path)).metadata
     assert (len(files), meta.num_row_groups, meta.num_rows) == (1, 1, rows), "not one file with one row group"
 
 
@@ -60,8 +60,8 @@ def with_task(queue: Queue, lease: Lease) -> int:
     from spark_mq.spark import partitions
     from spark_mq.spark.schema import READ_SCHEMA
 
-    index = queue.log.index()
-    pieces = [(piece, r) for r in lease.ranges for piece in index.slices(r.first, r.last)]
+    index = queue._context.messages.index()
+    pieces = [(piece, r) for r in lease._ranges for piece in index.slices(r.first, r.last)]
     parts = partitions.cut(queue.path, pieces, {}, 1)
     return sum(batch.num_rows for part in parts for batch in partitions.read(part, READ_SCHEMA))
 
@@ -82,7 +82,7 @@ def one(path: str, reader: str, group: str, start: int) -> float:
 
 def probe(path: str, reader: str, rounds: int) -> dict[str, object]:
     """In a new process: milliseconds by position, and the most memory that this process ever had, in MB."""
-    index = Queue.open(path).log.index()
+    index = Queue.open(path)._context.messages.index()
     starts = {at: index.cut(0, index.total * at // 100 + 1) for at in POSITIONS}
     one(path, reader, "first", starts[0])
     times: dict[int, list[float]] = {at: [] for at in POSITIONS}

@@ -40,7 +40,7 @@ def cycles(queue: Queue, rounds: int) -> dict[str, list[float]]:
 
 def ledger_bytes(queue: Queue) -> int:
     """The size of the files that hold the ledgers now."""
-    return sum(queue.leases.refresh().get_add_actions(flatten=True)["size_bytes"].to_pylist())  # type: ignore[attr-defined]
+    return sum(queue._context.ledgers.refresh().get_add_actions(flatten=True)["size_bytes"].to_pylist())  # type: ignore[attr-defined]
 
 
 def fragments(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
@@ -54,13 +54,13 @@ def fragments(folder: Path, rounds: int, short: bool = False) -> Iterator[Result
     fill(queue, total)
     held = group.lease("bench", max_messages=total)
     assert held is not None
-    sequences = [seq for piece in queue.log.index().slices(held.ranges[0].first, held.ranges[-1].last)
+    sequences = [seq for piece in queue._context.messages.index().slices(held._ranges[0].first, held._ranges[-1].last)
                  for seq in range(piece.first, piece.first + piece.rows)]  # fmt: skip
     holes = sequences[::2]
     nacked, _ = seconds(lambda: held.nack(holes, delay=0))
     acked, _ = seconds(held.ack)
     what = f"every second of {len(sequences):,} nacked"
-    ledger = group.ledger()
+    ledger = group._ledger.current()
     yield Result(f"{what}: ranges in the ledger", len(ledger), "")
     yield Result(f"{what}: size of the ledger's file", ledger_bytes(queue) / 1e6, "MB")
     yield Result(f"{what}: the nack", nacked, "s")

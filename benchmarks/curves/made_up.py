@@ -19,13 +19,13 @@ LINKS = 10_000
 
 def fill(queue: Queue, messages: int, commit: int = 100_000, value: bytes = b"x" * 20) -> None:
     """Publishes so many messages, `commit` to a commit (and a file); message ids are left null, as a plain Delta writer may."""
-    root = Path(queue.log.path)
+    root = Path(queue._context.messages.path)
     made: dict[int, WrittenFile] = {}
     for number, start in enumerate(range(0, messages, commit)):
         rows = min(commit, messages - start)
         if rows not in made or number % LINKS == 0:
-            file = made[rows] = write_file(queue.log.files, pa.table({"value": pa.repeat(pa.scalar(value), rows)}))
+            file = made[rows] = write_file(queue._context.messages.files, pa.table({"value": pa.repeat(pa.scalar(value), rows)}))
         else:
             file = WrittenFile(f"part-{uuid.uuid4()}.parquet", made[rows].size, rows)
             os.link(root / made[rows].path, root / file.path)
-        queue.log.commit([file])
+        queue._context.messages.commit([file])

@@ -35,7 +35,7 @@ def leases_of(path: str, leases: int) -> dict[str, Any]:
 
     clock = ManualClock()
     queue = Queue.open(path, clock=clock)
-    source = StreamSource(queue.group("stream"), StreamOptions(max_messages=SIZE))
+    source = StreamSource(queue.group("stream")._ledger, StreamOptions(max_messages=SIZE))
     worker = queue.group("worker")
     at = source.initial()
     seen = []
@@ -64,8 +64,8 @@ def slice_of(path: str, rows: int) -> dict[str, Any]:
     queue = Queue.open(path)
     lease = queue.group("bench").lease("bench", max_messages=rows)
     assert lease is not None
-    index = queue.log.index()
-    pieces = tuple((piece, r) for r in lease.ranges for piece in index.slices(r.first, r.last))
+    index = queue._context.messages.index()
+    pieces = tuple((piece, r) for r in lease._ranges for piece in index.slices(r.first, r.last))
     before, found, size = memory_mb(), 0, 0
     for batch in partitions.read(partitions.SlicePartition(queue.path, pieces), READ_SCHEMA):
         found += batch.num_rows

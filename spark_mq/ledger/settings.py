@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypedDict
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.util.clock import Duration
 from spark_mq.util.validation import SECOND, check_choice, check_count, check_duration, check_share, nearest
 
-__all__ = ["GroupSettings", "QueueSettings"]
+__all__ = ["GroupOptions", "GroupSettings", "GroupSettingsOptions", "QueueSettings"]
 
 
 RETRIES: Final = ("exponential", "linear", "constant", "none")
@@ -104,6 +105,28 @@ class GroupSettings:
         if name == "retry_jitter":
             return check_share(name, value)
         return check_choice(name, value, RETRIES if name == "retry" else EXHAUSTED)
+
+
+class GroupOptions(TypedDict, total=False):
+    """Settings of a group as a user gives them, besides the two most common ones."""
+
+    on_exhausted: str
+    clock_skew: Duration
+    retry: str
+    retry_delay: Duration
+    max_retry_delay: Duration
+    retry_jitter: float
+    max_failures: int | None
+    max_retry_age: Duration | None
+    max_in_flight: int | None
+    max_ledger_ranges: int
+
+
+class GroupSettingsOptions(GroupOptions, total=False):
+    """All settings of a group as a user gives them."""
+
+    visibility_timeout: Duration
+    max_delivery_attempts: int | None
 
 
 @dataclass(frozen=True, slots=True)

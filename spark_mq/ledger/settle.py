@@ -59,11 +59,24 @@ class SettleOutcome:
     already_settled: int = 0
     lost: list[tuple[int, int, str]] = field(default_factory=list)
     ranges: list[Interval] = field(default_factory=list)
+    states: dict[str, int] = field(default_factory=dict)
+    """How many messages went to which state."""
+    next_due: int | None = None
+    """When the first of those that wait is due again, in microseconds."""
 
     def lose(self, first: int, last: int, why: str) -> None:
         if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == why:
             first = self.lost.pop()[0]
         self.lost.append((first, last, why))
+
+    def add(self, r: Range, became: Range) -> None:
+        """Count a range that was settled, and what became of it."""
+        self.settled += r.message_count
+        self.ranges.append((r.first, r.last))
+        self.states[became.state] = self.states.get(became.state, 0) + r.message_count
+        if became.state == WAITING:
+            due = became.available_at or 0
+            self.next_due = due if self.next_due is None else min(self.next_due, due)
 
 
 def settle(ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, wanted: SettleCommand) -> tuple[Ledger, SettleOutcome]:
@@ -156,11 +169,10 @@ class _Settling:
 
     def apply(self, r: Range) -> None:
         """Does to a range that the lease holds what the settle wants."""
-        self.outcome.settled += r.message_count
-        self.outcome.ranges.append((r.first, r.last))
         if self._of is None or self._became is None or not r.alike(self._of):
             self._became = self._after(r)  # the same for all pieces of a range, wherever they lie
         self._of = r
+        self.outcome.add(r, self._became)
         self.draft.put(self._became._replace(first=r.first, last=r.last, message_count=r.message_count), _EVENTS[self.wanted.verb], of=r)
 
     def _after(self, r: Range) -> Range:

@@ -1,35 +1,27 @@
-"""Routing: dead messages are copied to the dead-letter queue by three commits, each safe to repeat.
-
-Freeze dead ranges as ``routing`` under a new id; publish their messages to the DLQ under ``Transaction(routing id)``; settle that id. A
-sweeper first finishes the routing ids that it finds. It looks at the DLQ's mark before it publishes *and* lets a race be
-refused: each alone duplicates.
-"""
+"""Move dead messages to the dead-letter queue."""
 
 from __future__ import annotations
 
-import logging
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from spark_mq.errors import DuplicatePublish
-from spark_mq.group import LEASE_PAUSE, ConsumerGroup
-from spark_mq.ledger import transitions as rules_of
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.ranges import ROUTING, Ledger, Range
+from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.transitions import fold, freeze_dead
+from spark_mq.maintenance.transfer import Frozen, Transfer
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.read_errors import unreadable_reason
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.storage.ledger_store import LedgerSnapshot, change
+from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.validation import to_datetime
 
-__all__ = ["HEADER_PREFIX", "DeadSlice", "copy_dead", "dead_table", "route"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["HEADER_PREFIX", "Copy", "DeadSlice", "copy_dead", "dead_table", "route_dead_letters"]
 
 HEADER_PREFIX = "spark_mq."
 ROUTE_RANGES = 5_000
@@ -41,80 +33,68 @@ DeadSlice = tuple[FileSlice, dict[str, str]]
 Copy = Callable[[MessageStore, MessageStore, Sequence[DeadSlice]], list[WrittenFile]]
 
 
-def route(group: ConsumerGroup, copy: Copy | None = None) -> int:
-    """Sends all dead messages of a group to the DLQ. Returns how many. Safe to kill, to repeat, and to run twice at once.
+class _Routing(Transfer):
+    """Moves the dead messages of a group into the dead-letter queue."""
 
-    ``copy(log, dead_log, slices)`` writes the files of the DLQ; the default does it here, the Spark job in parallel.
+    prefix = "routing"
+    freeze_operation = "freeze dead"
+    operation = "route"
+    event = "routed"
+
+    def __init__(self, source: GroupLedger, target: MessageStore, copy: Copy) -> None:
+        super().__init__(source, target)
+        self._copy = copy
+
+    def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
+        source = self.source
+        ledger, settings = source.ledger_in(snapshot), source.settings_in(snapshot)
+        after, ranges = freeze_dead(fold(ledger, source.now(), settings), transfer_id, ROUTE_RANGES)
+        return after, sum(r.message_count for r in ranges)
+
+    def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:
+        messages = self.source.messages
+        index = messages.index()
+        slices = [
+            (piece, _headers(self.source, r)) for r in ranges for piece in index.slices(r.first, r.last)
+        ]
+        return self._copy(messages, self.target, slices)
+
+    def commit_info(self) -> Mapping[str, Any]:
+        return {"group": self.source.name}
+
+
+def route_dead_letters(
+    context: QueueContext, group: GroupLedger, copy: Copy | None = None
+) -> int:
+    """Move all dead messages of a group to the dead-letter queue. Returns their number.
+
+    Safe to kill, to repeat, and to run twice at once. ``copy(messages, dead_messages, slices)``
+    writes the files of the dead-letter queue. The default writes one file here, the Spark job
+    writes several in parallel.
     """
-    total = 0
-    for routing_id in _unfinished(group):
-        total += _finish(group, routing_id, copy or copy_dead)
-    while True:
-        routing_id = f"routing-{uuid.uuid4().hex}"
-
-        def freeze(stored: LedgerSnapshot, routing_id: str = routing_id) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-            folded = rules_of.fold(group.found(stored), group.queue.now(), group.rules(stored))
-            after, frozen = rules_of.freeze_dead(folded, routing_id, ROUTE_RANGES)
-            messages = sum(r.message_count for r in frozen)
-            return (
-                after if frozen else None,
-                messages,
-                {"operation": "freeze dead", "lease_id": routing_id, "messages": messages},
-            )
-
-        if not group.exists() or not change(group.queue.leases, group.name, freeze, pause=LEASE_PAUSE):
-            return total
-        total += _finish(group, routing_id, copy or copy_dead)
+    routing = _Routing(group, context.dead_letters().messages, copy or copy_dead)
+    total = routing.finish_all()
+    while (transfer_id := routing.freeze()) is not None:
+        total += routing.finish(transfer_id)
+    return total
 
 
-def _unfinished(group: ConsumerGroup) -> list[str]:
-    ledger = group.ledger()
-    return sorted({r.lease_id for r in ledger.select(ledger.where(ledger.is_state(ROUTING))) if r.lease_id})
-
-
-def _finish(group: ConsumerGroup, routing_id: str, copy: Copy) -> int:
-    """Publishes what is frozen under a routing id, unless it has been, and settles it."""
-    queue, dead_log = group.queue, group.queue.dead_letters.log
-    ledger = group.ledger()
-    frozen = [r for r in ledger.select(ledger.where(ledger.is_state(ROUTING))) if r.lease_id == routing_id]
-    if frozen and dead_log.last_number(routing_id) is None:
-        try:
-            dead_log.commit(
-                copy(queue.log, dead_log, _dead_slices(group, frozen)),
-                mark=(routing_id, 1),
-                note={"operation": "route", "group": group.name},
-            )
-        except DuplicatePublish:
-            _log.info("another sweeper has published %s", routing_id)
-
-    def settle(stored: LedgerSnapshot) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-        after, messages = rules_of.routed(group.found(stored), routing_id)
-        return (
-            after if messages else None,
-            messages,
-            {"operation": "routed", "lease_id": routing_id, "messages": messages},
-        )
-
-    return change(queue.leases, group.name, settle, pause=LEASE_PAUSE)
-
-
-def _dead_slices(group: ConsumerGroup, frozen: Iterable[Range]) -> list[DeadSlice]:
-    index = group.queue.log.index()
-    return [(piece, _headers(group, r)) for r in frozen for piece in index.slices(r.first, r.last)]
-
-
-def _headers(group: ConsumerGroup, r: Range) -> dict[str, str]:
-    told = {
-        "queue": group.queue.path,
+def _headers(group: GroupLedger, r: Range) -> dict[str, str]:
+    values = {
+        "queue": group.queue_path,
         "group": group.name,
         "delivery_count": str(r.delivery_count),
         "failure_count": str(r.failure_count),
         "reason": r.reason,
         "error": r.error,
-        "first_leased_at": to_datetime(r.first_leased_at).isoformat() if r.first_leased_at else None,
-        "last_leased_at": to_datetime(r.leased_at).isoformat() if r.leased_at else None,
+        "first_leased_at": _iso(r.first_leased_at),
+        "last_leased_at": _iso(r.leased_at),
     }
-    return {HEADER_PREFIX + name: value for name, value in told.items() if value is not None}
+    return {HEADER_PREFIX + name: value for name, value in values.items() if value is not None}
+
+
+def _iso(at: int | None) -> str | None:
+    return to_datetime(at).isoformat() if at else None
 
 
 def copy_dead(log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]) -> list[WrittenFile]:

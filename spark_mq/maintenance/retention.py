@@ -1,101 +1,86 @@
-"""How long messages stay: trimming what is settled and old, or beyond a hard limit; purging. Groups are told what they lose."""
+"""How long messages stay: trims of what is settled and old or past a hard limit, and purges."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from spark_mq.errors import DataLossError, InvalidOption
-from spark_mq.ledger import admin as moving
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage.ledger_store import LedgerSnapshot, change
+from spark_mq.operations.context import QueueContext
+from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
+from spark_mq.storage.update import Update, update_ledger
 
-if TYPE_CHECKING:
-    from spark_mq.group import ConsumerGroup
-    from spark_mq.queue import Queue
-
-__all__ = ["purge", "trim", "without_lost"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["purge", "trim"]
 
 
-def trim(queue: Queue) -> int:
-    """Drops files whose messages every group has settled and that are older than the retention. Returns how many files.
+def trim(context: QueueContext) -> int:
+    """Drop files whose messages every group has settled and that are old. Returns their number.
 
-    Where the queue has a hard limit, files beyond it go whoever has not read them. The horizon is written first, by a compare-and-swap
-    of the whole of ``leases/``; a queue without groups has settled nothing.
+    If the queue has a hard limit, files older than that go too, settled or not. The horizon is
+    committed first and conflicts with every other commit. A queue without groups settled nothing.
     """
 
-    def step(stored: LedgerSnapshot) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-        index = queue.log.index()
-        hard = queue.settings.hard_retention
-        settled = min(_oldest_floor(queue), _older_than(queue, index, queue.settings.retention))
-        return _raised(stored, max(settled, -1 if hard is None else _older_than(queue, index, hard)))
+    def compute(snapshot: LedgerSnapshot) -> Update[int]:
+        index, settings = context.messages.index(), context.settings
+        old = _last_older_than(context, index, settings.retention)
+        reach = min(_lowest_floor(context), old)
+        if settings.hard_retention is not None:
+            reach = max(reach, _last_older_than(context, index, settings.hard_retention))
+        return _advance_horizon(snapshot, reach)
 
-    return queue.log.drop(change(queue.leases, HORIZON, step, whole_table=True))
+    return context.messages.drop(
+        update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
+    )
 
 
-def purge(queue: Queue, name: str) -> int:
-    """Drops all that has been published up to now, for all groups: see :meth:`spark_mq.Queue.purge`. Returns how many files went."""
-    if name != queue.name:
+def purge(context: QueueContext, name: str) -> int:
+    """Drop all messages published up to now, for all groups. Returns the number of files.
+
+    ``name`` is the queue's name, to confirm the purge. Raises InvalidOption for another name.
+    """
+    if name != context.name:
         raise InvalidOption(
-            f"name={name!r}: a purge drops every message; to confirm it, give the queue's name, {queue.name!r}", option="name", value=name
+            f"name={name!r}: a purge drops every message; to confirm it, give the queue's name, "
+            f"{context.name!r}",
+            option="name",
+            value=name,
         )
-    tail = queue.log.index().tail
+    tail = context.messages.index().tail
 
-    def step(stored: LedgerSnapshot) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-        return _raised(stored, min(tail, _oldest_floor(queue) if queue.groups() else tail))
+    def compute(snapshot: LedgerSnapshot) -> Update[int]:
+        groups = context.ledgers.groups()
+        return _advance_horizon(snapshot, min(tail, _lowest_floor(context)) if groups else tail)
 
     while tail >= 0:
-        for group in map(queue.group, queue.groups()):
-            if group.ledger().head.floor < tail:
+        for group in context.groups():
+            if group.current().head.floor < tail:
                 group.seek(tail + 1)
-        horizon = change(queue.leases, HORIZON, step, whole_table=True)
-        # What is being copied to the DLQ just now is not skipped by a seek, and stays until the next trim.
-        if horizon >= tail or all(group.stats().routing for group in map(queue.group, queue.groups()) if group.ledger().head.floor < tail):
-            return queue.log.drop(horizon)
+        horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
+        # A seek does not skip messages that are being routed. They stay until the next trim.
+        behind = (group for group in context.groups() if group.current().head.floor < tail)
+        if horizon >= tail or all(group.stats().routing for group in behind):
+            return context.messages.drop(horizon)
     return 0
 
 
-def without_lost(group: ConsumerGroup, ledger: Ledger, fail: bool) -> Ledger:
-    """A folded ledger without what a hard limit has cut off unread, which ends as "lost".
-
-    With `fail`, DataLossError is raised instead, at each call until the group's owner acts: by a seek, or by accepting the loss.
-    """
-    if group.queue.settings.hard_retention is None:
-        return ledger
-    horizon = group.queue.horizon()
-    after, lost = moving.cut(ledger, group.queue.log.index(), horizon)
-    if lost and fail:
-        raise DataLossError(
-            f"group {group.name!r}: {lost} messages up to {horizon} were dropped by the queue's hard limit before it had settled them. "
-            "Accept the loss with fail_on_data_loss=False (failOnDataLoss in a stream), or seek('earliest')",
-            group=group.name, lost=lost, horizon=horizon,
-        )  # fmt: skip
-    if lost:
-        _log.error("group %s: %d messages up to %d are lost, dropped by the queue's hard limit", group.name, lost, horizon)
-    return after
-
-
-def _raised(stored: LedgerSnapshot, to: int) -> tuple[Ledger | None, int, Mapping[str, Any]]:
-    """The horizon's ledger with the horizon at `to`, if that is higher."""
-    before = -1 if stored.ledger is None else stored.ledger.head.floor
+def _advance_horizon(snapshot: LedgerSnapshot, to: int) -> Update[int]:
+    """Return the ledger of the horizon with the horizon at `to`, if that is higher."""
+    before = -1 if snapshot.ledger is None else snapshot.ledger.head.floor
     horizon = max(before, to)
-    return Ledger(LedgerHeader(floor=horizon)) if horizon > before else None, horizon, {"operation": "trim", "ranges": f"-{horizon}"}
+    ledger = Ledger(LedgerHeader(floor=horizon)) if horizon > before else None
+    return ledger, horizon, {"operation": "trim", "ranges": f"-{horizon}"}
 
 
-def _oldest_floor(queue: Queue) -> int:
-    """Every group has settled all up to here; -1 without groups."""
-    ledgers = [queue.leases.read(name).ledger for name in queue.groups()]
+def _lowest_floor(context: QueueContext) -> int:
+    """Return the sequence up to which every group has settled all. -1 without groups."""
+    store = context.ledgers
+    ledgers = [store.read(name).ledger for name in store.groups()]
     return min((ledger.head.floor for ledger in ledgers if ledger is not None), default=-1)
 
 
-def _older_than(queue: Queue, index: MessageIndex, age: int) -> int:
-    """The highest sequence of the files that are older, with all before them, or -1."""
-    limit = queue.now() - age
+def _last_older_than(context: QueueContext, index: MessageIndex, age: int) -> int:
+    """Return the last sequence of the leading files that are older than `age`, or -1."""
+    limit = context.now() - age
     old = -1
     for file in index.files:
         if file.committed_at > limit:

@@ -1,30 +1,46 @@
-"""Taking a lease, and waiting for one: the loop behind :meth:`spark_mq.ConsumerGroup.lease` and the worker loop."""
+"""Acquire leases, and wait until there is something to lease."""
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from spark_mq.lease import Lease
-from spark_mq.ledger import acquire as selection
+from spark_mq.errors import DataLossError
+from spark_mq.ledger import acquire as acquiring
+from spark_mq.ledger import admin
+from spark_mq.ledger.commit_info import lease_note
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.schedule import next_due
+from spark_mq.ledger.settle import REJECT, SettleCommand
+from spark_mq.ledger.transitions import fold
+from spark_mq.operations.group_ledger import GroupLedger, GroupView, read_horizon
+from spark_mq.parquet.reader import verify_slice
+from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.update import Priority, Update
 from spark_mq.util.notifier import Notifier, subscribed
 from spark_mq.util.validation import SECOND
 
-if TYPE_CHECKING:
-    from spark_mq.group import ConsumerGroup
+__all__ = [
+    "Acquired",
+    "LeaseOptions",
+    "acquire_lease",
+    "reject_unreadable",
+    "settle_lost_messages",
+    "wait_for_lease",
+]
 
-__all__ = ["LeaseOptions", "take"]
+_log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.01
-"""Seconds until the second look; each further one comes half as much later again."""
+"""Seconds until the second look. Each further pause is half as long again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
-    """What a worker asks for. ``timeout``: microseconds, None for the group's."""
+    """What a worker asks for. ``timeout`` is in microseconds, None for the group's."""
 
     worker_id: str
     max_messages: int
@@ -32,48 +48,165 @@ class LeaseOptions:
     fail_on_data_loss: bool = True
 
 
-def take(
-    group: ConsumerGroup, wanted: LeaseOptions, left: Callable[[], float], poll: float, also: Notifier | None = None
-) -> tuple[Lease | None, str]:
-    """A lease, as soon as there is something to lease; None once `left()`, in seconds, is not above zero, and why if a cap is to blame.
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What a lease got. Without ranges there is no lease; a cap may be the reason."""
 
-    ``poll``: seconds until the next look at what other processes may have done. ``also``: a bell that wakes the waiter besides.
-    Someone else may be faster: then it waits on.
+    lease_id: str
+    expires_at: int
+    ranges: tuple[Range, ...] = ()
+    blocked_because: str = ""
+
+
+def acquire_lease(ledger: GroupLedger, options: LeaseOptions) -> Acquired:
+    """Commit a lease of what is due. Its messages were readable when it was committed."""
+    while True:
+        acquired = _commit_lease(ledger, uuid.uuid4().hex, options)
+        if not acquired.ranges:
+            return acquired
+        if ranges := reject_unreadable(ledger, acquired.ranges, acquired.lease_id):
+            return Acquired(acquired.lease_id, acquired.expires_at, ranges)
+        # All of it was unreadable and is dead now.
+
+
+def _commit_lease(ledger: GroupLedger, lease_id: str, options: LeaseOptions) -> Acquired:
+    def compute(view: GroupView) -> Update[Acquired]:
+        expires_at = view.now + (options.timeout or view.settings.visibility_timeout)
+        request = acquiring.AcquireRequest(
+            lease_id, options.worker_id, options.max_messages, expires_at
+        )
+        folded = fold(view.ledger, view.now, view.settings)
+        kept = settle_lost_messages(ledger, folded, options.fail_on_data_loss)
+        index, damage = ledger.index_or_damage()
+        after, grant = acquiring.lease(kept, index, view.now, view.settings, request)
+        if damage is not None and not grant.ranges:
+            raise damage
+        info = lease_note(request, grant.ranges) if grant.ranges else {"operation": "cut"}
+        changed = bool(grant.ranges) or kept is not folded
+        acquired = Acquired(lease_id, expires_at, tuple(grant.ranges), grant.blocked_because)
+        return after if changed else None, acquired, info
+
+    return ledger.update(compute, priority=Priority.LEASE)
+
+
+def wait_for_lease(
+    ledger: GroupLedger,
+    options: LeaseOptions,
+    time_left: Callable[[], float],
+    poll: float,
+    wake_on: Notifier | None = None,
+) -> Acquired:
+    """Acquire a lease as soon as there is something to lease.
+
+    Parameters
+    ----------
+    ledger
+        The group.
+    options
+        What the worker asks for.
+    time_left
+        Returns the seconds left to wait.
+    poll
+        Seconds between looks at what other processes did.
+    wake_on
+        One more notifier that ends a pause.
+
+    Returns
+    -------
+    Acquired
+        Without ranges if the time is up.
     """
-    group.ensure()
-    queue, pause = group.queue, FIRST_PAUSE
-    clock = getattr(queue.clock, "bell", None)  # of a clock that is moved by hand
-    with subscribed(*filter(None, (queue.log.bell, queue.leases.bell, clock, also))) as rung:
+    ledger.create_if_missing()
+    pause = FIRST_PAUSE
+    clock = getattr(ledger.clock, "bell", None)  # of a clock that a test moves
+    notifiers = (ledger.messages.bell, ledger.ledgers.bell, clock, wake_on)
+    with subscribed(*filter(None, notifiers)) as changed:
         while True:
-            rung.clear()  # before the look, so that nothing is missed in between
-            lease, why = _try(group, wanted)
-            if lease is not None:
-                return lease, ""
-            if (remaining := left()) <= 0:
-                return None, why
-            rung.wait(max(0.0, min(remaining, pause, poll, _until_due(group))))
+            changed.clear()  # before the look, so that no change in between is missed
+            acquired = acquire_lease(ledger, options)
+            if acquired.ranges or (left := time_left()) <= 0:
+                return acquired
+            changed.wait(max(0.0, min(left, pause, poll, _seconds_until_due(ledger))))
             pause *= 1.5
 
 
-def _try(group: ConsumerGroup, wanted: LeaseOptions) -> tuple[Lease | None, str]:
-    while True:
-        lease_id = uuid.uuid4().hex
-
-        def request(now: int, default: int, lease_id: str = lease_id) -> selection.AcquireRequest:
-            return selection.AcquireRequest(lease_id, wanted.worker_id, wanted.max_messages, now + (wanted.timeout or default))
-
-        grant, expires_at = group.grant(request, wanted.fail_on_data_loss)
-        if not grant.ranges:
-            return None, grant.blocked_because
-        if ranges := group.verified(grant.ranges, lease_id):
-            return Lease(group, lease_id, wanted.worker_id, expires_at, ranges), ""
-        # all of it was unreadable, and is dead now
-
-
-def _until_due(group: ConsumerGroup) -> float:
-    """Seconds until time alone may make something due."""
-    stored, now = group.queue.leases.read(group.name), group.queue.now()
-    if stored.ledger is None:
+def _seconds_until_due(ledger: GroupLedger) -> float:
+    """Return the seconds until time alone may make something due."""
+    snapshot, now = ledger.snapshot(), ledger.now()
+    if snapshot.ledger is None:
         return float("inf")
-    at = next_due(stored.ledger, group.queue.log.index(stored.ledger.frontier), group.rules(stored), now)
+    index = ledger.messages.index(snapshot.ledger.frontier)
+    at = next_due(snapshot.ledger, index, ledger.settings_in(snapshot), now)
     return float("inf") if at is None else (at - now) / SECOND
+
+
+def reject_unreadable(
+    ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, *, whole: bool = False
+) -> tuple[Range, ...]:
+    """Reject the messages of a lease whose file is missing or corrupt. Returns the others.
+
+    ``whole`` reads all bytes, not only the footers.
+    """
+    index = ledger.messages.index(ranges[-1].last)
+    pieces = [(r, piece) for r in ranges for piece in index.slices(r.first, r.last)]
+    known = ledger.readable_files
+    if not whole and all(piece.path in known for _, piece in pieces):
+        return tuple(ranges)
+    good: list[Range] = []
+    bad: list[tuple[Range, str]] = []
+    for r, piece in pieces:
+        rows = index.file_at(piece.first).rows
+        for part, why in _verify(ledger.messages, known, piece, rows, whole):
+            cut = r.part(part.first, part.first + part.rows - 1, index)
+            if why is None:
+                good.append(cut)
+            else:
+                bad.append((cut, why))
+    for r, why in bad:
+        _log.error(
+            "group %s: messages %d..%d cannot be read and are dead: %s",
+            ledger.name, r.first, r.last, why,
+        )  # fmt: skip
+        unreadable = [(r.first, r.last)]
+        reason = "payload unreadable"
+        ledger.settle([SettleCommand(REJECT, lease_id, unreadable, error=why, reason=reason)])
+    return tuple(good) if bad else tuple(ranges)
+
+
+def _verify(
+    messages: MessageStore, known: set[str], piece: FileSlice, rows: int, whole: bool
+) -> list[tuple[FileSlice, str | None]]:
+    """Return the parts of a slice, each with the reason why it is unreadable, or None."""
+    if whole:
+        known.discard(piece.path)
+    elif piece.path in known:
+        return [(piece, None)]
+    found = list(verify_slice(messages.files, piece, rows, whole=whole))
+    if not whole and found[0][1] is None:
+        known.add(piece.path)
+    return found
+
+
+def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledger:
+    """Settle messages that the queue's hard limit dropped unread as lost.
+
+    Raises DataLossError instead if `fail` is set, at each call until the owner of the group seeks
+    or accepts the loss.
+    """
+    if not group.hard_limit:
+        return ledger
+    horizon = read_horizon(group.ledgers)
+    after, lost = admin.cut(ledger, group.messages.index(), horizon)
+    if lost and fail:
+        raise DataLossError(
+            f"group {group.name!r}: {lost} messages up to {horizon} were dropped by the queue's "
+            "hard limit before it had settled them. Accept the loss with fail_on_data_loss=False "
+            "(failOnDataLoss in a stream), or seek('earliest')",
+            group=group.name, lost=lost, horizon=horizon,
+        )  # fmt: skip
+    if lost:
+        _log.error(
+            "group %s: %d messages up to %d are lost, dropped by the queue's hard limit",
+            group.name, lost, horizon,
+        )  # fmt: skip
+    return after

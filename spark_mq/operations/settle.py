@@ -1,161 +1,224 @@
-"""How a consumer group settles: by lease, by sequence, by message id, those of several threads in one commit."""
+"""Settle and extend leases: by lease, by sequence, by message id."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, LeaseLost
-from spark_mq.lease import Lease, SettleResult, result_of
 from spark_mq.ledger import settle as settling
-from spark_mq.ledger import transitions as rules_of
-from spark_mq.ledger.commit_info import settle_note
-from spark_mq.ledger.intervals import Interval, from_sequences
-from spark_mq.ledger.ranges import Ledger
+from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.storage.ledger_store import LedgerSnapshot, change
-from spark_mq.util.validation import check_lease_id
+from spark_mq.ledger.transitions import fold
+from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.storage.update import Update
+from spark_mq.util.validation import check_lease_id, shown
 
-if TYPE_CHECKING:
-    from spark_mq.group import ConsumerGroup
+__all__ = ["HeldLease", "HeldSelector", "SettleResult", "extend", "settle", "summarize"]
 
-__all__ = ["SETTLE_PAUSE", "Leases", "extend", "settle_named", "settle_together"]
-
-SETTLE_PAUSE = 0.005
-"""Seconds to wait after a lost race: less than a lease waits, so that a settle is not starved by leases."""
-
-Leases = str | Lease | Iterable[str | Lease] | Mapping[str, Iterable[int] | None]
-"""One lease or several, by id or as objects; or some sequences of each (None: all that it holds)."""
-
-_Part = tuple[str, list[Interval] | None, Lease | None]
-"""A lease, what of it is meant (None: all), and its object if that is known: then the whole of it is what that knows of."""
+_MAX_NAMED = 400
+"""Characters of lease ids in an error."""
 
 
-def extend(group: ConsumerGroup, lease_id: str, timeout: int | None) -> tuple[SettleResult, int]:
-    """Extends a lease by microseconds (None: the group's visibility timeout). Returns the deadline, too."""
+@dataclass(frozen=True, slots=True)
+class SettleResult:
+    """How many messages a settle settled, and how many were settled before."""
 
-    def step(stored: LedgerSnapshot) -> tuple[Ledger | None, tuple[SettleOutcome, int], Mapping[str, Any]]:
-        rules, now = group.rules(stored), group.queue.now()
-        folded = rules_of.fold(group.found(stored), now, rules, [lease_id])
-        deadline = now + (timeout or rules.visibility_timeout)
-        after, outcome = settling.extend(folded, lease_id, deadline)
-        return after if outcome.settled else None, (outcome, deadline), {"operation": "extend", "lease_id": lease_id}
-
-    outcome, deadline = change(group.queue.leases, group.name, step, pause=SETTLE_PAUSE)
-    return _result([(lease_id, None, None)], [outcome]), deadline
+    settled: int
+    already_settled: int = 0
 
 
-def settle_together(group: ConsumerGroup, calls: Sequence[Sequence[SettleCommand]]) -> list[list[SettleOutcome] | Exception]:
-    """The settles of several callers in one commit. What cannot be computed for one of them is that one's error alone."""
+class HeldLease:
+    """The messages of a lease that its holder has not settled yet. Thread-safe."""
 
-    def step(stored: LedgerSnapshot) -> tuple[Ledger | None, list[list[SettleOutcome] | Exception], Mapping[str, Any]]:
-        rules, now = group.rules(stored), group.queue.now()
-        ledger = rules_of.fold(group.found(stored), now, rules, {w.lease_id for wanted in calls for w in wanted})
-        results: list[list[SettleOutcome] | Exception] = []
-        done: list[tuple[SettleCommand, SettleOutcome]] = []
-        for wanted in calls:
-            try:
-                after, outcomes = ledger, []
-                reach = max([ledger.frontier, *(last for one in wanted for _, last in one.intervals or ())])
-                index = group.queue.log.index(reach)  # whoever names more than is known may know more
-                for one in wanted:
-                    after, outcome = settling.settle(after, index, now, rules, one)
-                    outcomes.append(outcome)
-                ledger = after
-                results.append(outcomes)
-                done += zip(wanted, outcomes, strict=True)
-            except Exception as error:
-                if len(calls) == 1:
-                    raise
-                results.append(error)
-        changed = any(outcome.settled for _, outcome in done)
-        return ledger if changed else None, results, settle_note([w for w, _ in done], [o for _, o in done])
+    def __init__(self, lease_id: str, intervals: Iterable[Interval]) -> None:
+        self.lease_id = lease_id
+        self._unsettled = list(intervals)
+        self._lock = threading.Lock()
 
-    return change(group.queue.leases, group.name, step, pause=SETTLE_PAUSE)
+    def unsettled(self) -> list[Interval]:
+        """Return the sequences that the holder has not settled yet."""
+        with self._lock:
+            return list(self._unsettled)
+
+    def mark_settled(self, intervals: Iterable[Interval]) -> None:
+        """Remove sequences that were settled."""
+        with self._lock:
+            self._unsettled = subtract(self._unsettled, intervals)
 
 
-def settle_named(
-    group: ConsumerGroup, leases: Leases, sequences: Iterable[int] | None, ids: Iterable[str] | None, how: Mapping[str, Any]
-) -> SettleResult:
-    """Settles what is named, each of it if a lease holds it still, and raises LeaseLost for the rest. ``how``: the verb and its arguments.
+HeldSelector = str | HeldLease | Iterable[str | HeldLease] | Mapping[str, Iterable[int] | None]
+"""One lease or several, or some sequences of each (None: all that it holds)."""
 
-    ``ids``: message ids; they name all held messages of the leases that have one of them.
-    """
-    parts, missing = _named(group, leases, sequences, ids)
-    wanted = [
-        SettleCommand(
-            lease_id=lease_id,
-            intervals=lease.left() if whole and lease is not None else intervals,
-            whole=whole and lease is not None,
-            **how,
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """A lease and the intervals meant (None: all). A lease that is held knows what all is."""
+
+    lease_id: str
+    intervals: list[Interval] | None
+    held: HeldLease | None = None
+
+    def command(self, verb: str, delay: int | None, error: str | None, jitter: float) -> SettleCommand:
+        whole = self.intervals is None and self.held is not None
+        intervals = self.held.unsettled() if whole and self.held is not None else self.intervals
+        return SettleCommand(
+            verb, self.lease_id, intervals, whole=whole, delay=delay, error=error, jitter=jitter
         )
-        for lease_id, intervals, lease in parts
-        for whole in [intervals is None]
-    ]
-    asked = [(part, one) for part, one in zip(parts, wanted, strict=True) if one.intervals != []]
-    outcomes = group.settle([one for _, one in asked]) if asked else []
-    for ((_, _, lease), _), outcome in zip(asked, outcomes, strict=True):
-        if lease is not None:
-            lease.forget(outcome.ranges)
-    return _result([part for part, _ in asked], outcomes, missing)
 
 
-def _named(
-    group: ConsumerGroup, leases: Leases, sequences: Iterable[int] | None, ids: Iterable[str] | None
-) -> tuple[list[_Part], list[str]]:
-    """What is meant, lease by lease, and the message ids that no lease holds."""
+def settle(
+    ledger: GroupLedger,
+    leases: HeldSelector,
+    verb: str,
+    *,
+    sequences: Iterable[int] | None = None,
+    message_ids: Iterable[str] | None = None,
+    delay: int | None = None,
+    error: str | None = None,
+    jitter: float = 0.0,
+) -> SettleResult:
+    """Settle the selected messages that a lease still holds, in one commit.
+
+    Message ids select all held messages of the leases that have one of them. Raises LeaseLost for
+    messages that are not held. The rest is settled all the same.
+    """
+    selected, missing = _resolve(ledger, leases, sequences, message_ids)
+    asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
+    asked = [(one, command) for one, command in asked if command.intervals != []]
+    outcomes = ledger.settle([command for _, command in asked]) if asked else []
+    for (one, _), outcome in zip(asked, outcomes, strict=True):
+        if one.held is not None:
+            one.held.mark_settled(outcome.ranges)
+    return _result([one.lease_id for one, _ in asked], outcomes, missing)
+
+
+def extend(ledger: GroupLedger, lease_id: str, timeout: int | None) -> tuple[SettleResult, int]:
+    """Extend a lease by microseconds (None: the group's timeout). Returns its deadline, too."""
+
+    def compute(view: GroupView) -> Update[tuple[SettleOutcome, int]]:
+        folded = fold(view.ledger, view.now, view.settings, [lease_id])
+        deadline = view.now + (timeout or view.settings.visibility_timeout)
+        after, outcome = settling.extend(folded, lease_id, deadline)
+        info = {"operation": "extend", "lease_id": lease_id}
+        return after if outcome.settled else None, (outcome, deadline), info
+
+    outcome, deadline = ledger.update(compute)
+    return _result([lease_id], [outcome]), deadline
+
+
+def _resolve(
+    ledger: GroupLedger,
+    leases: HeldSelector,
+    sequences: Iterable[int] | None,
+    message_ids: Iterable[str] | None,
+) -> tuple[list[_Selection], list[str]]:
+    """Return the selected messages by lease, and the message ids that no lease holds."""
     if isinstance(leases, Mapping):
-        parts = [_part(lease, None if some is None else from_sequences(some)) for lease, some in leases.items()]
+        selected = [_select(one, some) for one, some in leases.items()]
+    elif isinstance(leases, str | HeldLease) or not isinstance(leases, Iterable):
+        selected = [_select(leases, sequences)]
     else:
-        several = [leases] if isinstance(leases, str | Lease) or not isinstance(leases, Iterable) else list(leases)
-        parts = [_part(lease, None if sequences is None else from_sequences(sequences)) for lease in several]
-    named = sequences is not None or any(some is not None for _, some, _ in parts)
-    if named and (ids is not None or (len(parts) > 1 and sequences is not None)):
+        selected = [_select(one, sequences) for one in leases]
+    named = sequences is not None or any(one.intervals is not None for one in selected)
+    several = len(selected) > 1 and sequences is not None
+    if named and (message_ids is not None or several):
         raise InvalidOption(
-            "sequences name messages of one lease: give {lease_id: sequences} for several leases, and either sequences or message_ids",
-            option="sequences", value=None,
-        )  # fmt: skip
-    if ids is None:
-        return parts, []
-    wanted = pa.array(_check_ids(ids), pa.string())
-    ledger, log = group.ledger(), group.queue.log
-    found: list[_Part] = []
+            "sequences name messages of one lease: give {lease_id: sequences} for several leases, "
+            "and either sequences or message_ids",
+            option="sequences",
+            value=None,
+        )
+    return (selected, []) if message_ids is None else _by_message_id(ledger, selected, message_ids)
+
+
+def _select(lease: str | HeldLease, sequences: Iterable[int] | None) -> _Selection:
+    intervals = None if sequences is None else from_sequences(sequences)
+    if isinstance(lease, HeldLease):
+        return _Selection(lease.lease_id, intervals, lease)
+    return _Selection(check_lease_id(lease), intervals)
+
+
+def _by_message_id(
+    ledger: GroupLedger, selected: Sequence[_Selection], message_ids: Iterable[str]
+) -> tuple[list[_Selection], list[str]]:
+    wanted = pa.array(_check_ids(message_ids), pa.string())
+    current, messages = ledger.current(), ledger.messages
+    found: list[_Selection] = []
     seen = pa.array([], pa.string())
-    for lease_id, _, lease in parts:
-        held = ledger.held(lease_id)
-        sequences_of: list[int] = []
-        for piece, rows in log.read((s for r in held for s in log.index(r.last).slices(r.first, r.last)), ["message_id"]):
+    for one in selected:
+        sequences: list[int] = []
+        pieces = (
+            piece
+            for r in current.held(one.lease_id)
+            for piece in messages.index(r.last).slices(r.first, r.last)
+        )
+        for piece, rows in messages.read(pieces, ["message_id"]):
             hits = pc.is_in(rows["message_id"], value_set=wanted)
-            sequences_of += [piece.first + row for row in pc.indices_nonzero(hits).to_pylist()]
+            sequences += [piece.first + row for row in pc.indices_nonzero(hits).to_pylist()]
             seen = pa.concat_arrays([seen, *rows["message_id"].filter(hits).chunks])
-        found.append((lease_id, from_sequences(sequences_of), lease))
+        found.append(_Selection(one.lease_id, from_sequences(sequences), one.held))
     return found, sorted(set(wanted.to_pylist()) - set(seen.to_pylist()))
 
 
-def _part(lease: str | Lease, intervals: list[Interval] | None) -> _Part:
-    if isinstance(lease, Lease):
-        return lease.lease_id, intervals, lease
-    return check_lease_id(lease), intervals, None
-
-
 def _check_ids(ids: Iterable[str]) -> list[str]:
-    given = [] if isinstance(ids, str | bytes) or not isinstance(ids, Iterable) else list(ids)
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable) or not all(isinstance(one, str) for one in given):
-        raise InvalidOption(f"message_ids={ids!r} is not a list of message ids", option="message_ids", value=ids)
-    return given
+    if not isinstance(ids, str | bytes) and isinstance(ids, Iterable):
+        given = list(ids)
+        if all(isinstance(one, str) for one in given):
+            return given
+    raise InvalidOption(
+        f"message_ids={ids!r} is not a list of message ids", option="message_ids", value=ids
+    )
 
 
-def _result(parts: Sequence[_Part], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()) -> SettleResult:
-    """The sum of what some settles did. Raises LeaseLost for what was not held, a whole lease of which nothing is known included."""
-    result = result_of([lease_id for lease_id, _, _ in parts], outcomes, missing)
+def _result(
+    lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()
+) -> SettleResult:
+    """Sum up settles. Raises LeaseLost also for a lease that held nothing at all."""
+    result = summarize(lease_ids, outcomes, missing)
     empty = [
-        lease_id for (lease_id, _, _), outcome in zip(parts, outcomes, strict=True) if not (outcome.settled or outcome.already_settled)
+        lease_id
+        for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
+        if not (outcome.settled or outcome.already_settled)
     ]
     if empty:
-        told = ", ".join(empty)
-        brief = told if len(told) <= 400 else f"{told[:400]}..."
-        raise LeaseLost(f"lease {brief} holds nothing any more, or never was", lease_id=told, lost=[], message_ids=[], result=result)
+        named = ", ".join(empty)
+        raise LeaseLost(
+            f"lease {_brief(named)} holds nothing any more, or never was",
+            lease_id=named, lost=[], message_ids=[], result=result,
+        )  # fmt: skip
     return result
+
+
+def summarize(
+    lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()
+) -> SettleResult:
+    """Sum up the outcomes of settles. Raises LeaseLost if some messages were not held.
+
+    ``missing`` are message ids that were named and that no lease holds.
+    """
+    result = SettleResult(
+        sum(outcome.settled for outcome in outcomes),
+        sum(outcome.already_settled for outcome in outcomes),
+    )
+    lost = [part for outcome in outcomes for part in outcome.lost]
+    if not lost and not missing:
+        return result
+    each = [f"{first}..{last} {why}" for first, last, why in lost]
+    each += [f"no message with the id {shown(one)}" for one in missing]
+    what = "; ".join(each[:5]) + (f" and {len(each) - 5} more" if len(each) > 5 else "")
+    losers = [one for one, outcome in zip(lease_ids, outcomes, strict=True) if outcome.lost]
+    named = ", ".join(dict.fromkeys(losers or lease_ids))
+    raise LeaseLost(
+        f"lease {_brief(named)} does not hold these messages any more: {what} "
+        f"({result.settled} settled)",
+        lease_id=named, lost=lost, message_ids=list(missing), result=result,
+    )  # fmt: skip
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _MAX_NAMED else f"{text[:_MAX_NAMED]}..."

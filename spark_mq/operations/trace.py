@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,12 +14,10 @@ from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, StorageErr
 from spark_mq.ledger.editor import OUTCOMES
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.operations.history import history
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.history import read_history
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.util.validation import check_choice, check_count, check_name
-
-if TYPE_CHECKING:
-    from spark_mq.queue import Queue
 
 __all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
 
@@ -94,27 +92,27 @@ class Trace:
         return "\n".join([head, *(f"  {event}" for event in self.events)])
 
 
-def trace(queue: Queue, sequence: int) -> Trace:
+def trace(context: QueueContext, sequence: int) -> Trace:
     """One message's whole life: see :meth:`spark_mq.Queue.trace`."""
     check_count("sequence", sequence, least=0, most=2**63 - 1)
-    index = queue.log.index(sequence)
+    index = context.messages.index(sequence)
     if index.at_or_after(sequence) != sequence:
         raise InvalidOption(
-            f"sequence={sequence}: no message of {queue.path} has it; the last one published is {index.tail}",
+            f"sequence={sequence}: no message of {context.path} has it; the last one published is {index.tail}",
             option="sequence",
             value=sequence,
         )
-    ((piece, payload),) = _payload(queue, sequence, sequence, ["message_id", "published_at"])
+    ((piece, payload),) = _payload(context, sequence, sequence, ["message_id", "published_at"])
     row = payload.to_pylist()[0]
     events = [
         TraceEvent(at=r["committed_at"], group=r["consumer_group"], **{name: r[name] for name in TraceEvent.__slots__ if name in r})
-        for r in history(queue, sequence=sequence).to_pylist()
+        for r in read_history(context, sequence=sequence).to_pylist()
         if r["event"] is not None
     ]
     return Trace(sequence, piece.first >> 32, row["published_at"], row["message_id"], row["message_id"] is not None, tuple(events))
 
 
-def finished(queue: Queue, group: str, within: tuple[int | None, int | None], *, outcome: str | None, payload: bool) -> pa.Table:
+def finished(context: QueueContext, group: str, within: tuple[int | None, int | None], *, outcome: str | None, payload: bool) -> pa.Table:
     """What has finished in a group: see :meth:`spark_mq.Queue.finished`."""
     check_name("group", group)
     wanted = None if outcome is None else check_choice("outcome", outcome, [*OUTCOMES.values(), "dropped"])
@@ -125,13 +123,13 @@ def finished(queue: Queue, group: str, within: tuple[int | None, int | None], *,
     names = ["published_at", *(_PAYLOAD if payload else ())]
     schema = pa.schema([*FINISHED_SCHEMA, *(FILE_SCHEMA.field(name) for name in names[1:])])
     parts = [schema.empty_table()]
-    rows = history(queue, group=group)
-    if not rows.num_rows and group not in (there := queue.groups()):  # of one that was dropped, history tells still
+    rows = read_history(context, group=group)
+    if not rows.num_rows and group not in (there := context.ledgers.groups()):  # of one that was dropped, history tells still
         told = f"the queue has {', '.join(there)}" if there else "the queue has none yet; one is made by its first lease"
         raise GroupNotFound(f"there is no consumer group {group!r}: {told}", group=group)
     for end, (start, stop) in _ends(rows, low, high):
         if wanted in (None, end["outcome"]):
-            parts += [_finished(piece, rows, end, schema) for piece, rows in _payload(queue, start, stop, names)]
+            parts += [_finished(piece, rows, end, schema) for piece, rows in _payload(context, start, stop, names)]
     return pa.concat_tables(parts).sort_by("sequence")
 
 
@@ -159,11 +157,11 @@ def _finished(piece: FileSlice, payload: pa.Table, end: dict[str, Any], schema: 
     return pa.table([column(f) for f in schema], schema=schema)
 
 
-def _payload(queue: Queue, first: int, last: int, names: list[str]) -> Iterator[tuple[FileSlice, pa.Table]]:
+def _payload(context: QueueContext, first: int, last: int, names: list[str]) -> Iterator[tuple[FileSlice, pa.Table]]:
     """Some columns of messages, slice by slice; null, but for the time of the publish, where the log no longer has them."""
-    for piece in queue.log.index(last).slices(first, last):
+    for piece in context.messages.index(last).slices(first, last):
         try:
-            ((_, rows),) = queue.log.read([piece], names)
+            ((_, rows),) = context.messages.read([piece], names)
         except (CorruptLog, StorageError):
             at = pa.repeat(pa.scalar(piece.committed_at, pa.int64()).cast(_INSTANT), piece.rows)
             rows = pa.table({name: at if name == "published_at" else pa.nulls(piece.rows, FILE_SCHEMA.field(name).type) for name in names})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import Counter
@@ -11,18 +10,22 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from spark_mq.errors import InvalidHandlerResult, InvalidOption, InvalidSchema, LeaseLost, StreamFenced
-from spark_mq.failures import in_hand, tell_fate
 from spark_mq.group import ConsumerGroup
-from spark_mq.handler import settles_of
-from spark_mq.handler_policy import HandlerPolicy
-from spark_mq.lease import SettleResult, result_of
+from spark_mq.handler import (
+    HandlerPolicy,
+    MessageVerdict,
+    commands_for,
+    describe_held,
+    log_outcomes,
+)
 from spark_mq.ledger.ranges import LEASED, Range
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.operations.settle import SettleResult, summarize
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.lease_lookup import BatchLeases, LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
-from spark_mq.streaming.auto_ack import leave
-from spark_mq.streaming.offset import lease_stream, stream_in
+from spark_mq.streaming.auto_ack import exclude_from_auto_ack
+from spark_mq.streaming.offset import parse_lease_id, stream_id_in_queue
 from spark_mq.util.validation import check_callable
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ def for_each_batch(
     exception the lease is settled by `on_error`: "nack" (again after a backoff), "reject" (to the dead letters), "raise" (the query ends).
     What `process` settles itself stands. ``ack``: "after", or "first" (at-most-once: acked before `process` is called), or "manual" (only
     what `process` settles counts, whatever the stream's ackMode; the rest expires and comes again): see
-    :class:`~spark_mq.handler_policy.HandlerPolicy`. ``also``: the groups of the other queues, where the stream reads several; each lease is
+    :class:`~spark_mq.handler.HandlerPolicy`. ``also``: the groups of the other queues, where the stream reads several; each lease is
     settled
     in its own.
 
@@ -92,7 +95,7 @@ class BatchLease:
 
         Never a constant app id with Spark's batch id: two workers, or a new checkpoint, count from 0 again, and Delta skips silently.
         """
-        parts = self._base or lease_stream(self.lease_id)
+        parts = self._base or parse_lease_id(self.lease_id)
         if parts is None or (len(self.lease_ids) != 1 and self._base is None):
             raise InvalidOption(
                 f"this batch holds {len(self.lease_ids)} leases, so no one transaction stands for it: write each queue's rows by itself",
@@ -125,7 +128,7 @@ class BatchLease:
 
     def _held(self) -> list[list[Range]]:
         """What each of the leases holds now."""
-        return [self._owners.of(lease_id).ledger().held(lease_id) for lease_id in self.lease_ids]
+        return [self._owners.of(lease_id)._ledger.current().held(lease_id) for lease_id in self.lease_ids]
 
     def _ack_first(self) -> None:
         """Acks before anything is done. Raises LeaseLost, and hands nothing over, if others may have some of it by now."""
@@ -181,7 +184,7 @@ class ForEachBatch:
         try:
             found = self._finder.find(batch)
             lease_ids = found.lease_ids
-            self._came.update((stream, n) for stream, n, _ in filter(None, map(lease_stream, lease_ids)))
+            self._came.update((stream, n) for stream, n, _ in filter(None, map(parse_lease_id, lease_ids)))
             # Without a row the runner, and so the lease, is not known: ackMode onCommit settles such a batch.
             if lease_ids and closing and found.fresh:
                 # Perhaps a replay, whose rows a sink may have already: given back, others would write them once more.
@@ -208,9 +211,9 @@ class ForEachBatch:
 
     def give_back(self) -> int:
         """Releases leases of batches that never came here. For when the query has been stopped. Returns how many."""
-        ledgers = [group.ledger() for group in self.groups]
+        ledgers = [group._ledger.current() for group in self.groups]
         held = {r.lease_id for ledger in ledgers for r in ledger.select(ledger.where(ledger.is_state(LEASED))) if r.lease_id}
-        parts = {lease_id: lease_stream(lease_id) for lease_id in held}
+        parts = {lease_id: parse_lease_id(lease_id) for lease_id in held}
         late = [i for i, p in parts.items() if p and self._finder.runner(p[0]) == p[2] and p[1] > self._came.get(p[0], p[1])]
         if late:
             self._owners.settle([SettleCommand(RELEASE, lease_id) for lease_id in late])
@@ -220,31 +223,35 @@ class ForEachBatch:
         start = time.monotonic()
         if self.policy.ack == "first":
             lease._ack_first()
-        verb: str | None = ACK if self.policy.ack == "after" else None
-        settles: list[SettleCommand] = []
-        error = None
+        result: list[MessageVerdict] | Exception
         try:
             returned = self._process(batch, lease)
             _check_returned(returned)
-            settles = self._said(returned, lease)
+            result = self._verdicts(returned, lease)
         except (StreamFenced, InvalidHandlerResult):
             raise
         except Exception as failure:
             if self.policy.on_error == "raise":
                 self._owners.check(lease.lease_ids)
                 raise
-            verb = self._failure if self.policy.ack != "first" else None
-            for lease_id in lease.lease_ids:
-                group = self._owners.of(lease_id)
-                told = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
-                _log.exception("group %s: a batch failed with %s%s", group.name, in_hand(group, lease_id), told)
-            error = f"{type(failure).__name__}: {failure}"
-        if verb is not None:
-            settles += [SettleCommand(verb, lease_id, error=error, jitter=random.random()) for lease_id in lease.lease_ids]
-        outcomes = self._settle(lease, settles, start)
-        if error is not None:
-            for one, outcome in zip(settles, outcomes, strict=True):
-                tell_fate(self._owners.of(one.lease_id), [(one, outcome)])
+            self._log_failure(lease)
+            result = failure
+        commands = commands_for(result, self.policy, dict.fromkeys(lease.lease_ids))
+        outcomes = self._settle(lease, commands, start)
+        if isinstance(result, Exception):
+            for one, outcome in zip(commands, outcomes, strict=True):
+                ledger = self._owners.of(one.lease_id)._ledger
+                log_outcomes(ledger.name, ledger.now(), [(one, outcome)])
+
+    def _log_failure(self, lease: BatchLease) -> None:
+        """Log the exception in hand, with what each lease of the batch holds."""
+        verb = self.policy.verb_for_rest(failed=True)
+        for lease_id in lease.lease_ids:
+            group = self._owners.of(lease_id)
+            end = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
+            _log.exception(
+                "group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end
+            )
 
     def _settle(self, lease: BatchLease, settles: list[SettleCommand], start: float) -> list[SettleOutcome]:
         outcomes = self._owners.settle(settles)
@@ -255,7 +262,7 @@ class ForEachBatch:
         told = ", ".join(f"{count} {name}ed" for name, count in done.items()) or "left to be settled"
         _log.info("%s: %s after %.1f s, %d in all", ", ".join(lease.lease_ids), told, time.monotonic() - start, lease.settled)
         try:
-            result_of([s.lease_id for s in settles], outcomes)
+            summarize([s.lease_id for s in settles], outcomes)
         except LeaseLost as lost:
             _log.warning("some messages of this batch will come again, to another worker: %s", lost)
         if not lease.settled or any(o.lost for o in outcomes):
@@ -264,28 +271,35 @@ class ForEachBatch:
 
     def _leave(self, found: BatchLeases) -> None:
         """Before Spark commits the batch: what is left of it is to expire, not to be acked by that commit."""
-        batches = {(stream, n) for stream, n, _ in filter(None, map(lease_stream, found.lease_ids))}
+        batches = {(stream, n) for stream, n, _ in filter(None, map(parse_lease_id, found.lease_ids))}
         batches |= {(stream, n) for stream, n, several in found.batches if not several}
         for group in self.groups:
-            several = {(stream_in(stream, group.queue.path), n) for stream, n, several in found.batches if several}
+            several = {(stream_id_in_queue(stream, group._context.path), n) for stream, n, several in found.batches if several}
             for stream, n in sorted(batches | several):
-                if left := leave(group, stream, n):
+                if left := exclude_from_auto_ack(group._ledger, stream, n):
                     _log.info("group %s: batch %d has left %d messages unsettled; they come again once their lease expires",
                               group.name, n, left)  # fmt: skip
 
-    @property
-    def _failure(self) -> str:
-        return REJECT if self.policy.on_error == "reject" else NACK
-
-    def _said(self, returned: DataFrame | None, lease: BatchLease) -> list[SettleCommand]:
-        """The settles of the rows that `process` returned."""
+    def _verdicts(self, returned: DataFrame | None, lease: BatchLease) -> list[MessageVerdict]:
+        """The verdicts in the rows that `process` returned."""
         if returned is None:
             return []
         try:
-            said = rows.verdicts_of(returned, lease.lease_id if len(lease.lease_ids) == 1 else None)
+            return rows.verdicts_of(returned, lease.lease_id if len(lease.lease_ids) == 1 else None)
         except InvalidSchema as wrong:
             raise InvalidHandlerResult(f"process returned rows that cannot be settled: {wrong}", option="process", value=None) from wrong
-        return settles_of(said, self._failure, random.random())
+
+
+def _held_by(group: ConsumerGroup, lease_id: str) -> str:
+    """Describe what a lease holds, for a log."""
+    try:
+        held = group._ledger.current().held(lease_id)
+    except Exception as error:  # the log of the failure itself must not fail
+        return f"messages that cannot be told for now ({error})"
+    deliveries: Counter[int] = Counter()
+    for r in held:
+        deliveries[r.delivery_count] += r.message_count
+    return describe_held(deliveries, group._ledger.last_settings.max_delivery_attempts)
 
 
 def _check_returned(failures: Any) -> None:

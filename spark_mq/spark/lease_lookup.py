@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_mq.errors import InvalidOption
-from spark_mq.streaming.offset import QUEUES, check_offset, lease_stream
+from spark_mq.streaming.offset import QUEUES, check_offset, parse_lease_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,7 +53,7 @@ class LeaseLookup:
         if batches and len(single) == len(batches) and all(stream in self._runners for stream in single):
             return BatchLeases([f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()], False, batches=told)
         ids = self._from_rows(batch, len(batches) if len(single) == len(batches) else 2)
-        parts = [parts for lease_id in ids if (parts := lease_stream(lease_id))]
+        parts = [parts for lease_id in ids if (parts := parse_lease_id(lease_id))]
         known = bool(parts) and all(self._runners.get(stream) == runner for stream, _, runner in parts)
         self._runners.update((stream, runner) for stream, _, runner in parts)
         base = next(((stream, n) for stream, (n, several) in batches.items() if several), None) if len(batches) == 1 else None

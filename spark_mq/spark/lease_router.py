@@ -8,7 +8,7 @@ from spark_mq.errors import InvalidOption, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import held_by_batch
-from spark_mq.streaming.offset import lease_stream, mark_of
+from spark_mq.streaming.offset import fence_app_id, parse_lease_id
 
 __all__ = ["LeaseRouter"]
 
@@ -23,7 +23,7 @@ class LeaseRouter:
 
     def of(self, lease_id: str) -> ConsumerGroup:
         """The group of a lease. Raises InvalidOption if it is none of these: they would settle nothing, and onCommit would ack it."""
-        parts = lease_stream(lease_id)
+        parts = parse_lease_id(lease_id)
         if parts is None:
             return self.groups[0]
         if parts[0] not in self._of:
@@ -36,7 +36,7 @@ class LeaseRouter:
         outcomes: dict[int, SettleOutcome] = {}
         for group in dict.fromkeys(groups):
             mine = [at for at, owner in enumerate(groups) if owner is group]
-            outcomes.update(zip(mine, group.settle([wanted[at] for at in mine]), strict=True))
+            outcomes.update(zip(mine, group._ledger.settle([wanted[at] for at in mine]), strict=True))
         return [outcomes[at] for at in range(len(wanted))]
 
     def begin(self, lease_ids: Sequence[str]) -> None:
@@ -49,11 +49,11 @@ class LeaseRouter:
         That a lease expired and others have its messages is no reason to end: they come again, at-least-once.
         """
         for lease_id in lease_ids:
-            parts = lease_stream(lease_id)
+            parts = parse_lease_id(lease_id)
             if parts is None:
                 continue
             stream, n, _ = parts
-            ledger = self.of(lease_id).ledger()
+            ledger = self.of(lease_id)._ledger.current()
             holders = {r.lease_id for r in ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))} - {lease_id}
             mark = self._mark(self.of(lease_id), lease_id)
             # Without a mark from its start it was no replay: 2n + 1 was its own.
@@ -67,7 +67,12 @@ class LeaseRouter:
         known = [group for group in self.groups if self._mark(group, lease_id)]
         if holder := next((group for group in known if _holds(group, lease_id)), None):
             return holder
-        others = [group.queue.group(name) for group in known for name in group.queue.groups() if name != group.name]
+        others = [
+            ConsumerGroup(group._context, name)
+            for group in known
+            for name in group._context.ledgers.groups()
+            if name != group.name
+        ]
         wrong = next((group for group in others if _holds(group, lease_id)), None)
         if known and wrong is None:
             return known[0]  # all of it has expired, or was taken over
@@ -80,11 +85,11 @@ class LeaseRouter:
 
     @staticmethod
     def _mark(group: ConsumerGroup, lease_id: str) -> int:
-        parts = lease_stream(lease_id)
-        leases = group.queue.leases
-        return (leases.mark(leases.read(group.name), mark_of(parts[0])) if parts else None) or 0
+        parts = parse_lease_id(lease_id)
+        leases = group._context.ledgers
+        return (leases.mark(leases.read(group.name), fence_app_id(parts[0])) if parts else None) or 0
 
 
 def _holds(group: ConsumerGroup, lease_id: str) -> bool:
-    ledger = group.ledger()
+    ledger = group._ledger.current()
     return bool(ledger.where(ledger.held_by(lease_id)))

@@ -141,7 +141,7 @@ def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
         raise InvalidOption(
             f'path={text!r} is not a list of paths: give JSON like ["/queues/orders", "/queues/returns"]', option="path", value=text
         )
-    if twice := [path for path, times in Counter(map(absolute, paths)).items() if times > 1]:
+    if twice := [path for path, times in Counter(map(absolute_path, paths)).items() if times > 1]:
         raise InvalidOption(f"path={text!r} names {twice[0]} twice: a queue is read once", option="path", value=text)
     return tuple(paths), True
 

@@ -82,7 +82,7 @@ def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[
 
 
 def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> _Files:
-    index = group.queue.log.index()
+    index = group._context.messages.index()
     files: dict[str, list[tuple[FileSlice, Range]]] = {}
     for of in ranges:
         for piece in index.slices(of.first, of.last):
@@ -103,7 +103,7 @@ def _fits(files: _Files) -> bool:
 
 def _check(group: ConsumerGroup, files: _Files) -> bool:
     """Whether each file has the rows that its commit says: Spark would read fewer without a word. And whether all of them are wanted."""
-    whole, store = True, group.queue.log.files
+    whole, store = True, group._context.messages.files
     for path, pieces in files.items():
         last = max((piece for piece, _ in pieces), key=lambda piece: piece.offset)
         try:
@@ -120,7 +120,7 @@ def _check(group: ConsumerGroup, files: _Files) -> bool:
 def _frame(spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]) -> DataFrame:
     """The wanted rows of the files, with columns of these names."""
     whole = _check(group, files)
-    rows = _rows(spark, group.queue.log.path, files)
+    rows = _rows(spark, group._context.messages.path, files)
     ranges = {of for pieces in files.values() for _, of in pieces}
     if len(files) <= FEW_FILES and len(ranges) == 1 and all(len(pieces) == 1 for pieces in files.values()):
         (of,) = ranges
@@ -196,7 +196,7 @@ def _place(piece: FileSlice) -> _Place:
 
 def _told(group: ConsumerGroup, of: Range) -> _Told:
     """What the ledger says of a range. What is null is left out."""
-    state = of._asdict() | {"lease_expires_at": of.expires_at, "queue": group.queue.path}
+    state = of._asdict() | {"lease_expires_at": of.expires_at, "queue": group._context.path}
     return {field.name: state[field.name] for field in _STATE if state[field.name] is not None}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -13,10 +12,10 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidSchema
 from spark_mq.group import ConsumerGroup
-from spark_mq.handler import MessageVerdict, settles_of, verdict
-from spark_mq.lease import SettleResult, result_of
+from spark_mq.handler import HandlerPolicy, MessageVerdict, commands_for, verdict
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.settle import ACK, NACK, REJECT
+from spark_mq.operations.settle import SettleResult, summarize
 from spark_mq.util.validation import check_duration
 
 if TYPE_CHECKING:
@@ -59,8 +58,11 @@ def reject(df: DataFrame, group: ConsumerGroup | LeaseRouter, *, error: str | No
 
 
 def _settle(group: ConsumerGroup | LeaseRouter, said: Sequence[MessageVerdict]) -> SettleResult:
-    settles = settles_of(said, NACK, random.random())
-    return result_of([s.lease_id for s in settles], group.settle(settles)) if settles else SettleResult(0)
+    commands = commands_for(said, HandlerPolicy(), {})
+    if not commands:
+        return SettleResult(0)
+    settler = group._ledger if isinstance(group, ConsumerGroup) else group
+    return summarize([one.lease_id for one in commands], settler.settle(commands))
 
 
 def check_columns(df: DataFrame) -> None:

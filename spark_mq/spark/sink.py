@@ -17,7 +17,7 @@ from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.parquet.publishable import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.queue import producer_mark
+from spark_mq.queue import producer_txn
 from spark_mq.spark.options import WriteOptions
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "check_dataframe"]
@@ -51,7 +51,7 @@ def write_files(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> tup
 
     def flush() -> None:
         if pending:
-            files.append(write_file(queue.log.files, to_publish(pa.Table.from_batches(pending), now, queue.settings.times(now))))
+            files.append(write_file(queue._context.messages.files, to_publish(pa.Table.from_batches(pending), now, queue.settings.times(now))))
             pending.clear()
 
     try:
@@ -64,7 +64,7 @@ def write_files(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> tup
     except InvalidSchema:
         for file in files:  # no commit can know of them yet
             with contextlib.suppress(OSError):
-                queue.log.files.delete(file.path)
+                queue._context.messages.files.delete(file.path)
         raise
     return tuple(files)
 
@@ -94,7 +94,7 @@ class QueueWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if files := written(messages):
-            self.options.open().log.commit(files)
+            self.options.open()._context.messages.commit(files)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         note_abort(written(messages))
@@ -123,9 +123,9 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 "publish with df.write from foreachBatch instead", option="checkpointLocation", value=None,
             )  # fmt: skip
         producer = f"query-{queries.pop()}"  # never a name of the user's: with a new checkpoint batches count from 0 again
-        log = self.options.open().log
+        log = self.options.open()._context.messages
         try:
-            log.commit(files, mark=(producer_mark(producer), batchId))
+            log.commit(files, mark=(producer_txn(producer), batchId))
         except DuplicatePublish:
             _log.warning("batch %d of %s was published before its crash; it is not published again", batchId, producer)
             note_abort(files)

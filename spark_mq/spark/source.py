@@ -17,8 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from spark_mq.errors import InvalidOption
-from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.ranges import UNREAD, Range
+from spark_mq.operations.group_ledger import GroupLedger, read_horizon
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions, WriteOptions
 from spark_mq.spark.schema import READ_SCHEMA, SEVERAL_SCHEMA, check_projection
@@ -88,7 +88,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def source(self) -> StreamSource | MultiQueueSource:
         """Made by the first hook, in the runner's process."""
-        groups, options = self.options.open(), self.options.stream
+        groups = [group._ledger for group in self.options.open()]
+        options = self.options.stream
         return MultiQueueSource(groups, options) if self.options.several else StreamSource(groups[0], options)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,12 +102,12 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.stream.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self.source.bound()
+        self.source.limit_to_current()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         if not isinstance(limit, ReadMaxRows | ReadAllAvailable):
             raise InvalidOption(f"the read limit {limit!r} is not supported; use maxMessagesPerTrigger", option="limit", value=repr(limit))
-        if self._idle and not self.source.bounded:
+        if self._idle and not self.source.is_limited:
             # Spark asks every 10 ms or so while nothing comes: look less often the longer it lasts.
             time.sleep(min(self.options.max_poll, self.options.min_poll * 2 ** min(self._idle - 1, 20)) / SECOND)
         end = self.source.latest(start)
@@ -117,7 +118,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.source.progress()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        plans = [(group.queue.path, plan.slices) for group, plan in self.source.plans(start, end)]
+        plans = [(group.queue_path, plan.slices) for group, plan in self.source.plans(start, end)]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -140,16 +141,16 @@ class PeekReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        plans = [(group.queue.path, _all(group)) for group in self.options.open()]
+        plans = [(group._ledger.queue_path, _all(group._ledger)) for group in self.options.open()]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return partitions.read(partition, self.schema)
 
 
-def _all(group: ConsumerGroup) -> list[partitions.Piece]:
+def _all(group: GroupLedger) -> list[partitions.Piece]:
     """All messages that the log still has, with their ranges."""
-    ledger, index, horizon = group.ledger(), group.queue.log.index(), group.queue.horizon()
+    ledger, index, horizon = group.current(), group.messages.index(), read_horizon(group.ledgers)
     first, floor, frontier = horizon + 1, ledger.head.floor, ledger.frontier
     ranges = [Range(first, floor, "settled", index.count(first, floor)), *ledger,
               Range(frontier + 1, index.tail, UNREAD, index.count(frontier + 1, index.tail))]  # fmt: skip

@@ -1,24 +1,18 @@
-"""The seam between the rules of a ledger and where ledgers are kept, and :func:`change`, the one way to change a ledger."""
+"""The seam between the rules of a ledger and the place where ledgers are kept."""
 
 from __future__ import annotations
 
-import random
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from spark_mq.errors import CommitConflict, ContentionTimeout
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
 
-__all__ = ["Dropped", "LedgerCommit", "LedgerSnapshot", "LedgerStore", "change"]
-
-T = TypeVar("T")
+__all__ = ["LedgerCommit", "LedgerSnapshot", "LedgerStore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,7 @@ class LedgerCommit:
 
 
 class LedgerStore(Protocol):
-    """Where ledgers are kept: the storage seam. Its twin in memory is in ``spark_mq.testing``."""
+    """Where ledgers are kept: the storage seam. ``storage/memory.py`` implements it in memory."""
 
     bell: Notifier
     """Rung after each commit."""
@@ -72,6 +66,9 @@ class LedgerStore(Protocol):
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
         """The number last committed with a mark of `app`, as of `stored`."""
 
+    def may_skip_look(self) -> bool:
+        """Whether a change may start from the last known state, because a look costs a request."""
+
     def groups(self) -> list[str]:
         """The names of the groups there are."""
 
@@ -81,58 +78,8 @@ class LedgerStore(Protocol):
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         """The commits from one version to another that have not been cleaned away, in order."""
 
+    def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
+        """Delete old versions that nothing needs. Returns the number of files.
 
-class Dropped:
-    """What a step of :func:`change` returns for a group that is to go."""
-
-
-def change(
-    store: LedgerStore,
-    group: str,
-    step: Callable[[LedgerSnapshot], tuple[Ledger | type[Dropped] | None, T, Mapping[str, Any]]],
-    *,
-    mark: Callable[[T], tuple[str, int] | None] = lambda _: None,
-    whole_table: bool = False,
-    blind: bool = False,
-    patience: float = 30.0,
-    pause: float = 0.005,
-) -> T:
-    """Reads a group's ledger, lets `step` compute the next, commits it; from the start again whenever the race is lost.
-
-    `step` returns the next ledger (None or the same object: nothing to commit; Dropped: the group goes), its result, and a note of what
-    it did for the commit's metadata. ``patience``: seconds until ContentionTimeout. ``pause``: seconds to wait after the first loss, longer
-    for what may wait (a lease) than for what must not (a settle); after the second it gets in line.
-    """
-    attempts, deadline = 0, time.monotonic() + patience
-    with store.door(group).turn():
-        while True:
-            try:
-                stored = store.read(group, blind=blind)
-                ledger, result, note = step(stored)
-                app_mark = mark(result)
-                if ledger is None or (ledger is stored.ledger and app_mark is None):
-                    return result
-                store.write(
-                    stored,
-                    _next(ledger) if isinstance(ledger, Ledger) else None,
-                    operation_id=uuid.uuid4().hex,
-                    note={"group": group, **note},
-                    mark=app_mark,
-                    whole_table=whole_table,
-                )
-                store.bell.ring()
-                return result
-            except CommitConflict as error:
-                attempts += 1
-                if time.monotonic() > deadline:
-                    raise ContentionTimeout(
-                        f"group {group!r}: a commit lost {attempts} races in {patience:.0f} s; nothing was changed. "
-                        "Fewer workers with larger leases contend less",
-                        group=group,
-                        attempts=attempts,
-                    ) from error
-                time.sleep(pause * min(8, attempts) * random.uniform(0.5, 1.5))
-
-
-def _next(ledger: Ledger) -> Ledger:
-    return Ledger(replace(ledger.head, revision=ledger.head.revision + 1), ledger.ranges, ledger.events)
+        None keeps the default. Versions after `archived` stay: they are not in ``history/`` yet.
+        """

@@ -34,7 +34,7 @@ class PublishReceipt:
 
 
 class MessageStore(ABC):
-    """The log of one queue: the other half of the storage seam. Its twin in memory is in ``spark_mq.testing``."""
+    """The log of one queue: the other half of the storage seam. ``storage/memory.py`` implements it in memory."""
 
     path: str
     files: ObjectStore
@@ -94,6 +94,14 @@ class MessageStore(ABC):
     @abstractmethod
     def drop(self, horizon: int) -> int:
         """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to kill and to repeat."""
+
+    @abstractmethod
+    def index_commits(self) -> int:
+        """Write down in ``commits/`` what the commits say since the last time. Returns their number."""
+
+    @abstractmethod
+    def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
+        """Delete old commits that ``commits/`` knows. None keeps the default. Returns the number of files."""
 
     def read(self, slices: Iterable[FileSlice], columns: list[str] | None = None) -> Iterator[tuple[FileSlice, pa.Table]]:
         """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in.

@@ -1,46 +1,46 @@
-"""What a batch of a stream leaves unsettled on purpose, so that Spark's commit of the batch does not ack it.
+"""Excludes a batch's unsettled messages from the automatic ack on commit.
 
-The function that leaves it and the source that acks on commit run in different processes and share only the ledger. So the function puts
-down a mark, ``Transaction(stream, n)`` under a name of its own, before it returns; Spark commits the batch after that, and the source looks
-for the mark before it acks. The mark only ever keeps from acking: one too many (of a zombie, of a replay) costs a second delivery, and no
-message. It stands for all batches up to n, for what was left before had been acked by the time that n was leased.
+The foreachBatch function and the source run in different processes and share only the ledger. So
+the function commits an application transaction with the batch number before it returns. Spark
+commits the batch after that, and the source looks for the transaction before it acks. It stands
+for all batches up to its number: what was left before had been acked when the batch was leased.
+A transaction too many, of a zombie or a replay, costs a second delivery and no message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from spark_mq.group import ConsumerGroup
-from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.transitions import held_by_batch
-from spark_mq.operations.settle import SETTLE_PAUSE
-from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore, change
-from spark_mq.streaming.offset import left_mark_of
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
+from spark_mq.storage.update import Update, update_ledger
+from spark_mq.streaming.offset import auto_ack_app_id
 
-__all__ = ["leave", "left_upto"]
+__all__ = ["auto_ack_excluded_up_to", "exclude_from_auto_ack"]
 
 
-def leave(group: ConsumerGroup, stream: str, n: int) -> int:
-    """Puts down that what batch n of a stream still holds is not to be acked by its commit. Returns how many messages that is.
+def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
+    """Exclude what batch n of a stream still holds from the ack on commit.
 
-    One commit, and none where nothing is held or the mark is there. It changes the group's ledger, so an ack that has not seen it is
-    refused.
+    One commit, and none if nothing is held or the batch is excluded already. It changes the
+    group's ledger, so an ack that has not seen it conflicts. Returns the number of messages.
     """
-    app = left_mark_of(stream)
+    app = auto_ack_app_id(stream)
 
-    def step(stored: LedgerSnapshot) -> tuple[Ledger | None, tuple[int, bool], Mapping[str, Any]]:
-        ledger = stored.ledger
+    def compute(snapshot: LedgerSnapshot) -> Update[tuple[int, bool]]:
+        ledger = snapshot.ledger
         held = [] if ledger is None else ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))
         messages = sum(r.message_count for r in held)
-        wanted = bool(held) and left_upto(group.queue.leases, stored, stream) < n
-        note = {"operation": "leave", "lease_id": ",".join(sorted({r.lease_id or "" for r in held})), "messages": messages}
-        return ledger if wanted else None, (messages, wanted), note
+        lease_ids = ",".join(sorted({r.lease_id or "" for r in held}))
+        wanted = bool(held) and auto_ack_excluded_up_to(group.ledgers, snapshot, stream) < n
+        info = {"operation": "leave", "lease_id": lease_ids, "messages": messages}
+        return ledger if wanted else None, (messages, wanted), info
 
-    messages, _ = change(group.queue.leases, group.name, step, mark=lambda got: (app, n) if got[1] else None, pause=SETTLE_PAUSE)
+    messages, _ = update_ledger(
+        group.ledgers, group.name, compute, txn=lambda got: (app, n) if got[1] else None
+    )
     return messages
 
 
-def left_upto(leases: LedgerStore, stored: LedgerSnapshot, stream: str) -> int:
-    """The last batch of a stream that has left something unsettled on purpose, or 0. Raises CommitConflict."""
-    return leases.mark(stored, left_mark_of(stream)) or 0
+def auto_ack_excluded_up_to(ledgers: LedgerStore, snapshot: LedgerSnapshot, stream: str) -> int:
+    """Return the last excluded batch of a stream, or 0. Raises CommitConflict."""
+    return ledgers.mark(snapshot, auto_ack_app_id(stream)) or 0

@@ -10,16 +10,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spark_mq.group import ConsumerGroup
-from spark_mq.streaming.offset import QUEUES, of_several_queues, stream_in
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.streaming.offset import QUEUES, parse_multi_offset, stream_id_in_queue
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 
-__all__ = ["MultiQueueSource", "shares"]
+__all__ = ["MultiQueueSource", "fair_shares"]
 
-Plans = list[tuple[ConsumerGroup, BatchPlan]]
+Plans = list[tuple[GroupLedger, BatchPlan]]
 
 
-def shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
+def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
     """What each may take of `limit`, who could take so much: none gets less than another, unless it can take no more.
 
     What does not divide goes to each in turn.
@@ -39,7 +39,7 @@ class MultiQueueSource:
     need."""
 
     def __init__(
-        self, groups: Sequence[ConsumerGroup], options: StreamOptions, *, keep_alive: Callable[[str, int, int], Any] | None = None
+        self, groups: Sequence[GroupLedger], options: StreamOptions, *, keep_alive: Callable[[str, int, int], Any] | None = None
     ) -> None:
         self.options = options
         self.runner = uuid.uuid4().hex[:12]
@@ -54,22 +54,22 @@ class MultiQueueSource:
             source.initial()
         return {"batch": 0, QUEUES: len(self.sources), "stream": offset["stream"]}
 
-    def bound(self) -> None:
+    def limit_to_current(self) -> None:
         """From now on only what is there and due at this moment counts (Trigger.AvailableNow)."""
         for source in self.sources:
-            source.bound()
+            source.limit_to_current()
 
     @property
-    def bounded(self) -> bool:
-        return self.sources[0].bounded
+    def is_limited(self) -> bool:
+        return self.sources[0].is_limited
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """The offset of the next batch if something is due in any queue, else `start`. Leases nothing."""
-        stream, n = of_several_queues(start)
-        could = [source.could_take if source.look(self._in(source, stream), n) else 0 for source in self.sources]
+        stream, n = parse_multi_offset(start)
+        could = [source.available_count if source.has_available(self._in(source, stream), n) else 0 for source in self.sources]
         for source, most in zip(self.sources, could, strict=True):
             if not most:
-                source.ack_done(self._in(source, stream), n)
+                source.ack_committed(self._in(source, stream), n)
         if not any(could):
             return dict(start)
         self._offered[stream, n + 1] = could
@@ -77,7 +77,7 @@ class MultiQueueSource:
 
     def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Plans:
         """What the batch reads, by queue; the same answer for repeated calls. Raises StreamFenced."""
-        (stream, n), (_, before) = of_several_queues(end), of_several_queues(start)
+        (stream, n), (_, before) = parse_multi_offset(end), parse_multi_offset(start)
         if n == before:
             return []
         key = stream, n
@@ -90,16 +90,16 @@ class MultiQueueSource:
         hungry = sum(1 for most in could if most)
         size = None if self.options.max_bytes is None else max(1, self.options.max_bytes // hungry)
         plans: Plans = []
-        for source, share in zip(self.sources, shares(self.options.max_messages, could, n), strict=True):
+        for source, share in zip(self.sources, fair_shares(self.options.max_messages, could, n), strict=True):
             if share:
-                plans.append((source.group, source.lease(self._in(source, stream), n, (share, size))))
+                plans.append((source.ledger, source.lease(self._in(source, stream), n, (share, size))))
             else:
-                source.ack_done(self._in(source, stream), n - 1)
+                source.ack_committed(self._in(source, stream), n - 1)
         return plans
 
     def _replay(self, stream: str, n: int) -> Plans:
         # In every queue, though it may hold nothing there: the mark refuses a zombie that stands between two of its leases.
-        return [(source.group, source.replay(self._in(source, stream), n)) for source in self.sources]
+        return [(source.ledger, source.replay(self._in(source, stream), n)) for source in self.sources]
 
     def stop(self) -> None:
         """Ends the background extensions."""
@@ -108,8 +108,8 @@ class MultiQueueSource:
 
     def progress(self) -> dict[str, Any]:
         """What the groups looked like at the last look, by queue."""
-        return {source.group.queue.path: source.progress() for source in self.sources}
+        return {source.ledger.queue_path: source.progress() for source in self.sources}
 
     @staticmethod
     def _in(source: StreamSource, stream: str) -> str:
-        return stream_in(stream, source.group.queue.path)
+        return stream_id_in_queue(stream, source.ledger.queue_path)

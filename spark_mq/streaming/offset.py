@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 
-__all__ = ["QUEUES", "check_offset", "lease_stream", "left_mark_of", "mark_of", "of_one_queue", "of_several_queues", "stream_in"]
+__all__ = ["QUEUES", "auto_ack_app_id", "check_offset", "fence_app_id", "parse_lease_id", "parse_multi_offset", "parse_offset", "stream_id_in_queue"]
 
 QUEUES: Final = "queues"
 """What tells the offset of a stream over several queues from that of one."""
@@ -20,19 +20,19 @@ _MOST: Final = 10**18 - 1
 """Batches: the marks of so many still fit into 64 bits."""
 
 
-def lease_stream(lease_id: str) -> tuple[str, int, str] | None:
+def parse_lease_id(lease_id: str) -> tuple[str, int, str] | None:
     """(stream, batch, runner) of a lease id of a stream, or None for another's."""
     match = _LEASE_ID.fullmatch(lease_id)
     return (match[1], int(match[2]), match[3]) if match else None
 
 
-def mark_of(stream: str) -> str:
+def fence_app_id(stream: str) -> str:
     """The app id of a stream's marks in ``leases/``."""
     return f"spark_mq.stream:{stream}"
 
 
-def left_mark_of(stream: str) -> str:
-    """The app id under which a stream's last batch stands that has left something unsettled on purpose: see ``leaving.py``."""
+def auto_ack_app_id(stream: str) -> str:
+    """The app id under which a stream's last batch stands that has left something unsettled on purpose: see ``auto_ack.py``."""
     return f"spark_mq.left:{stream}"
 
 
@@ -50,7 +50,7 @@ def check_offset(offset: Any) -> tuple[str, int]:
     return stream, n
 
 
-def of_one_queue(offset: Any) -> tuple[str, int]:
+def parse_offset(offset: Any) -> tuple[str, int]:
     """(stream, batch) of an offset of a stream over one queue. Raises InvalidOption."""
     if isinstance(offset, Mapping) and QUEUES in offset:
         raise InvalidOption(
@@ -60,7 +60,7 @@ def of_one_queue(offset: Any) -> tuple[str, int]:
     return check_offset(offset)
 
 
-def of_several_queues(offset: Any) -> tuple[str, int]:
+def parse_multi_offset(offset: Any) -> tuple[str, int]:
     """(stream, batch) of an offset of a stream over several queues. Raises InvalidOption."""
     if isinstance(offset, Mapping) and "batch" in offset and QUEUES not in offset:
         raise InvalidOption(
@@ -70,6 +70,6 @@ def of_several_queues(offset: Any) -> tuple[str, int]:
     return check_offset(offset)
 
 
-def stream_in(stream: str, path: str) -> str:
+def stream_id_in_queue(stream: str, path: str) -> str:
     """The id by which a stream over several queues is known in one of them."""
     return str(uuid.uuid5(uuid.UUID(stream), path))

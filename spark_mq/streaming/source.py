@@ -17,24 +17,26 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from spark_mq.errors import CommitConflict, InvalidOption, StreamFenced
-from spark_mq.group import LEASE_PAUSE, ConsumerGroup
-from spark_mq.ledger import acquire as selection
+from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import settle as settling
-from spark_mq.ledger import transitions as rules_of
+from spark_mq.ledger import transitions
 from spark_mq.ledger.commit_info import lease_note, settle_note
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.settle import ACK, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.ledger.stats import stats_of
-from spark_mq.maintenance.retention import without_lost
+from spark_mq.operations.acquire import reject_unreadable, settle_lost_messages
+from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.storage.ledger_store import LedgerSnapshot, change
-from spark_mq.streaming.auto_ack import left_upto
-from spark_mq.streaming.offset import lease_stream, mark_of, of_one_queue
+from spark_mq.operations.settle import extend
+from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.update import Priority, Update
+from spark_mq.streaming.auto_ack import auto_ack_excluded_up_to
+from spark_mq.streaming.offset import fence_app_id, parse_lease_id, parse_offset
 from spark_mq.util.validation import SECOND
 
-__all__ = ["BatchPlan", "Share", "StreamOptions", "StreamSource"]
+__all__ = ["BatchPlan", "LeaseLimits", "StreamOptions", "StreamSource"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +47,8 @@ REPLAY_SPARE: Final = 1
 """Attempts kept back for a replay of the batch."""
 
 
-Share = tuple[int, int | None]
-"""Messages and bytes that a lease may hold, at most."""
+LeaseLimits = tuple[int, int | None]
+"""The most messages and bytes that a lease may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +83,16 @@ class StreamSource:
 
     def __init__(
         self,
-        group: ConsumerGroup,
+        ledger: GroupLedger,
         options: StreamOptions,
         *,
         keep_alive: Callable[[str, int, int], Any] | None = None,
         runner: str | None = None,
     ) -> None:
-        self.group = group
+        self.ledger = ledger
         self.options = options
         self.runner = runner or uuid.uuid4().hex[:12]
-        self.could_take = 0
+        self.available_count = 0
         """What a lease would have got at the last look."""
         self._keep_alive = keep_alive or self._extend_in_background
         self._offered: set[tuple[str, int]] = set()
@@ -106,13 +108,13 @@ class StreamSource:
         self._check()
         return {"batch": 0, "stream": str(uuid.uuid4())}
 
-    def bound(self) -> None:
+    def limit_to_current(self) -> None:
         """From now on only what is there and due at this moment counts (Trigger.AvailableNow)."""
         self._check()
-        self._bound = (self.group.queue.log.index().tail, self.group.queue.now())
+        self._bound = (self.ledger.messages.index().tail, self.ledger.now())
 
     @property
-    def bounded(self) -> bool:
+    def is_limited(self) -> bool:
         return self._bound is not None
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,24 +122,24 @@ class StreamSource:
 
         That Spark asks means that batch n has been committed: what of its lease is left is acked, here or with the next lease.
         """
-        stream, n = of_one_queue(start)
-        if self.look(stream, n):
+        stream, n = parse_offset(start)
+        if self.has_available(stream, n):
             self._offered.add((stream, n + 1))
             return {"batch": n + 1, "stream": stream}
-        self.ack_done(stream, n)
+        self.ack_committed(stream, n)
         return dict(start)
 
-    def look(self, stream: str, n: int) -> bool:
+    def has_available(self, stream: str, n: int) -> bool:
         """Ends batch n; whether there is something to lease for the next."""
         self._check()
         self._end_batch()
-        self._tell_lost()
+        self._settle_lost()
         return self._available(stream, n)
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> BatchPlan:
         """What the batch from `start` to `end` reads; the same answer for repeated calls. Raises StreamFenced."""
-        stream, n = of_one_queue(end)
-        _, before = of_one_queue(start)
+        stream, n = parse_offset(end)
+        _, before = parse_offset(start)
         self._check()
         if n == before:
             return BatchPlan()
@@ -147,9 +149,9 @@ class StreamSource:
             self._planned = {key: plan}
         return self._planned[key]
 
-    def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[ConsumerGroup, BatchPlan]]:
+    def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[GroupLedger, BatchPlan]]:
         """What the batch reads, by queue."""
-        return [(self.group, self.plan(start, end))]
+        return [(self.ledger, self.plan(start, end))]
 
     def stop(self) -> None:
         """Ends the background extension."""
@@ -167,161 +169,227 @@ class StreamSource:
     def _check(self) -> None:
         if self._checked:
             return
-        attempts = self.group.rules(self.group.queue.leases.read(self.group.name)).max_delivery_attempts
+        attempts = self.ledger.settings().max_delivery_attempts
         if attempts is not None and attempts < 3:
             raise InvalidOption(
-                f"group {self.group.name!r} has max_delivery_attempts={attempts}; a stream needs 3 at least (one attempt is kept "
-                "for the replay of a batch). Use a group or queue with 3 or more", option="max_delivery_attempts", value=attempts,
-            )  # fmt: skip
-        self.group.ensure()
+                f"group {self.ledger.name!r} has max_delivery_attempts={attempts}; a stream needs 3 "
+                "at least (one attempt is kept for the replay of a batch). Use a group or queue with "
+                "3 or more",
+                option="max_delivery_attempts",
+                value=attempts,
+            )
+        self.ledger.create_if_missing()
         self._checked = True
 
     def _available(self, stream: str, n: int) -> bool:
-        """Whether a lease would get something now, by the very rules of leasing. What batch n has left counts as acked already."""
+        """Return whether a lease would get something now, with batch n acked.
+
+        A group with nothing waiting and nothing unread is answered at once. Otherwise only the
+        rules of leasing themselves know: caps, isolation and delayed messages all count.
+        """
         while True:
-            stored = self.group.queue.leases.read(self.group.name)
-            now, rules = self.group.queue.now(), self.group.rules(stored)
-            with contextlib.suppress(CommitConflict):  # what was read has been cleaned away, or marked since: it is read again
-                ledger, _ = self._acked(stored, stream, n)
+            view = self.ledger.view(self.ledger.snapshot())
+            with contextlib.suppress(CommitConflict):  # cleaned away or changed since: read again
+                ledger, _ = self._acked(view, stream, n)
                 break
-        index, broken = self.group.index_so_far()
-        _, grant = selection.lease(ledger, index, now, rules, self._request("", now, rules))
-        if broken is not None and not grant.ranges:
-            raise broken
-        self._looked = (ledger, index, rules, now)
-        self.could_take = grant.message_count
+        index, damage = self.ledger.index_or_damage()
+        self._looked = (ledger, index, view.settings, view.now)
+        waiting = ledger.count(ledger.is_state(WAITING))
+        if not waiting and damage is None and index.tail <= ledger.frontier:
+            self.available_count = 0
+            return False
+        request = self._request("", view)
+        _, grant = acquiring.lease(ledger, index, view.now, view.settings, request)
+        if damage is not None and not grant.ranges:
+            raise damage
+        self.available_count = grant.message_count
         return bool(grant.ranges)
 
-    def _request(self, lease_id: str, now: int, rules: GroupSettings, share: Share | None = None) -> selection.AcquireRequest:
+    def _request(
+        self, lease_id: str, view: GroupView, limits: LeaseLimits | None = None
+    ) -> acquiring.AcquireRequest:
         tail, due_by = self._bound if self._bound else (None, None)
-        messages, size = share or (self.options.max_messages, self.options.max_bytes)
-        return selection.AcquireRequest(lease_id, self.options.worker_id, messages, now + self._timeout(rules),
-                                 max_bytes=size, spare=REPLAY_SPARE, upto=tail, due_by=due_by)  # fmt: skip
+        messages, size = limits or (self.options.max_messages, self.options.max_bytes)
+        return acquiring.AcquireRequest(
+            lease_id,
+            self.options.worker_id,
+            messages,
+            view.now + self._timeout(view.settings),
+            max_bytes=size,
+            spare=REPLAY_SPARE,
+            upto=tail,
+            due_by=due_by,
+        )
 
-    def _timeout(self, rules: GroupSettings) -> int:
-        return min(self.options.visibility_timeout or rules.visibility_timeout, self.options.max_lease_duration)
+    def _timeout(self, settings: GroupSettings) -> int:
+        timeout = self.options.visibility_timeout or settings.visibility_timeout
+        return min(timeout, self.options.max_lease_duration)
 
-    def _tell_lost(self) -> None:
-        """Where the queue has a hard limit: raises DataLossError for what it has cut off, or settles that as lost."""
-        if self.group.queue.settings.hard_retention is None:
+    def _settle_lost(self) -> None:
+        """Settle messages that the queue's hard limit dropped, or raise DataLossError."""
+        if not self.ledger.hard_limit:
             return
 
-        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, None, Mapping[str, Any]]:
-            ledger = without_lost(self.group, self.group.found(stored), self.options.fail_on_data_loss)
+        def compute(view: GroupView) -> Update[None]:
+            fail = self.options.fail_on_data_loss
+            ledger = settle_lost_messages(self.ledger, view.ledger, fail)
             return ledger, None, {"operation": "cut"}
 
-        change(self.group.queue.leases, self.group.name, step)
+        self.ledger.update(compute)
 
-    def lease(self, stream: str, n: int, share: Share | None = None) -> BatchPlan:
-        """A fresh lease for batch n, and the ack of what came before it, in one commit. ``share``: messages and bytes, at most."""
-        app, lease_id = mark_of(stream), f"{stream}/{n}/{self.runner}"
+    def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
+        """Lease batch n, and ack what came before it in the same commit."""
+        app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
 
-        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, tuple[selection.Grant, int], Mapping[str, Any]]:
-            self._fence(stored, app, stream, n, 2 * n)
-            now, rules = self.group.queue.now(), self.group.rules(stored)
-            wanted = self._request(lease_id, now, rules, share)
-            acked, note = self._acked(stored, stream, n - 1)
-            after, grant = selection.lease(acked, self.group.index_so_far()[0], now, rules, wanted)
+        def compute(view: GroupView) -> Update[tuple[acquiring.Grant, int, GroupSettings]]:
+            self._fence(view.snapshot, app, stream, n, 2 * n)
+            request = self._request(lease_id, view, limits)
+            acked, info = self._acked(view, stream, n - 1)
+            index, _ = self.ledger.index_or_damage()
+            after, grant = acquiring.lease(acked, index, view.now, view.settings, request)
             if grant.ranges:
-                note = {**note, **lease_note(wanted, grant.ranges)}
-            return after if note else None, (grant, wanted.expires_at), note
+                info = {**info, **lease_note(request, grant.ranges)}
+            return after if info else None, (grant, request.expires_at, view.settings), info
 
-        grant, expires_at = change(
-            self.group.queue.leases, self.group.name, step, mark=lambda got: (app, 2 * n + 1) if got[0].ranges else None, pause=LEASE_PAUSE
+        grant, expires_at, settings = self.ledger.update(
+            compute,
+            txn=lambda got: (app, 2 * n + 1) if got[0].ranges else None,
+            priority=Priority.LEASE,
         )
         self._first = False
-        return self._granted(lease_id, expires_at, grant.ranges)
+        return self._granted(lease_id, expires_at, grant.ranges, settings)
 
     def replay(self, stream: str, n: int) -> BatchPlan:
-        """Batch n once more: takes over what it still holds; never leases anew, for a sink may skip what it has seen."""
-        app, lease_id, prefix = mark_of(stream), f"{stream}/{n}/{self.runner}", f"{stream}/{n}/"
+        """Take over what batch n still holds. Never leases anew: a sink may skip a replay."""
+        app, prefix = fence_app_id(stream), f"{stream}/{n}/"
+        lease_id = prefix + self.runner
 
-        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, tuple[list[Range], int, bool], Mapping[str, Any]]:
-            mark = self._fence(stored, app, stream, n, 2 * n + 2)
-            now, rules = self.group.queue.now(), self.group.rules(stored)
-            expires_at = now + self._timeout(rules)
-            ledger = self.group.found(stored)
-            held = {r.lease_id for r in ledger.select(rules_of.held_by_batch(ledger, prefix)) if r.lease_id}
-            acked, _ = self._acked(stored, stream, n - 1, held)
-            after, granted = rules_of.take_over(
-                acked, now, rules, prefix, lease_id=lease_id, worker_id=self.options.worker_id, expires_at=expires_at,
+        def compute(
+            view: GroupView,
+        ) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
+            mark = self._fence(view.snapshot, app, stream, n, 2 * n + 2)
+            expires_at = view.now + self._timeout(view.settings)
+            rows = transitions.held_by_batch(view.ledger, prefix)
+            held = {r.lease_id for r in view.ledger.select(rows) if r.lease_id}
+            acked, _ = self._acked(view, stream, n - 1, held)
+            after, granted = transitions.take_over(
+                acked, view.now, view.settings, prefix, lease_id=lease_id,
+                worker_id=self.options.worker_id, expires_at=expires_at,
                 granted_before=mark == 2 * n + 2,
             )  # fmt: skip
-            note = {"operation": "replay", "lease_id": lease_id, "worker_id": self.options.worker_id,
-                    "messages": sum(r.message_count for r in granted)}  # fmt: skip
-            return after, (granted, expires_at, mark != 2 * n + 2), note
+            messages = sum(r.message_count for r in granted)
+            info = {
+                "operation": "replay",
+                "lease_id": lease_id,
+                "worker_id": self.options.worker_id,
+                "messages": messages,
+            }
+            return after, (granted, expires_at, mark != 2 * n + 2, view.settings), info
 
-        granted, expires_at, _ = change(
-            self.group.queue.leases, self.group.name, step, mark=lambda got: (app, 2 * n + 2) if got[2] else None, pause=LEASE_PAUSE
+        granted, expires_at, _, settings = self.ledger.update(
+            compute,
+            txn=lambda got: (app, 2 * n + 2) if got[2] else None,
+            priority=Priority.LEASE,
         )
-        _log.warning("stream %s: batch %d runs again with %d messages", stream, n, sum(r.message_count for r in granted))
+        messages = sum(r.message_count for r in granted)
+        _log.warning("stream %s: batch %d runs again with %d messages", stream, n, messages)
         if self._bound is not None:  # what the replay gave back was there at the start, and due
-            self._bound = (self._bound[0], self.group.queue.now())
+            self._bound = (self._bound[0], self.ledger.now())
         self._first = False
-        return self._granted(lease_id, expires_at, granted, whole=True)  # a page that no task can read may be why it died
+        # A page that no task can read may be why the batch died: read all of it.
+        return self._granted(lease_id, expires_at, granted, settings, whole=True)
 
-    def _fence(self, stored: LedgerSnapshot, app: str, stream: str, n: int, most: int) -> int | None:
-        """The stream's mark. Raises StreamFenced if it is above `most`: another driver has come further on this checkpoint."""
-        mark = self.group.queue.leases.mark(stored, app)
+    def _fence(
+        self, snapshot: LedgerSnapshot, app: str, stream: str, n: int, most: int
+    ) -> int | None:
+        """Return the stream's transaction number. Raises StreamFenced if it is above `most`."""
+        mark = self.ledger.ledgers.mark(snapshot, app)
         if mark is not None and mark > most:
             raise StreamFenced(
-                f"batch {n} of stream {stream} is fenced: another driver has leased batch {(mark - 1) // 2} of this checkpoint already. "
-                "Either it still runs, then leave it the work, or the checkpoint was copied or rolled back: start with a new one",
+                f"batch {n} of stream {stream} is fenced: another driver has leased batch "
+                f"{(mark - 1) // 2} of this checkpoint already. Either it still runs, then leave it "
+                "the work, or the checkpoint was copied or rolled back: start with a new one",
                 stream=stream, batch=n, mark=mark,
             )  # fmt: skip
         return mark
 
-    def _granted(self, lease_id: str, expires_at: int, ranges: Sequence[Range], *, whole: bool = False) -> BatchPlan:
-        good = self.group.verified(ranges, lease_id, whole=whole) if ranges else ()
+    def _granted(
+        self,
+        lease_id: str,
+        expires_at: int,
+        ranges: Sequence[Range],
+        settings: GroupSettings,
+        *,
+        whole: bool = False,
+    ) -> BatchPlan:
+        good: Sequence[Range] = ()
+        if ranges:
+            good = reject_unreadable(self.ledger, ranges, lease_id, whole=whole)
         if not good:
             return BatchPlan(lease_id, expires_at)
-        rules = self.group.rules(self.group.queue.leases.read(self.group.name))
-        self._alive = self._keep_alive(lease_id, self._timeout(rules), self.options.max_lease_duration)
-        index = self.group.queue.log.index(good[-1].last)
-        return BatchPlan(lease_id, expires_at, tuple((piece, r) for r in good for piece in index.slices(r.first, r.last)))
+        limit = self.options.max_lease_duration
+        self._alive = self._keep_alive(lease_id, self._timeout(settings), limit)
+        index = self.ledger.messages.index(good[-1].last)
+        slices = ((piece, r) for r in good for piece in index.slices(r.first, r.last))
+        return BatchPlan(lease_id, expires_at, tuple(slices))
 
-    # -- acking what Spark has committed
+    # -- ack what Spark has committed
 
-    def _done(self, stored: LedgerSnapshot, stream: str, upto: int) -> list[str]:
-        """The leases of this stream's batches up to one that may be acked: this runner's own, and at its start those of dead ones.
+    def _done(self, view: GroupView, stream: str, upto: int) -> list[str]:
+        """Return the leases of this stream's batches up to one that may be acked.
 
-        Later, another runner's lease is a successor's: not this driver's to settle. Nor is what a batch has left unsettled on purpose.
+        These are the runner's own, and at its start those of dead runners. Later, another runner's
+        lease is a successor's. Batches that left messages unsettled on purpose are not acked.
         """
-        ledger = self.group.found(stored)
-        found = ledger.where(pc.and_(ledger.is_state(LEASED, WAITING), pc.starts_with(ledger.column("lease_id"), stream + "/")))
-        ids = {r.lease_id for r in ledger.select(found) if r.lease_id}
-        parts = {lease_id: lease_stream(lease_id) for lease_id in ids}
-        done = sorted((i, p[1]) for i, p in parts.items() if p and p[1] <= upto and (self._first or p[2] == self.runner))
-        left = left_upto(self.group.queue.leases, stored, stream) if done else 0
+        ledger = view.ledger
+        held = pc.starts_with(ledger.column("lease_id"), stream + "/")
+        rows = ledger.where(pc.and_(ledger.is_state(LEASED, WAITING), held))
+        if not rows:
+            return []
+        ids = {r.lease_id for r in ledger.select(rows) if r.lease_id}
+        parts = {lease_id: parse_lease_id(lease_id) for lease_id in ids}
+        done = sorted(
+            (i, p[1]) for i, p in parts.items()
+            if p and p[1] <= upto and (self._first or p[2] == self.runner)
+        )  # fmt: skip
+        if not done:
+            return []
+        left = auto_ack_excluded_up_to(self.ledger.ledgers, view.snapshot, stream)
         return [lease_id for lease_id, n in done if n > left]
 
-    def _acked(self, stored: LedgerSnapshot, stream: str, upto: int, keep: Iterable[str] = ()) -> tuple[Ledger, dict[str, Any]]:
-        """The ledger with expired leases folded and, in ackMode onCommit, the batches up to one acked; and the note of it."""
-        ledger, rules, now = self.group.found(stored), self.group.rules(stored), self.group.queue.now()
-        done = self._done(stored, stream, upto) if self.options.ack_on_commit else []
-        ledger = rules_of.fold(ledger, now, rules, [*done, *keep])
-        settles = [SettleCommand(ACK, lease_id) for lease_id in done]
-        outcomes: list[SettleOutcome] = []
-        index = self.group.queue.log.index(ledger.frontier)
-        for one in settles:
-            ledger, outcome = settling.settle(ledger, index, now, rules, one)
-            outcomes.append(outcome)
-        return ledger, settle_note(settles, outcomes) if settles else {}
+    def _acked(
+        self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()
+    ) -> tuple[Ledger, dict[str, Any]]:
+        """Fold expired leases, and in ackMode onCommit ack the batches up to one.
 
-    def ack_done(self, stream: str, upto: int) -> None:
-        """In ackMode onCommit: acks what is left of the batches up to one."""
+        Returns the ledger, and what the commit says about the acks.
+        """
+        done = self._done(view, stream, upto) if self.options.ack_on_commit else []
+        ledger = transitions.fold(view.ledger, view.now, view.settings, [*done, *keep])
+        if not done:
+            return ledger, {}
+        commands = [SettleCommand(ACK, lease_id) for lease_id in done]
+        outcomes = []
+        index = self.ledger.messages.index(ledger.frontier)
+        for command in commands:
+            ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
+            outcomes.append(outcome)
+        return ledger, settle_note(commands, outcomes)
+
+    def ack_committed(self, stream: str, upto: int) -> None:
+        """Ack what is left of the batches up to one, in ackMode onCommit."""
         if not self.options.ack_on_commit or upto == 0:
             return
 
-        def step(stored: LedgerSnapshot) -> tuple[Ledger | None, None, Mapping[str, Any]]:
-            ledger, note = self._acked(stored, stream, upto)
-            return ledger if note else None, None, note
+        def compute(view: GroupView) -> Update[None]:
+            ledger, info = self._acked(view, stream, upto)
+            return ledger if info else None, None, info
 
-        change(self.group.queue.leases, self.group.name, step)
+        self.ledger.update(compute)
         self._first = False
 
     def _extend_in_background(self, lease_id: str, timeout: int, limit: int) -> LeaseKeepAlive:
-        return LeaseKeepAlive(lambda wanted: self.group.extend(lease_id, wanted / SECOND), timeout, limit)
+        return LeaseKeepAlive(lambda wanted: extend(self.ledger, lease_id, wanted), timeout, limit)
 
     def _end_batch(self) -> None:
         if self._alive is not None:

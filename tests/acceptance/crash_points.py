@@ -21,12 +21,11 @@ from deltalake import DeltaTable
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.delta import legacy as delta
-from spark_mq.maintenance.archive import index_commits
-from spark_mq.maintenance.dead_letters import route
+from spark_mq.maintenance.archive import archive_history, index_commits
+from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.retention import trim
-from spark_mq.maintenance.sweep import expire, housekeep, sweep
-from spark_mq.operations import history
-from spark_mq.operations.history import archive
+from spark_mq.maintenance.sweep import expire, housekeep
+from spark_mq.storage import history_table as history
 from spark_mq.storage import ledger_table as leases
 from spark_mq.streaming.source import StreamOptions, StreamSource
 
@@ -181,7 +180,7 @@ def seek(queue: Queue, tell: Tell) -> None:
 
 def route_all(queue: Queue, tell: Tell = lambda _: None) -> None:
     for name in queue.groups():
-        route(queue.group(name))
+        route_dead_letters(queue._context, queue._context.group(name))
 
 
 def some_dead(queue: Queue) -> None:
@@ -244,7 +243,7 @@ class Driver:
         os.replace(new, self.file)
 
     def run(self) -> None:
-        source, offsets = StreamSource(self.group, StreamOptions(max_messages=5)), self.state["offsets"]
+        source, offsets = StreamSource(self.group._ledger, StreamOptions(max_messages=5)), self.state["offsets"]
         if not offsets:
             offsets.append(source.initial())
             self.state["committed"] = 1
@@ -283,19 +282,19 @@ CASES = [
     Case("configure", lambda queue, _: queue.group().configure(max_in_flight=3), left_alone),
     Case("drop", lambda queue, _: queue.drop_group("other"), some_dead),
     Case("unblock", unblock, blocked, unblock, settings={"on_exhausted": "block", "max_failures": 1}),
-    Case("expire", lambda queue, _: expire(queue), left_alone, ahead=3600),
+    Case("expire", lambda queue, _: expire(queue._context), left_alone, ahead=3600),
     Case("route", route_all, some_dead, route_all),
     Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
-    Case("trim", lambda queue, _: trim(queue), settled, trim, settings={"retention": "1s"}, ahead=3600),
-    Case("index", lambda queue, _: index_commits(queue), settled, index_commits),
-    Case("archive", lambda queue, _: archive(queue), settled, archive),
+    Case("trim", lambda queue, _: trim(queue._context), settled, lambda queue: trim(queue._context), settings={"retention": "1s"}, ahead=3600),
+    Case("index", lambda queue, _: index_commits(queue._context), settled, lambda queue: index_commits(queue._context)),
+    Case("archive", lambda queue, _: archive_history(queue._context), settled, lambda queue: archive_history(queue._context)),
     Case(
         "housekeeping",
-        lambda queue, _: housekeep(queue, keep_versions=0, keep_seconds=0),
+        lambda queue, _: housekeep(queue._context, keep_versions=0, keep_seconds=0),
         settled,
-        lambda queue: housekeep(queue, keep_versions=0, keep_seconds=0),
+        lambda queue: housekeep(queue._context, keep_versions=0, keep_seconds=0),
     ),
-    Case("sweep", lambda queue, _: sweep(queue), some_dead, sweep),
+    Case("sweep", lambda queue, _: queue.sweep(), some_dead, lambda queue: queue.sweep()),
     Case("stream", stream, publish, stream),
 ]
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from spark_mq import Lease, Queue
 from spark_mq.errors import ContentionTimeout, LeaseLost
-from spark_mq.maintenance.sweep import sweep
 
 SPAWN: Final = multiprocessing.get_context("spawn")
 SKEW: Final = "100ms"
@@ -57,7 +56,7 @@ def chores(path: str, options: dict[str, str], stop: Any) -> None:
     queue = Queue.open(path, storage_options=options)
     while not stop.is_set():
         with contextlib.suppress(*SLOW):
-            sweep(queue)
+            queue.sweep()
         stop.wait(0.2)
 
 

@@ -21,7 +21,6 @@ from checker import check, check_queue, dead_letters, history, published
 from crash_points import CASES, Case, Clock, Driver, child, received
 
 from spark_mq import Queue, errors
-from spark_mq.maintenance.sweep import sweep
 
 # Forked from a server that has imported all and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
@@ -71,7 +70,7 @@ def drain(queue: Queue) -> None:
     """A good worker in each group, after all leases have run out, until nothing is left; and the chores."""
     for name in {"default", *queue.groups()}:
         queue.group(name).work(lambda lease: None, max_messages=100, until_empty=True)
-    sweep(queue)
+    queue.sweep()
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -138,7 +137,7 @@ def redriven_once(queue: Queue, path: Path, killed: str) -> None:
 
 def all_gone(queue: Queue, path: Path, killed: str) -> None:
     assert [p for p in Path(path, "messages").rglob("*.parquet") if p.parent.name != "_delta_log"] == [], killed
-    assert queue.horizon() == queue.log.index().tail, killed
+    assert queue.horizon() == queue._context.messages.index().tail, killed
 
 
 def dropped(queue: Queue, path: Path, killed: str) -> None:
@@ -160,7 +159,7 @@ def delivered_once(queue: Queue, path: Path, killed: str) -> None:
 
 def small(queue: Queue, path: Path, killed: str) -> None:
     """Run again, housekeeping leaves no more than in a queue in which nobody died."""
-    sweep(queue)
+    queue.sweep()
     left = [p.name for p in Path(path, "leases", "_delta_log").iterdir() if p.suffix == ".json"]
     assert len(left) < 30, f"{killed}: {len(left)}"
 

@@ -12,7 +12,6 @@ from checker import check_queue
 from processes import SKEW, SPAWN, chores, consume, crash, handle, idle, never_ack, publish, start, until, work
 
 from spark_mq import Message, Queue
-from spark_mq.maintenance.sweep import sweep
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_every_message_ends_once_and_no_two_leases_overlap(place: tuple[str, dic
         stop.set()
         for process in others:
             process.join(60)
-    sweep(queue)
+    queue.sweep()
     found = check_queue(path, options, skew=timedelta(seconds=0.1), drained=["default"])
     assert found.wrong == []
     assert found.counts["lease_expired"] > 4, "what was never acked came again"
@@ -69,10 +68,10 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(place: tuple[str,
         return bool(queue.group().stats().dead)
 
     until(restart)
-    sweep(queue)
+    queue.sweep()
     queue.group().work(handle, max_messages=30, until_empty=True)
     until(lambda: idle(queue))
-    sweep(queue)
+    queue.sweep()
     found = check_queue(path, options, skew=timedelta(seconds=0.1), drained=["default"])
     assert found.wrong == []
     assert queue.finished(outcome="dead_lettered")["sequence"].to_pylist() == [receipt.sequences[17]]

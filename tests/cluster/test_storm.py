@@ -20,7 +20,6 @@ from processes import start as start_process
 from pyspark import cloudpickle
 
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import sweep
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -108,7 +107,7 @@ def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(cluster: Clus
             worker.query.stop()
         for process in processes:
             process.join(60)
-    sweep(queue)
+    queue.sweep()
     found = check_queue(queue.path, skew=timedelta(seconds=0.1), drained=["default"])
     assert found.wrong == []
     print(kills, "kills:", dict(found.counts))

@@ -102,7 +102,7 @@ def test_rows_are_settled_once_whatever_becomes_of_the_task_that_names_them(here
 
     meets(here, fate, lambda: stream.settle_with(process))
     assert settled == [ROWS // 2]
-    dead = {seq for r in stream.group.ledger() if r.state == "dead" for seq in range(r.first, r.last + 1)}
+    dead = {seq for r in stream.group._ledger.current() if r.state == "dead" for seq in range(r.first, r.last + 1)}
     assert dead == {seq for seq in receipt.sequences if seq % 2}
     assert stream.group.stats().acked == ROWS // 2
 
@@ -113,15 +113,15 @@ def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_fi
         publish(here, here.gate, streaming)
 
     meets(here, fate, job)
-    assert len(published(here.queue.path)) == ROWS
+    assert len(published(here._context.path)) == ROWS
     assert taken(here.queue) == numbered(ROWS)
-    assert len(files(here.queue)) > len(here.queue.log.index().files), "the first attempt had written its file: it lies there, unpublished"
+    assert len(files(here.queue)) > len(here.queue._context.messages.index().files), "the first attempt had written its file: it lies there, unpublished"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 def test_a_publish_whose_task_dies_each_time_publishes_nothing(here: Here, streaming: bool) -> None:
-    before = here.queue.log.index().version
+    before = here.queue._context.messages.index().version
     always = Gate(here.gate.home, attempts=100)
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(publish, here, always, streaming)
@@ -134,7 +134,7 @@ def test_a_publish_whose_task_dies_each_time_publishes_nothing(here: Here, strea
         assert done.exception() is not None
     assert len(killed) >= 4, "as often as Spark tries a task"
     assert files(here.queue)
-    assert here.queue.log.index().version == before
+    assert here.queue._context.messages.index().version == before
     assert taken(here.queue) == []
     here.gate.open()
     publish(here, always, streaming)
@@ -147,7 +147,7 @@ def publish(here: Here, gate: Gate, streaming: bool) -> None:
     options = {"gate": str(gate.home), "attempts": str(gate.attempts)}
     if not streaming:
         rows = here.spark.range(ROWS, numPartitions=4).select(F.format_string("%03d", "id").alias("value"))
-        rows.write.format("gated").mode("append").options(**options).save(here.queue.path)
+        rows.write.format("gated").mode("append").options(**options).save(here._context.path)
         return
     lines = here.home / "lines"
     if not lines.exists():
@@ -155,7 +155,7 @@ def publish(here: Here, gate: Gate, streaming: bool) -> None:
         for part in range(4):
             (lines / f"{part}").write_text("\n".join(numbered(ROWS)[part::4]))
     frame = here.spark.readStream.text(str(lines)).repartition(4)
-    writer = frame.writeStream.format("gated").options(**options).option("path", here.queue.path)
+    writer = frame.writeStream.format("gated").options(**options).option("path", here._context.path)
     finish(start(writer, here.home / "publishing"))
 
 

@@ -72,7 +72,7 @@ def test_a_dataframe_is_published_and_looked_at(spark: Any, queue: Queue) -> Non
     peek = spark.read.format("spark_mq").option("consumerGroup", "g").load(queue.path)
     assert [row.state for row in peek.collect()] == ["unread"] * ROWS
     assert published(queue) == numbered(ROWS)
-    assert len(queue.log.index().files) == 3
+    assert len(queue._context.messages.index().files) == 3
 
 
 def test_a_batch_is_settled_by_what_its_function_does_and_returns(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_batch_is_settled_by_what_its_function_does_and_returns(spark: Any, st
     assert [value for rows, _, _ in (first, second) for value, _ in rows] == numbered(ROWS)
     assert [int(options["txnVersion"]) for _, _, options in (first, second)] == [1, 2]
     assert len({options["txnAppId"] for _, _, options in (first, second)}) == 1
-    ranges = {r.first: (r.state, r.error) for r in stream.group.ledger() if r.state in ("dead", "waiting")}
+    ranges = {r.first: (r.state, r.error) for r in stream.group._ledger.current() if r.state in ("dead", "waiting")}
     at = receipt.sequences
     assert ranges == {at[1]: ("dead", "never"), at[2]: ("waiting", "not now"), at[3]: ("dead", "bad"), at[9]: ("dead", "bad")}
     assert stream.group.stats().acked == ROWS - 4
@@ -209,11 +209,11 @@ def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_told(
     query, _ = held(stream, tmp_path)
     again(Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy")), tmp_path)
     assert stream.group.stats().acked == ROWS
-    before = stream.group.ledger().ranges
+    before = stream.group._ledger.current().ranges
     (tmp_path / "go").touch()
     until(lambda: not query.isActive, "the woken query ended")
     assert "StreamFenced" in str(query.exception())
-    assert stream.group.ledger().ranges.equals(before)
+    assert stream.group._ledger.current().ranges.equals(before)
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from typing import Any
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import ContentionTimeout, LeaseLost
-from spark_mq.maintenance.sweep import sweep
 
 POISON = b"poison"
 GROUP, SPARK = "python", "spark"
@@ -152,4 +151,4 @@ def chores(path: str, notes: Path, stop: Flag, name: str) -> None:
     """A sweeper; two of them at once do no harm."""
     queue = Queue.open(path)
     while not stop.wait(random.uniform(0, 0.5)):
-        sweep(queue)
+        queue.sweep()

@@ -34,7 +34,6 @@ from deltalake import DeltaTable
 from verdict import Told, judge
 
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import sweep
 
 # Forked from a server that has imported everything and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
@@ -276,7 +275,7 @@ def main() -> int:
             run.drain(patience=900)
         finally:
             run.end()
-        sweep(run.queue)
+        run.queue.sweep()
         found = judge(folder / "queue", run.notes, run.sink, Told(ATTEMPTS, timedelta(seconds=SKEW)))
         told = found.counts
         figures = {

@@ -17,7 +17,6 @@ from faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
 from harness import Stream, finish, make_queue, numbered, start, values
 
 from spark_mq import Queue, errors
-from spark_mq.maintenance.sweep import sweep
 
 ROWS = 40
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,12 +40,12 @@ def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
 
 def spark_options(queue: Queue, proxy: FaultyS3 | None = None) -> dict[str, str]:
     """The queue's storage options, as Spark takes them; through a proxy."""
-    options = {**queue.storage_options, **({} if proxy is None else {"AWS_ENDPOINT_URL": proxy.url})}
+    options = {**queue._context.storage_options, **({} if proxy is None else {"AWS_ENDPOINT_URL": proxy.url})}
     return {f"storageOptions.{name}": value for name, value in options.items()}
 
 
 def through(queue: Queue, proxy: FaultyS3) -> Queue:
-    return Queue.open(queue.path, storage_options={**queue.storage_options, "AWS_ENDPOINT_URL": proxy.url})
+    return Queue.open(queue.path, storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url})
 
 
 def publish(spark: Any, queue: Queue, options: dict[str, str]) -> None:
@@ -55,8 +54,8 @@ def publish(spark: Any, queue: Queue, options: dict[str, str]) -> None:
 
 
 def check(queue: Queue) -> None:
-    sweep(queue)
-    found = check_queue(queue.path, queue.storage_options, skew=timedelta(0), drained=["g"])
+    queue.sweep()
+    found = check_queue(queue.path, queue._context.storage_options, skew=timedelta(0), drained=["g"])
     assert found.wrong == []
     assert found.counts["leased"] == found.counts["messages"], "each message was delivered once"
 
@@ -81,7 +80,7 @@ def test_executors_write_and_read_there_and_batches_are_settled(spark: Any, queu
     stats = stream.group.stats()
     assert (stats.acked, stats.dead) == (ROWS - 2, 2)
     check(queue)
-    secret = queue.storage_options["AWS_SECRET_ACCESS_KEY"].encode()
+    secret = queue._context.storage_options["AWS_SECRET_ACCESS_KEY"].encode()
     written = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if secret in path.read_bytes()], "no secret is in a checkpoint"
@@ -105,7 +104,7 @@ def test_a_publish_lands_once_if_the_store_fails(spark: Any, queue: Queue, proxy
     proxy.once(fault, "PUT", part)
     publish(spark, queue, spark_options(queue, proxy))
     assert proxy.met() == 1
-    assert queue.log.index().total == ROWS
+    assert queue._context.messages.index().total == ROWS
     lease = queue.group().lease("w", max_messages=2 * ROWS)
     assert lease is not None
     assert sorted(bytes(m.value).decode() for m in lease.messages) == numbered(ROWS)
@@ -157,7 +156,7 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
     conf.mkdir()
     environment = {
         **os.environ,
-        **queue.storage_options,
+        **queue._context.storage_options,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": paths,
         "SPARK_CONF_DIR": str(conf),
@@ -166,7 +165,7 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
     assert done.returncode == 0, done.stderr[-3_000:]
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead) == (ROWS - 1, 1)
-    assert queue.storage_options["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+    assert queue._context.storage_options["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
 
 
 def test_a_store_that_refuses_is_told_without_the_secret(spark: Any, queue: Queue) -> None:

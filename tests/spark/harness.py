@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_mq import Queue
 from spark_mq.delta.legacy import open_table
+
+from spark_mq import Queue
 
 PATIENCE = 150.0
 """Seconds until a condition counts as never coming true. Far more than it takes: a busy machine must not fail a test."""

@@ -121,7 +121,7 @@ def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(mortal: S
     told: list[tuple[int, int]] = []
 
     def process(batch: Any, lease: Any) -> None:
-        (held,) = [r for r in mortal.group.ledger() if r.lease_id == lease.lease_id]
+        (held,) = [r for r in mortal.group._ledger.current() if r.lease_id == lease.lease_id]
         told.extend((row.delivery_count, held.delivery_count) for row in batch.collect())
 
     mortal.settle_with(process)
@@ -266,11 +266,11 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
     if successor_ends:
         at_work.release.set()
         until(lambda: stream.group.stats().acked == 3, "the successor acked")
-    before = stream.group.ledger().ranges
+    before = stream.group._ledger.current().ranges
     frozen.release.set()
     until(lambda: not woken.isActive, "the woken driver's query ended")
     assert "StreamFenced" in str(woken.exception())
-    assert stream.group.ledger().ranges.equals(before), "it settled nothing, and leased nothing"
+    assert stream.group._ledger.current().ranges.equals(before), "it settled nothing, and leased nothing"
     at_work.release.set()
     until(lambda: stream.group.stats().acked == 3, "the successor acked")
     assert query.isActive
@@ -302,11 +302,11 @@ def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(spark: Any, 
     query = successor.start(successor.group.for_each_batch(process), available_now=False)
     at_work.wait(query)
     queue.publish("more to lease")
-    before = stream.group.ledger().ranges
+    before = stream.group._ledger.current().ranges
     frozen.release.set()
     until(lambda: not woken.isActive, "the woken driver's query ended")
     assert "StreamFenced" in str(woken.exception())
-    assert stream.group.ledger().ranges.equals(before)
+    assert stream.group._ledger.current().ranges.equals(before)
 
 
 def test_a_frozen_driver_loses_its_lease_and_is_told_so(spark: Any, queue: Queue, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(spark: Any, q
 
     def process(batch: Any, lease: Any) -> None:
         at_first = batch.first().lease_expires_at
-        until(lambda: queue.clock() > at_first.astimezone() and _deadline(stream, lease) > _micros(at_first), "past its first deadline")
+        until(lambda: queue._context.clock() > at_first.astimezone() and _deadline(stream, lease) > _micros(at_first), "past its first deadline")
         extended.append(stream.group.lease("other") is None)
 
     stream.settle_with(process)
@@ -346,7 +346,7 @@ def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(spark: Any, q
 
 
 def _deadline(stream: Stream, lease: Any) -> int:
-    return max([r.expires_at or 0 for r in stream.group.ledger() if r.lease_id == lease.lease_id], default=0)
+    return max([r.expires_at or 0 for r in stream.group._ledger.current() if r.lease_id == lease.lease_id], default=0)
 
 
 def _micros(at: Any) -> int:

@@ -110,7 +110,7 @@ def test_a_narrower_schema_reads_only_these_columns(spark: Any, stream: Stream, 
 
 def test_max_bytes_per_trigger_cuts_the_batches(stream: Stream, queue: Queue) -> None:
     queue.publish([bytes([i]) * 3 + str(i).encode() * 3000 for i in range(20)])
-    size = queue.log.index().files[0].size
+    size = queue._context.messages.index().files[0].size
     stream.options["maxBytesPerTrigger"] = str(size // 3)
     sizes: list[int] = []
     stream.run(lambda batch, _: sizes.append(batch.count()))
@@ -196,7 +196,7 @@ def test_a_continuous_query_picks_up_what_is_published_while_it_runs(stream: Str
 def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(stream: Stream, queue: Queue, damage: str) -> None:
     queue.publish(numbered(3))
     queue.publish(["good"])
-    file = Path(queue.log.path, queue.log.index().files[0].path)
+    file = Path(queue._context.messages.path, queue._context.messages.index().files[0].path)
     if damage == "missing":
         file.unlink()
     else:
@@ -206,7 +206,7 @@ def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(stream: Stream, 
     assert seen == ["good"]
     stats = stream.group.stats()
     assert (stats.dead, stats.acked) == (3, 1)
-    (dead,) = [r for r in stream.group.ledger() if r.state == "dead"]
+    (dead,) = [r for r in stream.group._ledger.current() if r.state == "dead"]
     assert dead.reason == "payload unreadable"
     assert file.name in (dead.error or "")
 
@@ -221,7 +221,7 @@ def test_what_process_returns_is_settled_as_failed_and_the_rest_is_acked(stream:
         return batch.where("CAST(value AS STRING) IN ('002', '004')").selectExpr("lease_id", "sequence", "concat('bad ', value) AS error")
 
     stream.settle_with(process, on_error="reject")
-    dead = {r.first: r.error for r in stream.group.ledger() if r.state == "dead"}
+    dead = {r.first: r.error for r in stream.group._ledger.current() if r.state == "dead"}
     assert dead == {receipt.sequences[2]: "bad 002", receipt.sequences[4]: "bad 004"}
     assert stream.group.stats().acked == 4
 
@@ -252,7 +252,7 @@ def test_an_exception_settles_the_batch_as_asked_and_the_query_goes_on(
     stream.settle_with(process, on_error=on_error)
     stats = stream.group.stats()
     assert (stats.ready, stats.dead, stats.acked) == (ready, dead, 0)
-    assert {r.error for r in stream.group.ledger()} == {"ValueError: boom"}
+    assert {r.error for r in stream.group._ledger.current()} == {"ValueError: boom"}
 
 
 def test_rows_settled_inside_the_function_stay_as_they_were_settled(stream: Stream, queue: Queue) -> None:
@@ -264,7 +264,7 @@ def test_rows_settled_inside_the_function_stay_as_they_were_settled(stream: Stre
         assert lease.ack(batch.where("CAST(value AS STRING) = '002'")).settled == 1
 
     stream.settle_with(process)
-    ranges = {r.first: (r.state, r.error) for r in stream.group.ledger() if r.state in ("dead", "waiting")}
+    ranges = {r.first: (r.state, r.error) for r in stream.group._ledger.current() if r.state in ("dead", "waiting")}
     assert ranges == {receipt.sequences[0]: ("dead", "never"), receipt.sequences[1]: ("waiting", "not now")}
     assert stream.group.stats().acked == 3
 

@@ -10,12 +10,11 @@ import pytest
 from harness import Stream, configured, make_queue, until, values
 
 from spark_mq import Queue, errors
-from spark_mq.maintenance.sweep import sweep
 
 
 def append(spark: Any, queue: Queue, *texts: str) -> None:
     rows = [(bytearray(text.encode()),) for text in texts]
-    spark.createDataFrame(rows, "value BINARY").coalesce(1).write.format("delta").mode("append").save(queue.log.path)
+    spark.createDataFrame(rows, "value BINARY").coalesce(1).write.format("delta").mode("append").save(queue._context.messages.path)
 
 
 def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
@@ -55,7 +54,7 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     queue.publish(["a", "b"])
     append(spark, queue, "c", "d")
     held = take(queue, 1)
-    messages, leases = f"delta.`{queue.log.path}`", f"delta.`{queue.leases.path}`"
+    messages, leases = f"delta.`{queue._context.messages.path}`", f"delta.`{queue._context.ledgers.path}`"
     spark.sql(f"OPTIMIZE {messages} ZORDER BY (published_at)")
     append(spark, queue, "e")
     spark.sql(f"OPTIMIZE {leases}")
@@ -69,7 +68,7 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     rest = take(Queue.open(queue.path))
     assert texts(rest) == ["b", "c", "d", "e"]
     rest.ack()
-    sweep(queue)
+    queue.sweep()
     assert queue.stats()["published"] == 5
 
 
@@ -77,19 +76,19 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
     queue.publish(["a", "b"])
     worker = Queue.open(queue.path)
     held = take(worker, 1)
-    messages = f"delta.`{queue.log.path}`"
+    messages = f"delta.`{queue._context.messages.path}`"
     for statement in (f"DELETE FROM {messages} WHERE key IS NULL", f"UPDATE {messages} SET key = 'x'"):
         with pytest.raises(Exception, match="append"):
             spark.sql(statement)
     spark.sql(f"ALTER TABLE {messages} ADD COLUMNS (note STRING)")
     rows = [(bytearray(b"c"), "mine")]
-    spark.createDataFrame(rows, "value BINARY, note STRING").write.format("delta").mode("append").save(queue.log.path)
+    spark.createDataFrame(rows, "value BINARY, note STRING").write.format("delta").mode("append").save(queue._context.messages.path)
     worker.publish("d")
     held.ack()
     assert texts(take(worker)) == ["b", "c", "d"]
 
     spark.sql(f"ALTER TABLE {messages} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    for call in (lambda: Queue.open(queue.path), worker.log.index, lambda: worker.publish("x")):
+    for call in (lambda: Queue.open(queue.path), worker._context.messages.index, lambda: worker.publish("x")):
         with pytest.raises(errors.UnsupportedTable, match="deletionVectors"):
             call()
 
@@ -98,11 +97,11 @@ def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(spark: Any, tmp
     queue = make_queue(tmp_path / "queue", retention=0)
     queue.publish(["a", "b"])
     append(spark, queue, "c")
-    before = queue.log.index().version
+    before = queue._context.messages.index().version
     take(queue).ack()
-    assert sweep(queue).trimmed_files == 2
+    assert queue.sweep().trimmed_files == 2
     with configured(spark, "spark.sql.files.ignoreMissingFiles", "true"):
-        spark.sql(f"RESTORE TABLE delta.`{queue.log.path}` TO VERSION AS OF {before}")
+        spark.sql(f"RESTORE TABLE delta.`{queue._context.messages.path}` TO VERSION AS OF {before}")
     for handle in (queue, Queue.open(queue.path)):
         assert handle.group("g").lease("w") is None
         assert handle.group("new").lease("w") is None
@@ -116,7 +115,7 @@ def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_res
     queue.publish("good-1")
     bad = queue.publish("poor")
     queue.publish("good-2")
-    path = Path(queue.log.path, queue.log.index().file_at(bad.sequences[0]).path)
+    path = Path(queue._context.messages.path, queue._context.messages.index().file_at(bad.sequences[0]).path)
     path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
     got: list[str] = []
     with pytest.raises(Exception, match="cannot be read") as caught:
@@ -127,6 +126,6 @@ def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_res
     assert got == ["good-1", "good-2"]
     stats = stream.group.stats()
     assert (stats.acked, stats.dead, stats.ready) == (2, 1, 0)
-    sweep(queue)
+    queue.sweep()
     (letter,) = take(queue.dead_letters).messages
     assert path.name in letter.headers["spark_mq.payload"]

@@ -55,7 +55,7 @@ def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(spark: Any,
     assert queue.group().stats().delayed == 1
     (own,) = queue.group().lease("w", max_messages=10).messages  # type: ignore[union-attr]
     assert own.value == b"own"
-    (file,) = queue.log.index().files
+    (file,) = queue._context.messages.index().files
     assert all(expires_at is not None for _, _, expires_at in file.times.runs)  # type: ignore[union-attr]
 
 
@@ -80,14 +80,14 @@ def test_a_plain_delta_writer_is_a_publisher(spark: Any, stream: Stream, queue: 
 def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, queue: Queue) -> None:
     queue.publish([Message("a", deliver_at=datetime(2020, 1, 1, tzinfo=UTC)), "b"], producer_id="p", producer_sequence=1)
     queue.publish("c")
-    index_commits(queue)
-    assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
+    index_commits(queue._context)
+    assert housekeep(queue._context, keep_versions=0, keep_seconds=0) > 0
     messages = f"{queue.path}/messages"
     assert spark.read.format("delta").load(messages).count() == 3
     df = spark.createDataFrame([(bytearray(b"plain"),)], "value BINARY")
     df.write.format("delta").mode("append").save(messages)
     assert [bytes(m.value) for m in received(Queue.open(queue.path))] == [b"a", b"b", b"c", b"plain"]
-    index_commits(queue)
+    index_commits(queue._context)
     written = spark.read.format("delta").load(f"{queue.path}/commits").orderBy("version", "first")
     assert [(r.version, r.kind, r.rows, r.app) for r in written.collect()] == [
         (1, "mark", None, "spark_mq.producer:p"),

@@ -104,7 +104,7 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
         ).where("error <> 'why 005'")
 
     stream.run(stream.group.for_each_batch(process, on_error="nack"), frame=stream.frame().limit(6))
-    told = {(r.state, r.error) for r in stream.group.ledger()}
+    told = {(r.state, r.error) for r in stream.group._ledger.current()}
     assert ("dead", "why 002") in told
     assert {("waiting", "why 001"), ("waiting", "why 003")} <= told
     stats = stream.group.stats()

@@ -42,10 +42,10 @@ def both(stream: Stream, by_spark: bool = True, **options: Any) -> list[tuple[li
 
 def foreign(queue: Queue, name: str, texts: list[str]) -> None:
     """A file of a foreign writer, with nothing but values, under a name of its own."""
-    path = Path(queue.log.path, name)
+    path = Path(queue._context.messages.path, name)
     pq.write_table(pa.table({"value": pa.array([text.encode() for text in texts])}), path)
     add = AddAction(name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": len(texts)}))
-    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    queue._context.messages.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
 
 
 def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_p
 def test_files_that_spark_would_tell_by_other_names_are_read_through_python(stream: Stream, queue: Queue, names: list[str]) -> None:
     """A name that is not found again would be messages lost."""
     for at, name in enumerate(names):
-        Path(queue.log.path, name).parent.mkdir(exist_ok=True)
+        Path(queue._context.messages.path, name).parent.mkdir(exist_ok=True)
         foreign(queue, name, numbered(6)[3 * at : 3 * at + 3])
     ((through_python, by_spark),) = both(stream, by_spark=False)
     assert by_spark == through_python
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_as_its_commit_says_is_an_error_whatever_the_session_
     errors: list[Exception] = []
 
     def process(batch: Any, lease: Any) -> None:
-        (path,) = Path(queue.log.path).glob("*.parquet")
+        (path,) = Path(queue._context.messages.path).glob("*.parquet")
         if damage == "missing":
             path.unlink()
         else:
@@ -208,7 +208,7 @@ def test_a_flipped_bit_is_found_not_delivered(spark: Any, stream: Stream, queue:
     seen: list[str] = []
 
     def process(batch: Any, lease: Any) -> None:
-        (path,) = Path(queue.log.path).glob("*.parquet")
+        (path,) = Path(queue._context.messages.path).glob("*.parquet")
         path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
         seen.extend(values(lease.read()))
 

@@ -12,9 +12,9 @@ import pytest
 from deltalake import TableFeatures, write_deltalake
 from harness import Stream, make_queue, numbered, versions
 from pyspark.sql import functions as F
+from spark_mq.delta.legacy import open_table
 
 from spark_mq import Queue
-from spark_mq.delta.legacy import open_table
 from spark_mq.errors import InvalidOption
 from spark_mq.spark import check_interpreter
 
@@ -67,7 +67,7 @@ def run(stream: Stream) -> None:
 def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "nothing")
     stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
-    stream.queue.path = path
+    stream._context.path = path
     with pytest.raises(Exception, match=r"QueueNotFound.*Queue.create") as caught:
         run(stream)
     assert path in str(caught.value)
@@ -85,7 +85,7 @@ def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path
     write_deltalake(path, pa.table({"value": ["x"]}))
     before = sorted(Path(path).rglob("*"))
     stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
-    stream.queue.path = path
+    stream._context.path = path
     with pytest.raises(Exception, match=r"NotAQueue.*itself a Delta table"):
         run(stream)
     with pytest.raises(Exception, match="NotAQueue"):
@@ -94,7 +94,7 @@ def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path
 
 
 def test_a_table_feature_that_is_not_supported_is_refused_by_name(stream: Stream, filled: Queue) -> None:
-    table = open_table(filled.log.path)
+    table = open_table(filled._context.messages.path)
     assert table is not None
     table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     files = sorted(Path(filled.path).rglob("*"))

@@ -7,14 +7,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spark_mq import Lease, Queue
+from spark_mq import ConsumerGroup, Lease, Queue
+from spark_mq.maintenance import archive as archive_of
+from spark_mq.maintenance import retention
+from spark_mq.maintenance import sweep as sweep_of
+from spark_mq.maintenance.dead_letters import route_dead_letters
+from spark_mq.maintenance.sweep import SweepReport
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.history import read_history
 
 
 def again(queue: Queue, clock: Any = None) -> Queue:
     """A second handle on the same queue, as another process has it: nothing cached, nothing shared but the storage."""
     if queue.path == "memory":
-        return Queue(queue.path, queue.settings, queue.log, queue.leases, clock=clock or queue.clock, dead_letters=queue.dead_letters)
-    return Queue.open(queue.path, storage_options=queue.storage_options, clock=clock or queue.clock)
+        context = queue._context
+        fresh = QueueContext(
+            context.path, context.settings, context.messages, context.ledgers, clock=clock or context.clock,
+            open_dead_letters=lambda _: context.dead_letters(),
+        )  # fmt: skip
+        return Queue(fresh)
+    return Queue.open(queue.path, storage_options=queue._context.storage_options, clock=clock or queue._context.clock)
 
 
 def lease(queue: Queue, count: int = 10, group: str = "default") -> Lease:
@@ -60,3 +72,45 @@ class Injected:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return lambda *args, **options: self(instance, *args, **options)
+
+
+# -- the chores of a sweep, for a queue
+
+
+def sweep(queue: Queue) -> SweepReport:
+    return queue.sweep()
+
+
+def housekeep(queue: Queue, **options: Any) -> int:
+    return sweep_of.housekeep(queue._context, **options)
+
+
+def expire(queue: Queue) -> int:
+    return sweep_of.expire(queue._context)
+
+
+def trim(queue: Queue) -> int:
+    return retention.trim(queue._context)
+
+
+def index_commits(queue: Queue) -> int:
+    return archive_of.index_commits(queue._context)
+
+
+def archive(queue: Queue) -> int:
+    return archive_of.archive_history(queue._context).commits
+
+
+def archived(queue: Queue) -> int:
+    """The last version of ``leases/`` that has been archived."""
+    history_table = queue._context.history
+    assert history_table is not None
+    return history_table.read([])[1]
+
+
+def history(queue: Queue, **options: Any) -> Any:
+    return read_history(queue._context, **options)
+
+
+def route(group: ConsumerGroup) -> int:
+    return route_dead_letters(group._context, group._ledger)

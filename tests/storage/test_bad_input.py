@@ -83,8 +83,8 @@ def test_messages_of_somebody_else(tmp_path: Path, description: str | None) -> N
 
 
 def test_leases_of_somebody_else(queue: Queue) -> None:
-    shutil.rmtree(queue.leases.path)
-    DeltaTable.create(queue.leases.path, pa.schema([("x", pa.int64())]), description="mine")
+    shutil.rmtree(queue._context.ledgers.path)
+    DeltaTable.create(queue._context.ledgers.path, pa.schema([("x", pa.int64())]), description="mine")
     refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "leases/")
     refused(queue.path, errors.QueueExists, lambda: Queue.create(queue.path))
 
@@ -157,7 +157,7 @@ def test_a_dead_letter_path_that_is_the_queue(tmp_path: Path) -> None:
 
 
 def test_messages_gone(queue: Queue) -> None:
-    shutil.rmtree(queue.log.path)
+    shutil.rmtree(queue._context.messages.path)
     refused(queue.path, errors.QueueNotFound, lambda: Queue.open(queue.path))
     refused(queue.path, errors.NotAQueue, lambda: Queue.create(queue.path), "leases/", "no messages/")
     with pytest.raises(errors.CorruptLog, match="any more"):
@@ -168,12 +168,12 @@ def test_messages_made_anew(queue: Queue) -> None:
     """Old ledgers over a new log: sequences would mean other messages."""
     held = again(queue)
     held.stats()
-    shutil.rmtree(queue.log.path)
-    MessageTable(queue.log.path).create(queue.settings.to_json())
+    shutil.rmtree(queue._context.messages.path)
+    MessageTable(queue._context.messages.path).create(queue.settings.to_json())
     refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
     with pytest.raises(errors.CorruptLog, match="made anew"):
         held.publish("x")
-    assert DeltaTable(queue.log.path).version() == 0
+    assert DeltaTable(queue._context.messages.path).version() == 0
 
 
 def test_a_queue_made_anew_under_a_handle(queue: Queue) -> None:
@@ -220,7 +220,7 @@ def test_a_table_with_features_that_an_engine_cannot_handle(queue: Queue, table:
 
 def test_a_commit_that_is_not_readable_names_itself(queue: Queue) -> None:
     queue.publish("c")
-    broken = Path(queue.log.path, "_delta_log", f"{1:020d}.json")
+    broken = Path(queue._context.messages.path, "_delta_log", f"{1:020d}.json")
     broken.write_text('{"add": ')
     error = refused(queue.path, errors.CorruptLog, lambda: _index(queue), "commit 1", "backup")
     assert error.version == 1
@@ -228,17 +228,17 @@ def test_a_commit_that_is_not_readable_names_itself(queue: Queue) -> None:
 
 def _index(queue: Queue) -> Any:
     """The index of a handle that has the table, but not yet the commit."""
-    fresh = MessageTable(queue.log.path)
-    fresh._table = queue.log.table
+    fresh = MessageTable(queue._context.messages.path)
+    fresh._table = queue._context.messages.table
     return fresh.index()
 
 
 def test_a_commit_that_is_gone_names_itself(queue: Queue) -> None:
     queue.publish("c")
-    DeltaTable(queue.log.path).create_checkpoint()
-    Path(queue.log.path, "_delta_log", f"{1:020d}.json").unlink()
+    DeltaTable(queue._context.messages.path).create_checkpoint()
+    Path(queue._context.messages.path, "_delta_log", f"{1:020d}.json").unlink()
     error = refused(queue.path, errors.CorruptLog, lambda: again(queue).stats(), "commit 1", "gone", "backup")
-    assert (error.path, error.version) == (queue.log.path, 1)
+    assert (error.path, error.version) == (queue._context.messages.path, 1)
 
 
 # -- settings
@@ -489,7 +489,7 @@ def test_secrets_of_storage_options_are_never_told(tmp_path: Path, caplog: pytes
     queue = Queue.create(tmp_path / "q", storage_options=options)
     queue.publish("a")
     held = lease(queue)
-    told = [repr(thing) + str(thing) for thing in (queue, queue.group(), held, queue.log, queue.leases, queue.dead_letters, queue.stats())]
+    told = [repr(thing) + str(thing) for thing in (queue, queue.group(), held, queue._context.messages, queue._context.ledgers, queue.dead_letters, queue.stats())]
     calls: list[Callable[[], Any]] = [
         lambda: Queue.create(tmp_path / "q", storage_options=options),
         lambda: Queue.open(tmp_path / "none", storage_options=options),
@@ -502,7 +502,7 @@ def test_secrets_of_storage_options_are_never_told(tmp_path: Path, caplog: pytes
         with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
             call()
         told += [repr(caught.value), str(getattr(caught.value, "data", "")), "".join(traceback.format_exception(caught.value))]
-    shutil.rmtree(queue.log.path)
+    shutil.rmtree(queue._context.messages.path)
     with pytest.raises(Exception) as caught:  # noqa: PT011
         queue.publish("b")
     told += ["".join(traceback.format_exception(caught.value)), caplog.text]

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_mq import Queue, errors
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -94,7 +93,7 @@ def test_extending_by_a_clock_that_is_behind_never_shortens_a_lease(queue: Queue
 def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(queue: Queue, clock: ManualClock) -> None:
     behind, _ = apart(queue, clock, -5)
     queue.publish(["a", "b"])
-    stream = StreamSource(behind.group(), StreamOptions(), keep_alive=lambda *_: type("Alive", (), {"stop": lambda self: None})())
+    stream = StreamSource(behind.group()._ledger, StreamOptions(), keep_alive=lambda *_: type("Alive", (), {"stop": lambda self: None})())
     start = stream.initial()
     end = stream.latest(start)
     assert sum(piece.rows for piece, _ in stream.plan(start, end).slices) == 2
@@ -133,18 +132,18 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(make: Make, clock: Manu
     assert held.expires_at > clock()
     assert held.ack().settled == 2
     assert held.group.expire() >= 0
-    sweep(worker)
+    worker.sweep()
     assert lost.group.settings.visibility_timeout == 60_000_000
     worker.publish("after")
     for _ in range(4):  # forwards until all is due, whatever it was that jumped
         while (taken := worker.group().lease("w", max_messages=100)) is not None:
             taken.ack()
         clock.advance("401d")
-    sweep(worker)
+    worker.sweep()
     stats = worker.group().stats()
     assert stats.acked + stats.dead_lettered + stats.expired == 10
     assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 0, 0)
-    assert str(worker.trace(held.ranges[0].first))
+    assert str(worker.trace(held._ranges[0].first))
 
 
 def test_a_jump_back_lengthens_leases_and_waits_by_itself_and_forgets_none(queue: Queue, clock: ManualClock) -> None:
@@ -186,10 +185,10 @@ def test_a_clock_that_is_set_to_nonsense_breaks_nothing(make: Make, clock: Manua
     taken.nack([taken.messages[0].sequence])
     taken.extend()
     worker.group().stats()
-    sweep(worker)
+    worker.sweep()
     clock.set(now + timedelta(days=1))
     taken.ack([taken.messages[1].sequence])
-    sweep(worker)
+    worker.sweep()
     assert worker.group().stats().acked == 1
 
 
@@ -232,7 +231,7 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(ta
             except errors.LeaseLost as lost:
                 settled += lost.result.settled if what == "ack" else 0
         stats = group.stats()
-        ranges = list(group.ledger())
+        ranges = list(group._ledger.current())
         assert all(a.last < b.first for a, b in pairwise(ranges))
         assert stats.acked == settled
         assert stats.ready + stats.delayed + stats.in_flight + stats.acked == published

@@ -14,7 +14,7 @@ from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
 from spark_mq.operations import settle as settles
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.testing import MemoryLeases
+from spark_mq.storage.memory import MemoryLedgers
 from spark_mq.util.call_batcher import CallBatcher
 
 Make = Callable[..., Queue]
@@ -113,10 +113,10 @@ def test_contention_is_told_to_all_alike_and_not_waited_for_again() -> None:
 
 def commits(queue: Queue) -> int:
     """Commits of the ledger so far."""
-    if isinstance(queue.leases, MemoryLeases):
-        return len(queue.leases.notes)
-    assert isinstance(queue.leases, LedgerTable)
-    return queue.leases.refresh().version()
+    if isinstance(queue._context.ledgers, MemoryLedgers):
+        return len(queue._context.ledgers.notes)
+    assert isinstance(queue._context.ledgers, LedgerTable)
+    return queue._context.ledgers.refresh().version()
 
 
 def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: py
 
     monkeypatch.setattr(settles, "change", change)
     before = commits(queue)
-    combiner = queue.combiner(queue.group())
+    combiner = queue.group()._ledger.batcher
     with ThreadPoolExecutor(9) as pool:
         done = [pool.submit(leases[0].ack)]
         assert entered.wait(30)
@@ -153,7 +153,7 @@ def test_threads_share_one_lease(queue: Queue) -> None:
     taken = lease(queue, 100)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda seq: taken.ack([seq]).settled, receipt.sequences)) == [1] * 100
-    assert taken.left() == []
+    assert taken._held.unsettled() == []
     assert taken.ack() == SettleResult(0)
 
 
@@ -168,7 +168,7 @@ def test_one_call_settles_parts_of_several_leases(queue: Queue) -> None:
     before = commits(queue)
     assert queue.group().ack({a.lease_id: [seqs[0]], b: None, c.lease_id: [seqs[5]]}) == SettleResult(4)
     assert commits(queue) - before == 1
-    assert b.left() == []
+    assert b._held.unsettled() == []
     assert queue.group().nack([a, c], delay=0) == SettleResult(2, 2), "these objects know nothing of what was settled by id"
     assert queue.group().stats().ready == 2
 

@@ -14,15 +14,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
-from handles import Injected, again, lease
+from handles import Injected, again, housekeep, index_commits, lease
+from spark_mq.delta.checkpoints import checkpoint
+from spark_mq.storage.cleanup import clean_commits, clean_log, clean_messages
 
 from spark_mq import Message, Queue, errors
-from spark_mq.delta.checkpoints import checkpoint
-from spark_mq.maintenance import archive as commits
-from spark_mq.maintenance.archive import clean_commits, clean_log, clean_messages, index_commits
-from spark_mq.maintenance.sweep import housekeep, sweep
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import write_file
+from spark_mq.storage import cleanup as commits
 from spark_mq.storage import commits_table as commit_table
 from spark_mq.storage import message_table as log_module
 from spark_mq.storage.message_table import MessageTable
@@ -41,17 +40,17 @@ def queue(delta_queue: Make) -> Queue:
 
 
 def log_of(queue: Queue) -> MessageTable:
-    assert isinstance(queue.log, MessageTable)
-    return queue.log
+    assert isinstance(queue._context.messages, MessageTable)
+    return queue._context.messages
 
 
 def json_versions(queue: Queue) -> list[int]:
     """The commits of messages/ whose JSON is there."""
-    return sorted(int(path.stem) for path in Path(queue.log.path, "_delta_log").glob("*.json") if path.stem.isdigit())
+    return sorted(int(path.stem) for path in Path(queue._context.messages.path, "_delta_log").glob("*.json") if path.stem.isdigit())
 
 
 def data_files(queue: Queue) -> set[str]:
-    return {str(path) for path in Path(queue.log.path).rglob("part-*.parquet")}
+    return {str(path) for path in Path(queue._context.messages.path).rglob("part-*.parquet")}
 
 
 def clean(queue: Queue) -> int:
@@ -83,13 +82,13 @@ def varied(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b"])
     queue.publish("c", producer_id="p", producer_sequence=4)
     queue.publish([Message("due later", deliver_at=clock() + timedelta(hours=1)), Message("soon gone", expires_at=clock()), "plain"])
-    write_deltalake(DeltaTable(queue.log.path), pa.table({"value": [b"foreign"]}), mode="append", schema_mode="merge")
-    file = write_file(queue.log.files, pa.table({"value": pa.array([b"without statistics", b"two"])}))
+    write_deltalake(DeltaTable(queue._context.messages.path), pa.table({"value": [b"foreign"]}), mode="append", schema_mode="merge")
+    file = write_file(queue._context.messages.files, pa.table({"value": pa.array([b"without statistics", b"two"])}))
     bare = AddAction(file.path, file.size, {}, 0, True, "{}")
     log_of(queue).refresh().create_write_transaction([bare], "append", MESSAGE_SCHEMA, [])
-    before = DeltaTable(queue.log.path).version()
-    DeltaTable(queue.log.path).optimize.compact()
-    DeltaTable(queue.log.path).restore(before)
+    before = DeltaTable(queue._context.messages.path).version()
+    DeltaTable(queue._context.messages.path).optimize.compact()
+    DeltaTable(queue._context.messages.path).restore(before)
     queue.publish("last", producer_id="q", producer_sequence=0)
 
 
@@ -98,12 +97,12 @@ def varied(queue: Queue, clock: ManualClock) -> None:
 
 def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: ManualClock) -> None:
     varied(queue, clock)
-    before, index = said(queue), again(queue).log.index()
+    before, index = said(queue), again(queue)._context.messages.index()
     assert len({row["kind"] for row in before.to_pylist()}) == 3
     index_and_clean(queue)
     after = again(queue)
-    assert after.log.index().files == index.files
-    assert (after.log.index().version, after.log.index().total, after.log.index().tail) == (index.version, index.total, index.tail)
+    assert after._context.messages.index().files == index.files
+    assert (after._context.messages.index().version, after._context.messages.index().total, after._context.messages.index().tail) == (index.version, index.total, index.tail)
     assert said(queue).equals(before)
 
 
@@ -147,14 +146,14 @@ def test_compacted_files_are_trimmed_as_their_newest_source_from_a_cleaned_log(d
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    DeltaTable(queue.log.path).optimize.compact()
+    DeltaTable(queue._context.messages.path).optimize.compact()
     index_and_clean(queue)
     clock.advance("1m")
     lease(again(queue), 2).ack()
-    assert sweep(again(queue)).trimmed_files == 0
+    assert again(queue).sweep().trimmed_files == 0
     assert len(data_files(queue)) == 2, "that of c, and the compacted one"
     queue.group().seek("latest")
-    assert sweep(again(queue)).trimmed_files == 1
+    assert again(queue).sweep().trimmed_files == 1
     assert data_files(queue) == set()
 
 
@@ -190,12 +189,12 @@ def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, monkeypatch:
     """One at the table takes longer the more files it has."""
     looker, looked = again(queue), []
     queue.publish("a")
-    assert looker.log.index().total == 1
-    monkeypatch.setattr(looker.log, "refresh", lambda: looked.append(1))
-    assert looker.log.index().total == 1
+    assert looker._context.messages.index().total == 1
+    monkeypatch.setattr(looker._context.messages, "refresh", lambda: looked.append(1))
+    assert looker._context.messages.index().total == 1
     for value in "bcd":
         queue.publish(value)
-    assert looker.log.index().total == 4
+    assert looker._context.messages.index().total == 4
     assert looked == []
 
 
@@ -204,14 +203,14 @@ def test_a_queue_that_was_made_anew_is_noticed(delta_queue: Make, longer: bool) 
     old = delta_queue()
     old.publish("a")
     old.publish("b")
-    assert old.log.index().total == 2
+    assert old._context.messages.index().total == 2
     for name in ("messages", "leases"):
         Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
     new = delta_queue()
     for value in "abcd" if longer else "":
         new.publish(value)
     with pytest.raises(errors.CorruptLog, match="made anew"):
-        old.log.index()
+        old._context.messages.index()
 
 
 def test_a_publisher_whose_queue_was_made_anew_is_told_and_does_no_harm(delta_queue: Make) -> None:
@@ -282,9 +281,9 @@ def test_a_commit_that_is_gone_and_not_written_down_is_told(queue: Queue) -> Non
     queue.publish("b")
     queue.publish("c")
     checkpoint(log_of(queue).files)
-    Path(queue.log.path, "_delta_log", f"{2:020d}.json").unlink()
+    Path(queue._context.messages.path, "_delta_log", f"{2:020d}.json").unlink()
     with pytest.raises(errors.CorruptLog, match="commit 2"):
-        again(queue).log.index()
+        again(queue)._context.messages.index()
 
 
 # -- cleaning
@@ -319,7 +318,7 @@ def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> Non
     clean_messages(log_of(queue), 2, 0)
     assert json_versions(queue) == [4, 5, 6]
     for version in (4, 5, 6):
-        assert DeltaTable(queue.log.path, version=version).to_pyarrow_table().num_rows == version
+        assert DeltaTable(queue._context.messages.path, version=version).to_pyarrow_table().num_rows == version
 
 
 def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
@@ -327,7 +326,7 @@ def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
     before = data_files(queue)
     index_and_clean(queue)
     assert data_files(queue) == before
-    assert DeltaTable(queue.log.path).to_pyarrow_table().num_rows == 10
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 10
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
@@ -341,7 +340,7 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(queue: Queue, mon
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(queue.log.files, "delete", Injected(queue.log.files.delete, after=die, at=at))
+        patch.setattr(queue._context.messages.files, "delete", Injected(queue._context.messages.files.delete, after=die, at=at))
         with pytest.raises(Killed):
             clean(queue)
     assert again(queue).stats()["published"] == 5
@@ -354,8 +353,8 @@ def test_a_sweep_indexes_and_cleans(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
         checkpoint(log_of(queue).files)
-    assert sweep(queue).indexed_commits == 4
-    assert sweep(queue).cleaned_files == 0, "all of it is young"
+    assert queue.sweep().indexed_commits == 4
+    assert queue.sweep().cleaned_files == 0, "all of it is young"
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
     assert json_versions(queue) == [3]
 
@@ -433,7 +432,7 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 
 
 def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.maintenance.archive.CLOCK_MARGIN", 0)
+    monkeypatch.setattr("spark_mq.storage.cleanup.CLOCK_MARGIN", 0)
     monkeypatch.setattr(commit_table, "SMALL_FILES", 4)
     for n in range(12):
         queue.publish(str(n))
@@ -446,7 +445,7 @@ def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_handle_that_reads_while_files_are_rewritten_reads_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.maintenance.archive.CLOCK_MARGIN", 0)
+    monkeypatch.setattr("spark_mq.storage.cleanup.CLOCK_MARGIN", 0)
     monkeypatch.setattr(commit_table, "SMALL_FILES", 2)
     for value in "abc":
         queue.publish(value)
@@ -467,9 +466,9 @@ def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) 
     for value in "abc":
         queue.publish(value)
         checkpoint(log_of(queue).files)
-    folder = Path(queue.log.path, "_delta_log")
+    folder = Path(queue._context.messages.path, "_delta_log")
     (folder / f"{1:020d}.crc").write_text("{}")
-    clean_log(queue.log.files, 3, 3, 0, 0)
+    clean_log(queue._context.messages.files, 3, 3, 0, 0)
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
     assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
     assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3

@@ -355,7 +355,7 @@ def test_a_group_starts_where_it_is_told(queue: Queue, clock: ManualClock) -> No
     for value in "abc":
         receipts.append(queue.publish(value))
         clock.advance("1m")
-    times = [to_datetime(file.committed_at) for file in queue.log.index().files]
+    times = [to_datetime(file.committed_at) for file in queue._context.messages.index().files]
 
     def read(name: str, start: Any) -> list[bytes]:
         lease = queue.group(name, start=start).lease("w", max_messages=10)
@@ -393,14 +393,14 @@ def test_seek_replays_and_skips(queue: Queue) -> None:
 
 def test_of_two_that_make_a_group_one_decides_its_start(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.publish(["a", "b"])
-    other, original = again(queue), queue.leases.write
+    other, original = again(queue), queue._context.ledgers.write
 
     def beaten(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(queue.leases, "write", original)
+        monkeypatch.setattr(queue._context.ledgers, "write", original)
         other.group("g", start="latest").ensure()
         return original(*args, **options)
 
-    monkeypatch.setattr(queue.leases, "write", beaten)
+    monkeypatch.setattr(queue._context.ledgers, "write", beaten)
     group = queue.group("g", start="earliest").ensure()
     assert group.lease("w") is None
     assert group.stats().ready == 0
@@ -472,11 +472,11 @@ def test_an_unreadable_file_makes_its_messages_dead_and_the_rest_go_on(queue: Qu
     queue.publish("bad")
     queue.publish("good")
     queue.publish("gone")
-    bad, _, gone = (file.path for file in queue.log.index().files)
+    bad, _, gone = (file.path for file in queue._context.messages.index().files)
     if queue.path != "memory":
-        queue.log.files.delete(bad)
-    queue.log.files.write(bad, b"garbage")
-    queue.log.files.delete(gone)
+        queue._context.messages.files.delete(bad)
+    queue._context.messages.files.write(bad, b"garbage")
+    queue._context.messages.files.delete(gone)
     assert values(take(queue)) == [b"good"]
     assert stats(queue).dead == 2
 
@@ -489,7 +489,7 @@ def test_a_queue_and_its_group_can_be_pickled(delta_queue: Make, clock: ManualCl
     queue.publish(["a", "b"])
     lease = take(queue, 1)
     copy, group = pickle.loads(pickle.dumps((queue, queue.group())))
-    assert (copy.path, copy.settings, copy.now()) == (queue.path, queue.settings, queue.now())
+    assert (copy.path, copy.settings, copy.now()) == (queue.path, queue.settings, queue._context.now())
     assert group.ack(lease.lease_id) == SettleResult(1)
     assert values(take(copy)) == [b"b"]
 
@@ -515,13 +515,13 @@ def test_the_examples_of_the_testing_module_hold() -> None:
 
 
 def append(queue: Queue, table: pa.Table) -> None:
-    write_deltalake(DeltaTable(queue.log.path), table, mode="append", schema_mode="merge")
+    write_deltalake(DeltaTable(queue._context.messages.path), table, mode="append", schema_mode="merge")
 
 
 def test_a_foreign_append_of_values_alone_is_a_publish(delta_queue: Make) -> None:
     queue = delta_queue()
     append(queue, pa.table({"value": pa.array([b"a", b"b"])}))
-    file = queue.log.index().files[0]
+    file = queue._context.messages.index().files[0]
     messages = take(queue).messages
     assert [(m.value, m.message_id) for m in messages] == [(b"a", str(sequence(1, 0))), (b"b", str(sequence(1, 1)))]
     assert {m.published_at for m in messages} == {to_datetime(file.committed_at)}
@@ -546,9 +546,9 @@ def test_compaction_publishes_nothing_and_reading_goes_on(delta_queue: Make) -> 
     for n in range(5):
         queue.publish(str(n))
     half = take(queue, 2)
-    metrics = DeltaTable(queue.log.path).optimize.compact()
+    metrics = DeltaTable(queue._context.messages.path).optimize.compact()
     assert metrics["numFilesRemoved"] == 5
-    DeltaTable(queue.log.path).vacuum(dry_run=False)
+    DeltaTable(queue._context.messages.path).vacuum(dry_run=False)
     queue.publish("5")
     assert values(half) == [b"0", b"1"]
     assert values(take(again(queue))) == [b"2", b"3", b"4", b"5"]
@@ -559,8 +559,8 @@ def test_restore_publishes_nothing(delta_queue: Make) -> None:
     queue = delta_queue()
     first = queue.publish("a")
     queue.publish("b")
-    DeltaTable(queue.log.path).restore(first.version)
-    DeltaTable(queue.log.path).restore(first.version + 1)
+    DeltaTable(queue._context.messages.path).restore(first.version)
+    DeltaTable(queue._context.messages.path).restore(first.version + 1)
     queue.publish("c")
     for handle in (queue, again(queue)):
         assert handle.stats()["published"] == 3
@@ -571,9 +571,9 @@ def test_a_path_added_twice_counts_once(delta_queue: Make) -> None:
     """As a writer does whose commit landed while its reply got lost."""
     queue = delta_queue()
     queue.publish(["a", "b"])
-    file = queue.log.index().files[0]
+    file = queue._context.messages.index().files[0]
     add = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     for handle in (queue, again(queue)):
         assert handle.stats()["published"] == 2
     assert values(take(queue)) == [b"a", b"b"]
@@ -584,16 +584,16 @@ def test_files_without_statistics_are_counted_by_their_footer(delta_queue: Make)
     path = "a folder/foreign file.parquet"  # and a name that the log writes in percent signs
     sink = io.BytesIO()
     pq.write_table(pa.table({"value": [b"a", b"b", b"c"]}), sink)
-    queue.log.files.write(path, sink.getvalue())
+    queue._context.messages.files.write(path, sink.getvalue())
     add = AddAction(path, len(sink.getvalue()), {}, 0, True, "{}")
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     assert values(take(queue)) == [b"a", b"b", b"c"]
 
 
 def test_a_rewrite_is_reported_and_publishes_nothing(delta_queue: Make, caplog: pytest.LogCaptureFixture) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
-    table = DeltaTable(queue.log.path)
+    table = DeltaTable(queue._context.messages.path)
     table.alter.set_table_properties({"delta.appendOnly": "false"})
     table.delete("value = 'a'")
     assert queue.stats()["published"] == 2
@@ -604,4 +604,4 @@ def test_the_tables_refuse_what_would_break_the_log(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish("a")
     with pytest.raises(Exception, match=r"(?i)append"):
-        DeltaTable(queue.log.path).delete()
+        DeltaTable(queue._context.messages.path).delete()

@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 from disks import SizeLimit, TmpFs, disk_at
-from handles import again, lease, until
+from handles import again, archive, housekeep, index_commits, lease, route, sweep, trim, until
 
 from spark_mq import Lease, Queue, errors
-from spark_mq.maintenance.archive import index_commits
-from spark_mq.maintenance.dead_letters import route
-from spark_mq.maintenance.sweep import housekeep, sweep, trim
-from spark_mq.operations.history import archive
 from spark_mq.testing import ManualClock
 
 VALUES = [f"m{n}".encode() for n in range(8)]
@@ -48,7 +44,7 @@ class World:
     def facts(self) -> Any:
         """What a new process finds."""
         queue = again(self.queue)
-        return queue.log.index().files, {name: list(queue.group(name).ledger()) for name in queue.groups()}
+        return queue._context.messages.index().files, {name: list(queue.group(name)._ledger.current()) for name in queue.groups()}
 
     def finish(self) -> None:
         """All goes on, and each message ends: acked, or as a dead letter with its payload."""
@@ -57,7 +53,7 @@ class World:
         while (taken := queue.group().lease("last", max_messages=100)) is not None:
             self.seen.update(m.value for m in taken.messages)
             taken.ack()
-        sweep(queue)
+        queue.sweep()
         found = queue.dead_letters.group("look").lease("w", max_messages=100)
         for m in found.messages if found else []:
             self.seen[m.value] += 1

@@ -12,7 +12,6 @@ import pytest
 from deltalake.transaction import AddAction
 
 from spark_mq import Message, Queue
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import write_file
@@ -21,14 +20,14 @@ from spark_mq.util.validation import SECOND
 
 def publish_without_statistics(queue: Queue, value: bytes) -> None:
     """As a foreign writer may."""
-    file = write_file(queue.log.files, pa.table({"value": pa.array([value])}))
+    file = write_file(queue._context.messages.files, pa.table({"value": pa.array([value])}))
     add = AddAction(file.path, file.size, {}, 0, True, "{}")
-    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, [])  # type: ignore[attr-defined]
+    queue._context.messages.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, [])  # type: ignore[attr-defined]
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:
     """The next data file that is opened is out of reach, and its bytes, once."""
-    real_open, real_read = queue.log.files.open, queue.log.files.read
+    real_open, real_read = queue._context.messages.files.open, queue._context.messages.files.read
     left = {"open": 1, "read": 1}
 
     def failing(name: str, real: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -40,8 +39,8 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:
 
         return call
 
-    monkeypatch.setattr(queue.log.files, "open", failing("open", real_open))
-    monkeypatch.setattr(queue.log.files, "read", failing("read", real_read))
+    monkeypatch.setattr(queue._context.messages.files, "open", failing("open", real_open))
+    monkeypatch.setattr(queue._context.messages.files, "read", failing("read", real_read))
 
 
 def test_a_file_without_statistics_is_not_lost_by_a_failed_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +59,7 @@ def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue.create(tmp_path / "q")
-    Queue.open(queue.path).publish([Message("later", deliver_at=queue.clock() + timedelta(hours=1))])
+    Queue.open(queue.path).publish([Message("later", deliver_at=queue._context.clock() + timedelta(hours=1))])
     fail_once(monkeypatch, queue)
     with pytest.raises(OSError, match="Too many"):
         queue.group().lease("w")
@@ -74,8 +73,8 @@ def test_a_file_without_statistics_may_be_trimmed(tmp_path: Path) -> None:
     lease = queue.group().lease("w")
     assert lease is not None
     lease.ack()
-    late = Queue.open(queue.path, clock=lambda: queue.clock() + timedelta(seconds=5))
-    assert sweep(late).trimmed_files == 1
+    late = Queue.open(queue.path, clock=lambda: queue._context.clock() + timedelta(seconds=5))
+    assert late.sweep().trimmed_files == 1
     queue.publish(["b"])
     lease = Queue.open(queue.path).group().lease("w")
     assert lease is not None

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from handles import again, lease
+from handles import again, lease, trim
 
 from spark_mq import GroupSettings, Queue
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
-from spark_mq.maintenance.sweep import sweep, trim
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -153,7 +152,7 @@ def test_jitter_lengthens_a_wait_by_its_share_at_most(make: Make, clock: ManualC
     taken = lease(queue, 100)
     for seq in receipt.sequences:
         taken.nack([seq])
-    due = sorted((r.available_at or 0) / 1e6 - clock().timestamp() for r in queue.group().ledger())
+    due = sorted((r.available_at or 0) / 1e6 - clock().timestamp() for r in queue.group()._ledger.current())
     assert 99.9 < due[0] <= due[-1] <= 150.1
     assert due[-1] - due[0] > 10, "drawn for each settle anew"
 
@@ -175,7 +174,7 @@ def test_without_retries_the_first_failure_is_final(make: Make) -> None:
     lease(queue).nack([receipt.sequences[1]], error="no")
     assert queue.group().stats().dead == 1
     queue.group().expire()
-    sweep(queue)
+    queue.sweep()
     (letter,) = lease(queue.dead_letters).messages
     assert letter.headers["spark_mq.reason"] == "max_failures"
     assert letter.headers["spark_mq.error"] == "no"
@@ -208,7 +207,7 @@ def test_past_its_limit_of_failures_a_message_is_dead_with_that_reason(make: Mak
     lease(queue).nack(receipt.sequences, delay=0)
     assert queue.group().stats().dead == 0
     lease(queue).nack(receipt.sequences, delay=0)
-    assert [r.reason for r in queue.group().ledger()] == ["max_failures"]
+    assert [r.reason for r in queue.group()._ledger.current()] == ["max_failures"]
 
 
 def test_past_the_age_of_its_first_failure_the_next_one_is_final(make: Make, clock: ManualClock) -> None:
@@ -221,7 +220,7 @@ def test_past_the_age_of_its_first_failure_the_next_one_is_final(make: Make, clo
     assert queue.group().stats().dead == 0
     clock.advance("1m")
     lease(queue).nack(receipt.sequences, delay=0)
-    assert [r.reason for r in queue.group().ledger()] == ["max_retry_age"]
+    assert [r.reason for r in queue.group()._ledger.current()] == ["max_retry_age"]
 
 
 def test_by_default_an_outage_of_minutes_dead_letters_nothing(queue: Queue, clock: ManualClock) -> None:
@@ -252,7 +251,7 @@ def test_a_group_that_drops_settles_what_is_past_its_limit_and_counts_it(make: M
         lease(queue).nack([receipt.sequences[0]], delay=0)
     stats = queue.group().stats()
     assert (stats.dead, stats.dropped, stats.in_flight) == (0, 1, 1)
-    assert sweep(queue).routed == 0
+    assert queue.sweep().routed == 0
 
 
 def test_a_rejected_message_is_dropped_where_the_group_drops(make: Make) -> None:
@@ -279,8 +278,8 @@ def test_a_group_that_blocks_leases_nothing_past_the_message_and_says_why(make: 
         queue.group().lease("w")
     stats = queue.group().stats()
     assert stats.blocked == 1
-    assert str(queue.group().ledger().at(1).first) in stats.blocked_because
-    assert sweep(queue).routed == 0, "it waits for someone, not for the DLQ"
+    assert str(queue.group()._ledger.current().at(1).first) in stats.blocked_because
+    assert queue.sweep().routed == 0, "it waits for someone, not for the DLQ"
 
 
 def test_rejecting_never_blocks(make: Make) -> None:
@@ -289,7 +288,7 @@ def test_rejecting_never_blocks(make: Make) -> None:
     taken = lease(queue, 1)
     taken.reject()
     assert held(queue) == [b"b"]
-    assert sweep(queue).routed == 1
+    assert queue.sweep().routed == 1
     assert len(receipt.sequences) == 2
 
 
@@ -319,7 +318,7 @@ def test_only_the_named_messages_are_unblocked(make: Make) -> None:
     receipt = queue.publish(["a", "b", "c"])
     lease(queue, 3).nack(receipt.sequences)
     assert queue.group().unblock("drop", [receipt.sequences[1]]) == 1
-    assert [(r.first, r.state) for r in queue.group().ledger()] == [
+    assert [(r.first, r.state) for r in queue.group()._ledger.current()] == [
         (receipt.sequences[0], "blocked"),
         (receipt.sequences[1], "settled"),
         (receipt.sequences[2], "blocked"),
@@ -450,7 +449,7 @@ def test_stats_tell_the_ages_of_the_oldest_message_and_lease(queue: Queue, clock
     stats = again(queue).group().stats()
     assert stats.oldest_lease_age == 20
     assert stats.oldest_unsettled_age == pytest.approx(120, abs=2)
-    assert stats.tail_version == queue.log.index().version
+    assert stats.tail_version == queue._context.messages.index().version
     taken.ack()
     assert queue.group().stats().oldest_lease_age is None
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from handles import Injected, again, lease
+from handles import Injected, again, archive, archived, history, lease
+from spark_mq.storage.cleanup import clean
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.maintenance.sweep import clean, sweep
-from spark_mq.operations import history as history_of
-from spark_mq.operations.history import archive, archived, history
+from spark_mq.storage import history_table as history_of
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.testing import ManualClock
 
@@ -41,7 +40,7 @@ def lived(queue: Queue) -> Queue:
     taken.ack([s[0]])
     taken.reject([s[1]], error="no")
     taken.nack([s[2]], delay=0, error="again")
-    sweep(queue)
+    queue.sweep()
     return queue
 
 
@@ -131,11 +130,11 @@ def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make, monkey
     for _ in range(30):
         lease(queue).release()
     expected = told(queue)
-    assert isinstance(queue.leases, LedgerTable)
-    clean(queue.leases, 0, 0, archived=archived(queue))
+    assert isinstance(queue._context.ledgers, LedgerTable)
+    clean(queue._context.ledgers, 0, 0, archived=archived(queue))
     assert told(queue) == expected
     archive(queue)
-    assert clean(queue.leases, 0, 0, archived=archived(queue)) > 30
+    assert clean(queue._context.ledgers, 0, 0, archived=archived(queue)) > 30
     assert told(again(queue)) == expected
 
 
@@ -159,7 +158,7 @@ def test_two_sweeps_that_put_files_together_at_once_double_nothing(delta_queue: 
         lease(queue, 5).ack()
         archive(queue)
     before = told(queue)
-    monkeypatch.setattr(history_of, "MOST_FILES", 3)
+    monkeypatch.setattr(history_of, "MAX_FILES", 3)
     other, real = again(queue), history_of.delta.commit_properties
     files: list[int] = []
 
@@ -177,7 +176,7 @@ def test_two_sweeps_that_put_files_together_at_once_double_nothing(delta_queue: 
 
 
 def test_the_files_of_the_archive_are_put_together(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_of, "MOST_FILES", 5)
+    monkeypatch.setattr(history_of, "MAX_FILES", 5)
     queue = delta_queue()
     queue.publish(["a"])
     for _ in range(12):
@@ -209,7 +208,7 @@ def test_what_is_older_than_its_retention_is_dropped_day_by_day(delta_queue: Mak
 
 def test_a_message_has_its_whole_life_told(queue: Queue, clock: ManualClock) -> None:
     lived(queue)
-    s = queue.log.index().files[0].first
+    s = queue._context.messages.index().files[0].first
     trace = queue.trace(s + 1)
     assert (trace.sequence, trace.version, trace.message_id, trace.retained) == (s + 1, s >> 32, "id-1", True)
     assert [(e.event, e.state, e.outcome, e.worker_id, e.delivery_count) for e in trace.events] == [
@@ -241,10 +240,10 @@ def test_a_trimmed_message_is_told_of_without_its_payload(make: Make, clock: Man
     lease(queue).ack()
     clock.advance("1s")
     queue.publish(["b"])
-    sweep(queue)
+    queue.sweep()
     if queue.path != "memory":  # the files go with the next sweep's vacuum, or by hand
         with contextlib.suppress(FileNotFoundError):
-            queue.log.files.delete(queue.log.index().files[0].path)
+            queue._context.messages.files.delete(queue._context.messages.index().files[0].path)
     trace = again(queue).trace(s)
     assert (trace.message_id, trace.retained) == (None, False)
     assert "payload trimmed" in str(trace)
@@ -274,7 +273,7 @@ def test_finished_messages_are_told_with_how_and_when(queue: Queue, clock: Manua
     ("settings", "end", "outcome"),
     [
         ({}, lambda queue, taken: taken.ack(), "acked"),
-        ({}, lambda queue, taken: (taken.reject(), sweep(queue)), "dead_lettered"),
+        ({}, lambda queue, taken: (taken.reject(), queue.sweep()), "dead_lettered"),
         ({"on_exhausted": "drop"}, lambda queue, taken: taken.reject(error="no"), "dropped"),
         ({"on_exhausted": "drop", "retry": "none"}, lambda queue, taken: taken.nack(), "dropped"),
         ({}, lambda queue, taken: queue.group().seek("latest"), "skipped"),
@@ -304,7 +303,7 @@ def test_a_message_made_unread_again_counts_by_its_last_end(queue: Queue) -> Non
     queue.group().seek("earliest")
     assert queue.finished().num_rows == 0
     lease(queue, 1).reject()
-    sweep(queue)
+    queue.sweep()
     assert queue.finished()["outcome"].to_pylist() == ["dead_lettered"]
 
 
@@ -320,8 +319,8 @@ def test_finished_messages_are_told_within_bounds_and_of_each_group(queue: Queue
 
 def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(delta_queue: Make) -> None:
     queue = lived(delta_queue())
-    assert isinstance(queue.leases, LedgerTable)
-    assert clean(queue.leases, 0, 0, archived=archived(queue)) >= 0
+    assert isinstance(queue._context.ledgers, LedgerTable)
+    assert clean(queue._context.ledgers, 0, 0, archived=archived(queue)) >= 0
     printed = io.StringIO()
-    print(again(queue).trace(queue.log.index().files[0].first), file=printed)
+    print(again(queue).trace(queue._context.messages.index().files[0].first), file=printed)
     assert "acked" in printed.getvalue()

@@ -16,7 +16,6 @@ from deltalake.transaction import AddAction
 from handles import again, lease
 
 from spark_mq import Lease, Message, Queue, errors
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
@@ -52,7 +51,7 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
     taken = lease(queue)
     assert taken.ack(message_ids=[taken.messages[1].message_id]).settled == 1
     assert taken.reject(message_ids=[text], error=text).settled == 1
-    sweep(queue)
+    queue.sweep()
     (m,) = lease(again(queue).dead_letters).messages
     assert (m.message_id, m.key, m.value, m.headers[text], m.headers["other"]) == (text, text, text.encode(), text, text)
     assert m.headers["spark_mq.error"] == text[:2_000]
@@ -83,12 +82,12 @@ def test_odd_paths_hold_a_queue_as_any_other(tmp_path: Path, name: str) -> None:
     queue.publish(["a", "b"])
     taken = lease(queue, 1)
     taken.reject()
-    assert sweep(again(queue)).routed == 1
+    assert again(queue).sweep().routed == 1
     assert lease(again(queue), 1).ack().settled == 1
 
 
 def m_sequence(queue: Queue) -> int:
-    return queue.log.index().files[0].first
+    return queue._context.messages.index().files[0].first
 
 
 @pytest.mark.parametrize("text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t])
@@ -123,7 +122,7 @@ def test_odd_names_are_names(delta_queue: Make, name: str) -> None:
     assert fresh.group(name).stats().acked == 1
     assert fresh.last_producer_sequence(name) == 1
     assert fresh.finished(name).num_rows == 1
-    sweep(fresh)
+    fresh.sweep()
     fresh.drop_group(name)
     assert again(queue).groups() == ["default"]
     assert not Path(queue.path, "etc").exists()
@@ -160,7 +159,7 @@ def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:
         raise ValueError("\ud800" + "x" * 10_000_000)
 
     assert queue.group().work(handler, until_empty=True).failed == 2
-    (r,) = again(queue).group().ledger()
+    (r,) = again(queue).group()._ledger.current()
     assert r.error is not None
     assert (r.state, r.error[:14], len(r.error)) == ("dead", "ValueError: ?x", 2_000)
 
@@ -178,7 +177,7 @@ def test_values_of_any_size(delta_queue: Make, size: int) -> None:
     assert [m.value for m in taken.messages] == [b"before", value, b"after", value]
     taken.reject([taken.messages[1].sequence])
     taken.ack()
-    assert sweep(queue).routed == 1
+    assert queue.sweep().routed == 1
     assert lease(queue.dead_letters).messages[0].value == value
 
 
@@ -205,7 +204,7 @@ def test_dates_as_far_as_they_go(make: Make, clock: ManualClock, at: datetime) -
     queue.group().seek(at)
     stats = again(queue).group().stats()
     assert stats.ready + stats.delayed + stats.expired + stats.skipped >= 2
-    sweep(queue)
+    queue.sweep()
 
 
 @pytest.mark.parametrize("zone", [timedelta(hours=14), timedelta(hours=-12)], ids=str)
@@ -240,16 +239,16 @@ def test_instants_beyond_all_years_of_foreign_writers_are_bounded(delta_queue: M
     instants = {name: pa.array([at if name == late else None for late in ("published_at", "deliver_at", "expires_at")], pa.int64())
                 for name in ("published_at", "deliver_at", "expires_at")}  # fmt: skip
     columns = {name: values.cast(pa.timestamp("us", "UTC")) for name, values in instants.items()}
-    pq.write_table(pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}), Path(queue.log.path, "part-x.parquet"))
+    pq.write_table(pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}), Path(queue._context.messages.path, "part-x.parquet"))
     add = AddAction("part-x.parquet", 1, {}, 0, True, '{"numRecords": 3}')
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
-    sweep(queue)
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    queue.sweep()
     for name, handle in (("a", queue), ("b", again(queue))):
         taken = lease(handle, 10, name)
         assert [m.value for m in taken.messages] == ([b"published", b"expiring"] if at > 0 else [b"published", b"delayed"])
         assert taken.messages[0].published_at.year in (1, 9999)
         taken.reject()
-    sweep(queue)
+    queue.sweep()
     assert len(lease(queue.dead_letters, 10)) == 4
     assert queue.finished("a", payload=True).num_rows >= 2
-    assert str(queue.trace(queue.log.index().files[0].first))
+    assert str(queue.trace(queue._context.messages.index().files[0].first))

@@ -18,12 +18,10 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
-from handles import again, lease
+from handles import again, housekeep, index_commits, lease
+from spark_mq.delta.checkpoints import checkpoint
 
 from spark_mq import Queue, errors
-from spark_mq.delta.checkpoints import checkpoint
-from spark_mq.maintenance.archive import index_commits
-from spark_mq.maintenance.sweep import housekeep, sweep
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
@@ -47,7 +45,7 @@ def drain(queue: Queue, group: str = "default") -> list[bytes]:
 def foreign(queue: Queue, *values: bytes, **columns: Any) -> None:
     """What a plain delta-rs writer does."""
     table = pa.table({"value": pa.array(values, pa.binary()), **columns})
-    write_deltalake(DeltaTable(queue.log.path), table, mode="append", schema_mode="merge")
+    write_deltalake(DeltaTable(queue._context.messages.path), table, mode="append", schema_mode="merge")
 
 
 def vacuum(path: str, full: bool = False) -> list[str]:
@@ -59,12 +57,12 @@ def entry(path: str, version: int) -> Path:
 
 
 def data_file(queue: Queue, sequence: int) -> Path:
-    return Path(queue.log.path, queue.log.index().file_at(sequence).path)
+    return Path(queue._context.messages.path, queue._context.messages.index().file_at(sequence).path)
 
 
 def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
     """The dead letters: value, and why there is none."""
-    sweep(queue)
+    queue.sweep()
     found = queue.dead_letters.group("look").lease("w", max_messages=1_000)
     return [] if found is None else [(m.value, m.headers.get("spark_mq.payload", "")) for m in found.messages]
 
@@ -108,7 +106,7 @@ def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool)
 
     def tidy(mine: Queue) -> None:
         while not done.wait(0.05):
-            for path, forced in ((mine.log.path, False), (mine.leases.path, True)):
+            for path, forced in ((mine._context.messages.path, False), (mine._context.ledgers.path, True)):
                 try:
                     DeltaTable(path).optimize.compact()
                     DeltaTable(path).vacuum(dry_run=False) if not forced else vacuum(path)
@@ -131,11 +129,11 @@ def test_a_rewrite_under_a_lease_changes_nothing(queue: Queue, optimize: str) ->
     for value in "abc":
         queue.publish([value, value])
     held, late = lease(queue, 3), again(queue)
-    rewriter = DeltaTable(queue.log.path).optimize
+    rewriter = DeltaTable(queue._context.messages.path).optimize
     rewriter.compact() if optimize == "compact" else rewriter.z_order(["published_at"])
-    DeltaTable(queue.log.path).vacuum(dry_run=False)
-    DeltaTable(queue.leases.path).optimize.z_order(["first"])
-    vacuum(queue.leases.path, full=True)
+    DeltaTable(queue._context.messages.path).vacuum(dry_run=False)
+    DeltaTable(queue._context.ledgers.path).optimize.z_order(["first"])
+    vacuum(queue._context.ledgers.path, full=True)
     assert [m.value for m in held.messages] == [b"a", b"a", b"b"]
     assert held.ack().settled == 3
     assert drain(late) == [b"b", b"c", b"c"]
@@ -152,8 +150,8 @@ def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_told_of(q
     knew = seen.group("other").lease("w", max_messages=1)
     assert knew is not None
     assert knew.messages, "this handle has found the file of a good"
-    DeltaTable(queue.log.path).optimize.z_order(["published_at"])
-    assert len(vacuum(queue.log.path)) == 3
+    DeltaTable(queue._context.messages.path).optimize.z_order(["published_at"])
+    assert len(vacuum(queue._context.messages.path)) == 3
     assert held.messages == [], "the lease holds nothing any more"
     assert held.ack().settled == 0
     queue.publish("d")
@@ -170,18 +168,18 @@ def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_told_of(q
 def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
-    DeltaTable(queue.leases.path).optimize.z_order(["first"])
-    vacuum(queue.leases.path, full=True)
-    assert sweep(queue).archived_commits > 0
-    assert f"what commit 1 of {queue.leases.path} did cannot be told" in caplog.text
+    DeltaTable(queue._context.ledgers.path).optimize.z_order(["first"])
+    vacuum(queue._context.ledgers.path, full=True)
+    assert queue.sweep().archived_commits > 0
+    assert f"what commit 1 of {queue._context.ledgers.path} did cannot be told" in caplog.text
     assert drain(again(queue)) == [b"b"]
-    assert sweep(queue).archived_commits > 0, "the sweep goes on behind it"
+    assert queue.sweep().archived_commits > 0, "the sweep goes on behind it"
 
 
 @pytest.mark.parametrize("change", ["delete some", "delete all", "update", "overwrite"])
 def test_messages_cannot_be_changed_by_accident(queue: Queue, change: str) -> None:
     queue.publish(["a", "b"])
-    table = DeltaTable(queue.log.path)
+    table = DeltaTable(queue._context.messages.path)
     calls: dict[str, Callable[[], object]] = {
         "delete some": lambda: table.delete("value = 'a'"),
         "delete all": table.delete,
@@ -196,13 +194,13 @@ def test_messages_cannot_be_changed_by_accident(queue: Queue, change: str) -> No
 def test_a_forced_update_or_delete_publishes_nothing_and_is_reported(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     queue.publish(["a", "b"])
     queue.publish("c")
-    DeltaTable(queue.log.path).alter.set_table_properties({"delta.appendOnly": "false"})
-    DeltaTable(queue.log.path).update(updates={"key": "'x'"}, predicate="value = 'a'")
-    DeltaTable(queue.log.path).delete("value = 'c'")
+    DeltaTable(queue._context.messages.path).alter.set_table_properties({"delta.appendOnly": "false"})
+    DeltaTable(queue._context.messages.path).update(updates={"key": "'x'"}, predicate="value = 'a'")
+    DeltaTable(queue._context.messages.path).delete("value = 'c'")
     with caplog.at_level(logging.WARNING):
         assert drain(queue) == [b"a", b"b", b"c"]
     for version, what in ((4, "UPDATE"), (5, "DELETE")):
-        assert f"commit {version} of {queue.log.path} rewrites messages, or deletes some ({what})" in caplog.text
+        assert f"commit {version} of {queue._context.messages.path} rewrites messages, or deletes some ({what})" in caplog.text
     queue.publish("d")
     assert drain(queue) == [b"d"]
     assert again(queue).stats()["published"] == 4
@@ -213,7 +211,7 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
     worker = again(queue)
     assert drain(worker) == [b"a"]
     foreign(queue, b"b", extra=pa.array([1]))
-    DeltaTable(queue.log.path).alter.add_columns([Field("more", PrimitiveType("string"))])
+    DeltaTable(queue._context.messages.path).alter.add_columns([Field("more", PrimitiveType("string"))])
     queue.publish("c")
     worker.publish("d")
     assert drain(worker) == [b"b", b"c", b"d"]
@@ -222,7 +220,7 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
 
 def test_lanes_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
     write_deltalake(
-        DeltaTable(queue.log.path),
+        DeltaTable(queue._context.messages.path),
         pa.table({"value": pa.array([b"1", None], pa.binary()), "lane": pa.array([7, 8], pa.int32())}),
         mode="append",
         schema_mode="merge",
@@ -233,7 +231,7 @@ def test_lanes_and_null_values_of_foreign_writers_are_delivered(queue: Queue) ->
 def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> None:
     """Raw in JSON they are allowed, and Python takes them for ends of lines."""
     queue.publish("a")
-    path = entry(queue.log.path, 2)
+    path = entry(queue._context.messages.path, 2)
     path.write_text('{"commitInfo":{"timestamp":1,"operation":"WRITE","userMetadata":"a\u2028b\u2029c\x85d"}}\n', encoding="utf-8")
     queue.publish("b")
     assert drain(queue) == drain(again(queue), "other") == [b"a", b"b"]
@@ -247,16 +245,16 @@ def test_a_restore_after_a_trim_publishes_nothing_again(delta_queue: Make, clock
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    checkpoint(queue.log.files)
-    before = DeltaTable(queue.log.path).version()
+    checkpoint(queue._context.messages.files)
+    before = DeltaTable(queue._context.messages.path).version()
     late = again(queue)
     assert drain(queue) == [b"a", b"b", b"c"]
     clock.advance("1m")
-    assert sweep(queue).trimmed_files == 3
+    assert queue.sweep().trimmed_files == 3
     if cleaned:
         index_commits(queue)
         housekeep(queue, keep_versions=2, keep_seconds=0)
-    DeltaTable(queue.log.path).restore(before, ignore_missing_files=True)
+    DeltaTable(queue._context.messages.path).restore(before, ignore_missing_files=True)
     for handle in (queue, late, again(queue)):
         assert drain(handle) == []
         assert drain(handle, "new") == []
@@ -264,23 +262,23 @@ def test_a_restore_after_a_trim_publishes_nothing_again(delta_queue: Make, clock
     queue.publish("d")
     assert drain(late) == drain(again(queue), "new") == [b"d"]
     clock.advance("1h")
-    sweep(queue)
-    assert DeltaTable(queue.log.path).file_uris() == [], "the restored entries of files that are gone are trimmed again"
+    queue.sweep()
+    assert DeltaTable(queue._context.messages.path).file_uris() == [], "the restored entries of files that are gone are trimmed again"
 
 
 def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue: Queue) -> None:
     queue.publish(["a", "b", "c"])
     worker = again(queue)
     first = lease(worker, 1)
-    before = DeltaTable(queue.leases.path).version()
+    before = DeltaTable(queue._context.ledgers.path).version()
     first.ack()
     held = lease(worker, 1)
-    DeltaTable(queue.leases.path).restore(before)
+    DeltaTable(queue._context.ledgers.path).restore(before)
     with pytest.raises(errors.LeaseLost):
         held.ack()
     assert first.group.ack(first.lease_id).settled == 1, "its lease is held again"
     assert drain(worker) == [b"b", b"c"]
-    assert sweep(again(queue)).archived_commits > 0
+    assert again(queue).sweep().archived_commits > 0
 
 
 # -- logs and files that were damaged
@@ -305,7 +303,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Que
     for value in "cde":
         queue.publish(value)
     full.stats()
-    commit = entry(queue.log.path, 3)
+    commit = entry(queue._context.messages.path, 3)
     good = commit.read_bytes()
     damaged_by(how, commit)
 
@@ -313,14 +311,14 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Que
     assert [m.value for m in taken.messages] == [b"a", b"b"], "what lies before the broken commit goes on"
     taken.ack()
     assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], "and all for whoever had read it before"
-    calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), lambda: sweep(worker)]
+    calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), lambda: worker.sweep()]
     if how == "deleted":
         calls.append(lambda: queue.publish("x"))  # it would fill the hole with what nobody sees
     for call in calls:
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         assert caught.value.version == 3
-        for part in ("commit 3", queue.log.path, "_delta_log/00000000000000000003.json", "backup", GIVEN_UP.strip()):
+        for part in ("commit 3", queue._context.messages.path, "_delta_log/00000000000000000003.json", "backup", GIVEN_UP.strip()):
             assert part in str(caught.value)
         assert "unknown>" not in str(caught.value), "no stack of another language"
 
@@ -333,11 +331,11 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Que
 def test_a_broken_commit_without_a_backup_can_be_given_up(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-    entry(queue.log.path, 2).write_bytes(b"{")
-    entry(queue.log.path, 2).write_text(GIVEN_UP)
+    entry(queue._context.messages.path, 2).write_bytes(b"{")
+    entry(queue._context.messages.path, 2).write_text(GIVEN_UP)
     queue.publish("d")
     assert drain(again(queue)) == [b"a", b"c", b"d"]
-    assert sweep(queue).indexed_commits == 5
+    assert queue.sweep().indexed_commits == 5
 
 
 def test_the_last_commit_deleted_under_a_handle_is_told_not_replaced(queue: Queue) -> None:
@@ -345,17 +343,17 @@ def test_the_last_commit_deleted_under_a_handle_is_told_not_replaced(queue: Queu
     queue.publish("b")
     reader, publisher = again(queue), queue
     reader.stats()
-    good = entry(queue.log.path, 2).read_bytes()
-    entry(queue.log.path, 2).unlink()
+    good = entry(queue._context.messages.path, 2).read_bytes()
+    entry(queue._context.messages.path, 2).unlink()
     for call in (reader.stats, lambda: publisher.publish("x"), lambda: publisher.publish("x")):
         with pytest.raises(errors.CorruptLog, match=r"commit 2 of .* is gone"):
             call()
-    entry(queue.log.path, 2).write_bytes(good)  # with another time than it had
+    entry(queue._context.messages.path, 2).write_bytes(good)  # with another time than it had
     assert reader.stats()["published"] == 2
     assert publisher.publish("c").version == 3
     assert reader.stats()["published"] == 3
 
-    entry(queue.log.path, 3).unlink()
+    entry(queue._context.messages.path, 3).unlink()
     again(queue).publish("other")
     with pytest.raises(errors.CorruptLog, match="another one than was read before"):
         reader.stats()
@@ -371,7 +369,7 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
     for table in tables:
         DeltaTable(table).create_checkpoint()
     queue = Queue.open(tmp_path / "queue")
-    stored = queue.leases.read("g")
+    stored = queue._context.ledgers.read("g")
     assert queue.last_producer_sequence("p") == 7
     other = Queue.open(tmp_path / "queue")
     other.publish("c")
@@ -383,21 +381,21 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
             file.unlink()
         else:
             pq.write_table(pq.read_table(file), file, compression=how)
-    assert queue.leases.mark(stored, "nobody") is None
+    assert queue._context.ledgers.mark(stored, "nobody") is None
     assert queue.last_producer_sequence("p") == 7
     with pytest.raises(errors.DuplicatePublish):
         queue.publish(["a"], producer_id="p", producer_sequence=7)
-    sweep(queue)
+    queue.sweep()
     assert [m.value for m in queue.group("g").lease("w", max_messages=9).messages] == [b"c"]  # type: ignore[union-attr]
 
 
 def test_a_broken_checkpoint_is_named(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        checkpoint(queue.log.files)
-    log = Path(queue.log.path, "_delta_log")
+        checkpoint(queue._context.messages.files)
+    log = Path(queue._context.messages.path, "_delta_log")
     (log / "_last_checkpoint").write_text("not JSON")
-    assert sweep(queue).indexed_commits == 4, "that one is only a hint"
+    assert queue.sweep().indexed_commits == 4, "that one is only a hint"
     (log / "00000000000000000003.checkpoint.parquet").write_bytes(b"PAR1garbage")
     (log / "_last_checkpoint").unlink()
     with pytest.raises(errors.SparkMQError, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"):
@@ -450,20 +448,20 @@ def test_a_broken_page_leaves_the_rest_of_its_file_alone(queue: Queue, monkeypat
 def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
     key = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
     path = "part-foreign.parquet"
-    pq.write_table(pa.table({"value": [b"bad"], "key": key}), Path(queue.log.path, path))
+    pq.write_table(pa.table({"value": [b"bad"], "key": key}), Path(queue._context.messages.path, path))
     add = AddAction(path, 1, {}, 0, True, '{"numRecords": 1}')
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     queue.publish("good")
     assert drain(queue) == [b"good"]
     assert queue.group().stats().dead == 1
-    sweep(queue)
+    queue.sweep()
 
 
 def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue: Queue) -> None:
     queue.publish("a")
-    Path(queue.log.path, "part-bare.parquet").write_bytes(b"PAR1 no more")
+    Path(queue._context.messages.path, "part-bare.parquet").write_bytes(b"PAR1 no more")
     add = AddAction("part-bare.parquet", 12, {}, 0, True, "{}")
-    DeltaTable(queue.log.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     queue.publish("c")
     with pytest.raises(errors.CorruptLog, match=r"part-bare\.parquet.*commit 2.*a Parquet file without rows") as caught:
         again(queue).stats()
@@ -471,7 +469,7 @@ def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue
     taken = lease(queue)
     assert [m.value for m in taken.messages] == [b"a"], "what lies before it goes on"
     taken.ack()
-    pq.write_table(pa.table({"value": pa.array([], pa.binary())}), Path(queue.log.path, "part-bare.parquet"))
+    pq.write_table(pa.table({"value": pa.array([], pa.binary())}), Path(queue._context.messages.path, "part-bare.parquet"))
     assert drain(queue) == [b"c"]
     assert again(queue).stats()["published"] == 2
 
@@ -481,10 +479,10 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(queue: Que
     queue.publish(["a", "b"])
     for name in ("broken", "sound"):
         lease(queue, 1, name).ack()
-    (path,) = (path for path in Path(queue.leases.path, "consumer_group=broken").iterdir() if path.name in _live(queue))
+    (path,) = (path for path in Path(queue._context.ledgers.path, "consumer_group=broken").iterdir() if path.name in _live(queue))
     DAMAGE[damage](path)
     fresh = again(queue)
-    for call in (lambda: fresh.group("broken").lease("w"), lambda: fresh.group("broken").stats(), lambda: sweep(fresh)):
+    for call in (lambda: fresh.group("broken").lease("w"), lambda: fresh.group("broken").stats(), lambda: fresh.sweep()):
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         for part in ("'broken'", path.name, "backup", "drop_group('broken')"):
@@ -493,44 +491,44 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(queue: Que
     held = lease(fresh, 1, "sound")
     held.reject()
     with pytest.raises(errors.CorruptLog):
-        sweep(fresh)
+        fresh.sweep()
     assert len(queue.dead_letters.group("look").lease("w", max_messages=9) or ()) == 1, "the sweep has routed those of the sound group"
     assert drain(fresh, "sound") == [b"c"]
     fresh.drop_group("broken")
     assert drain(fresh, "broken") == [b"a", b"b", b"c"], "it begins anew"
-    sweep(fresh)
+    fresh.sweep()
 
 
 def _live(queue: Queue) -> set[str]:
-    return {uri.rpartition("/")[2] for uri in DeltaTable(queue.leases.path).file_uris()}
+    return {uri.rpartition("/")[2] for uri in DeltaTable(queue._context.ledgers.path).file_uris()}
 
 
 @pytest.mark.parametrize("how", ["deleted", "truncated"])
 def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_told(queue: Queue, how: str) -> None:
     queue.publish(["a", "b", "c"])
     lease(queue, 1).ack()
-    broken = DeltaTable(queue.leases.path).version() + 1
+    broken = DeltaTable(queue._context.ledgers.path).version() + 1
     lease(queue, 1).ack()
-    damaged_by(how, entry(queue.leases.path, broken))
+    damaged_by(how, entry(queue._context.ledgers.path, broken))
     for call in (lambda: again(queue), lambda: again(queue)):
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         assert caught.value.version == broken
-        for part in (f"commit {broken} of {queue.leases.path}", "backup", "stop the workers", "all later ones"):
+        for part in (f"commit {broken} of {queue._context.ledgers.path}", "backup", "stop the workers", "all later ones"):
             assert part in str(caught.value)
     for version in (broken, broken + 1):
-        entry(queue.leases.path, version).unlink(missing_ok=True)
+        entry(queue._context.ledgers.path, version).unlink(missing_ok=True)
     worker = again(queue)
     assert worker.group().stats().acked == 1
     assert drain(worker) == [b"b", b"c"], "what was settled since comes again"
-    sweep(worker)
+    worker.sweep()
 
 
 def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_told(queue: Queue) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
     held = lease(queue, 1)
-    entry(queue.leases.path, DeltaTable(queue.leases.path).version()).unlink()
+    entry(queue._context.ledgers.path, DeltaTable(queue._context.ledgers.path).version()).unlink()
     with pytest.raises(errors.LeaseLost, match="unread"):
         held.ack()
     assert drain(again(queue)) == [b"b"]
@@ -559,25 +557,25 @@ def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage
 def test_the_archive_or_the_index_deleted_is_made_anew(queue: Queue) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
-    sweep(queue)
+    queue.sweep()
     for name in ("history", "commits"):
         shutil.rmtree(Path(queue.path, name))
     queue.publish("c")
-    assert sweep(queue).indexed_commits == 3
-    sweep(again(queue))
+    assert queue.sweep().indexed_commits == 3
+    again(queue).sweep()
     assert drain(queue) == [b"b", b"c"]
 
 
 def test_a_dead_letter_queue_made_anew_under_a_handle_is_told(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).reject()
-    sweep(queue)
+    queue.sweep()
     shutil.rmtree(queue.dead_letters.path)
     lease(queue, 1).reject()
     with pytest.raises(errors.SparkMQError, match="dead_letters"):
-        sweep(queue)
+        queue.sweep()
     assert drain(queue) == []
-    assert sweep(again(queue)).routed == 1, "the next process makes it"
+    assert again(queue).sweep().routed == 1, "the next process makes it"
     assert again(queue).dead_letters.stats()["published"] == 1
 
 
@@ -593,7 +591,7 @@ def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(queue: Queu
     commit = entry(path, DeltaTable(path).version() + 1)
     commit.write_text(json.dumps({"commitInfo": {"timestamp": 0}}) + "\n" + json.dumps({"protocol": UPGRADE}) + "\n")
     calls: list[Callable[[], object]] = [lambda: again(queue)]
-    calls += [lambda: worker.publish("x"), worker.log.index] if which == "messages" else [held.ack, lambda: worker.group().lease("w")]
+    calls += [lambda: worker.publish("x"), worker._context.messages.index] if which == "messages" else [held.ack, lambda: worker.group().lease("w")]
     for call in calls:
         with pytest.raises(errors.UnsupportedTable, match="deletionVectors") as caught:
             call()
@@ -605,13 +603,13 @@ def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> N
     queue.publish("a")
     add = {"path": "part-x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
            "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": 1}}'}  # fmt: skip
-    pq.write_table(pa.table({"value": [b"x"]}), Path(queue.log.path, "part-x.parquet"))
-    entry(queue.log.path, 2).write_text(json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n")
+    pq.write_table(pa.table({"value": [b"x"]}), Path(queue._context.messages.path, "part-x.parquet"))
+    entry(queue._context.messages.path, 2).write_text(json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n")
     queue.publish("b")
     worker = again(queue)
     found = lease(worker, 10)
     assert [m.value for m in found.messages] == [b"a", b"x", b"b"]
     assert found.messages[1].published_at.year == 9999
     found.group.seek(clock() + timedelta(days=1))
-    sweep(worker)
+    worker.sweep()
     assert worker.stats()["published"] == 3

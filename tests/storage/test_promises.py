@@ -73,7 +73,7 @@ def test_an_extension_sets_the_deadline_to_now_plus_the_timeout_never_earlier_an
     assert taken.expires_at == start + timedelta(seconds=70)
     taken.extend("5s")
     assert taken.expires_at == start + timedelta(seconds=70)
-    (r,) = queue.group().ledger()
+    (r,) = queue.group()._ledger.current()
     assert (r.delivery_count, r.failure_count, r.expires_at) == (1, 0, round(taken.expires_at.timestamp() * 1e6))
 
 

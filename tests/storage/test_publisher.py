@@ -25,7 +25,7 @@ NEVER: dict[str, Any] = {"max_messages": 1000, "max_bytes": "1g", "max_age": "1d
 
 def commits(queue: Queue) -> list[int]:
     """How many messages each commit published."""
-    index = queue.log.index()
+    index = queue._context.messages.index()
     return [file.rows for file in index.files]
 
 
@@ -37,19 +37,19 @@ class Gate:
     """Holds commits back until it is opened; tells when one has arrived."""
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.arrived, real = threading.Event(), threading.Event(), queue.log.commit
+        self.open, self.arrived, real = threading.Event(), threading.Event(), queue._context.messages.commit
 
         def commit(*args: Any, **options: Any) -> Any:
             self.arrived.set()
             assert self.open.wait(60)
             return real(*args, **options)
 
-        monkeypatch.setattr(queue.log, "commit", commit)
+        monkeypatch.setattr(queue._context.messages, "commit", commit)
 
 
 def failing(queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 10**9) -> list[int]:
     """The next `times` commits fail and land nothing. Returns the list that gets an entry for each."""
-    real, tried = queue.log.commit, []
+    real, tried = queue._context.messages.commit, []
 
     def commit(*args: Any, **options: Any) -> Any:
         tried.append(1)
@@ -57,7 +57,7 @@ def failing(queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception, tim
             raise error
         return real(*args, **options)
 
-    monkeypatch.setattr(queue.log, "commit", commit)
+    monkeypatch.setattr(queue._context.messages, "commit", commit)
     return tried
 
 
@@ -260,14 +260,14 @@ def test_a_commit_that_fails_for_a_moment_is_tried_again(queue: Queue, monkeypat
 def test_a_commit_whose_reply_was_lost_is_not_repeated(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost so thoroughly that the log could not look whether it had landed: its number tells."""
     queue = delta_queue()
-    real = queue.log.commit
+    real = queue._context.messages.commit
 
     def commit(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(queue.log, "commit", real)
+        monkeypatch.setattr(queue._context.messages, "commit", real)
         real(*args, **options)
         raise OSError("connection reset by peer")
 
-    monkeypatch.setattr(queue.log, "commit", commit)
+    monkeypatch.setattr(queue._context.messages, "commit", commit)
     with queue.publisher() as publisher:
         pending = [publisher.publish(value) for value in ("a", "b")]
     assert found(queue) == {pending[0].result(): b"a", pending[1].result(): b"b"}

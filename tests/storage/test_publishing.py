@@ -16,7 +16,6 @@ from handles import Injected, again, lease
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -104,9 +103,9 @@ def test_a_duplicate_policy_that_makes_no_sense_is_refused(queue: Queue, options
 
 def test_a_duplicate_leaves_no_file_behind(queue: Queue) -> None:
     queue.publish("a", producer_id="p", producer_sequence=1)
-    before = queue.log.files.list("")
+    before = queue._context.messages.files.list("")
     duplicate(queue, 1)
-    assert queue.log.files.list("") == before
+    assert queue._context.messages.files.list("") == before
 
 
 def test_of_two_handles_that_race_with_one_number_one_lands_and_the_other_is_told(
@@ -149,7 +148,7 @@ def test_a_producer_that_died_after_its_commit_learns_so_when_it_repeats_it(delt
 def test_marks_outlive_a_checkpoint(delta_queue: Make) -> None:
     queue = delta_queue()
     first = queue.publish("a", producer_id="p", producer_sequence=1)
-    DeltaTable(queue.log.path).create_checkpoint()
+    DeltaTable(queue._context.messages.path).create_checkpoint()
     queue.publish("b")
     assert duplicate(again(queue), 1).receipt == first
 
@@ -222,7 +221,7 @@ def test_what_goes_to_the_dead_letter_queue_and_back_has_no_time_of_its_own(make
     queue.publish("a")
     clock.advance("61s")
     lease(queue).reject()
-    sweep(queue)
+    queue.sweep()
     clock.advance("1d")
     assert values(queue.dead_letters) == [b"a"]
     assert queue.redrive().messages == 1
@@ -246,12 +245,12 @@ def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(del
     """Without one it has the id that it was first read with: its first sequence, in decimal."""
     queue = delta_queue()
     rows = pa.table({"value": [b"a"], "message_id": pa.array([given], pa.string())})
-    write_deltalake(queue.log.path, rows, mode="append", schema_mode="merge")
+    write_deltalake(queue._context.messages.path, rows, mode="append", schema_mode="merge")
     (first,) = lease(queue).messages
     assert first.message_id == given or str(first.sequence)
     for _ in range(2):
-        queue.group().reject(queue.group().ledger().select([0])[0].lease_id)
-        sweep(queue)
+        queue.group().reject(queue.group()._ledger.current().select([0])[0].lease_id)
+        queue.sweep()
         assert [m.message_id for m in lease(queue.dead_letters, group="look").messages][-1] == first.message_id
         assert queue.redrive().messages == 1
         (back,) = lease(queue).messages

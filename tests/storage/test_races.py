@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
-from handles import Injected, again, lease, until
+from handles import Injected, again, housekeep, lease, until
 
 from spark_mq import Queue, SettleResult, errors
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.maintenance.sweep import housekeep
 from spark_mq.storage import ledger_table as leases
 from spark_mq.storage.ledger_store import LedgerSnapshot, change
 from spark_mq.storage.ledger_table import LedgerTable
@@ -44,7 +43,7 @@ def commits(path: str) -> list[dict[str, Any]]:
 
 def operations(queue: Queue, group: str = "default") -> list[str]:
     """What the commits of a group's ledger did, oldest first."""
-    return [told["operation"] for told in commits(queue.leases.path) if told.get("group") == group]
+    return [told["operation"] for told in commits(queue._context.ledgers.path) if told.get("group") == group]
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
             for _ in range(5):
                 lease(other, 4)
         housekeep(other, keep_versions=0, keep_seconds=0)
-        past = Path(queue.leases.path, "_delta_log", f"{table.version() + 1:020}.json")
+        past = Path(queue._context.ledgers.path, "_delta_log", f"{table.version() + 1:020}.json")
         assert not past.exists()
         past.write_text('{"commitInfo":{}}')
         return None
@@ -135,7 +134,7 @@ def test_a_settle_beaten_by_the_next_holder_is_refused(queue: Queue, clock: Any,
 
 def test_contention_ends_with_its_data_and_no_change(queue: Queue) -> None:
     queue.group().ensure()
-    rival = again(queue).leases
+    rival = again(queue)._context.ledgers
 
     def bump(store: Any, note: str, before: Callable[[], None] = lambda: None) -> None:
         def step(stored: LedgerSnapshot) -> Any:
@@ -146,7 +145,7 @@ def test_contention_ends_with_its_data_and_no_change(queue: Queue) -> None:
         change(store, "default", step, patience=0, pause=0.0)
 
     with pytest.raises(errors.ContentionTimeout) as caught:
-        bump(queue.leases, "loser", before=lambda: bump(rival, "winner"))
+        bump(queue._context.ledgers, "loser", before=lambda: bump(rival, "winner"))
     assert (caught.value.group, caught.value.attempts) == ("default", 1)
     assert "nothing was changed" in str(caught.value)
     assert operations(queue) == ["create group", "winner"]
@@ -182,7 +181,7 @@ def note(text: str = "test") -> dict[str, Any]:
 
 
 def stores(queue: Queue) -> tuple[LedgerTable, LedgerTable]:
-    one, two = queue.leases, again(queue).leases
+    one, two = queue._context.ledgers, again(queue)._context.ledgers
     assert isinstance(one, LedgerTable)
     assert isinstance(two, LedgerTable)
     return one, two
@@ -243,7 +242,7 @@ def test_a_ledger_commit_that_landed_is_not_repeated(
     mine, rival = lease(queue, 2), again(queue)
     wrapper = on_ledger_write(fail=lie)
     if and_then:  # others commit before the loser looks for its commit
-        monkeypatch.setattr(queue.leases, "refresh", Injected(queue.leases.refresh, before=lambda: lease(rival, 1), at=2))
+        monkeypatch.setattr(queue._context.ledgers, "refresh", Injected(queue._context.ledgers.refresh, before=lambda: lease(rival, 1), at=2))
     assert mine.ack() == SettleResult(2)
     assert wrapper.calls == 1 + and_then
     assert operations(queue).count("ack") == 1
@@ -277,7 +276,7 @@ def test_a_publish_that_landed_is_not_repeated(
     assert wrapper.calls == 1
     assert queue.stats()["published"] == 2
     assert [m.sequence for m in lease(queue).messages] == list(receipt.sequences)
-    assert [told.get("operation") for told in commits(queue.log.path)].count("publish") == 1
+    assert [told.get("operation") for told in commits(queue._context.messages.path)].count("publish") == 1
 
 
 def test_an_error_that_is_no_race_reaches_the_caller_at_once(
@@ -379,8 +378,8 @@ def test_a_ledger_file_cleaned_under_a_read_is_read_anew(queue: Queue, monkeypat
         rival.group().extend(mine.lease_id)
         churn(rival)
 
-    assert isinstance(reader.leases, LedgerTable)
-    monkeypatch.setattr(reader.leases.files, "read_parquet", Injected(reader.leases.files.read_parquet, before=replaced))
+    assert isinstance(reader._context.ledgers, LedgerTable)
+    monkeypatch.setattr(reader._context.ledgers.files, "read_parquet", Injected(reader._context.ledgers.files.read_parquet, before=replaced))
     assert reader.group().stats().in_flight == 2
 
 
@@ -448,7 +447,7 @@ def _plod(path: str, name: str, times: int, stop: Any) -> float:
 
     try:
         for _ in range(times):
-            change(group.queue.leases, name, step, patience=20)
+            change(group._context.ledgers, name, step, patience=20)
     finally:
         stop.set()
     return time.monotonic() - started
@@ -481,7 +480,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(queue: Queue
         fast = [workers.apply_async(_hammer, (queue.path, "fast", stop)) for _ in range(3)]
         took = workers.apply_async(_plod, (queue.path, "slow", 15, stop)).get(timeout=60)
         hammered = sum(result.get(timeout=60) for result in fast)
-    slow = queue.leases.read("slow").ledger
+    slow = queue._context.ledgers.read("slow").ledger
     assert slow is not None
     assert slow.head.counters == {"steps": 15}
     assert operations(queue, "slow").count("step") == 15
@@ -517,7 +516,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(queue: Queue
         finally:
             stop.set()
         hammered = [result.get(timeout=60) for result in fast]
-    ledger = queue.leases.read("g").ledger
+    ledger = queue._context.ledgers.read("g").ledger
     assert ledger is not None
     assert ledger.head.counters["steps"] == 8
     assert min(hammered) > 4, hammered  # nor the fast ones by each other
@@ -528,14 +527,14 @@ def test_a_ticket_of_a_dead_process_costs_the_others_a_moment(queue: Queue, monk
     queue.publish([str(n) for n in range(10)])
     queue.group().ensure()
     dead, alive = again(queue), again(queue)
-    assert isinstance(dead.leases, LedgerTable)
-    assert dead.leases.take_ticket("default") == 1
+    assert isinstance(dead._context.ledgers, LedgerTable)
+    assert dead._context.ledgers.take_ticket("default") == 1
     started = time.monotonic()
     mine = lease(alive, 2)
     assert 0.4 < time.monotonic() - started < 10
     assert mine.ack() == SettleResult(2)
-    assert isinstance(alive.leases, LedgerTable)
-    assert alive.leases.line("default") == (2, 2)  # the first commit has passed the dead one by
+    assert isinstance(alive._context.ledgers, LedgerTable)
+    assert alive._context.ledgers.line("default") == (2, 2)  # the first commit has passed the dead one by
     assert operations(queue) == ["create group", "lease", "ack"]
 
 
@@ -559,8 +558,8 @@ def test_a_swap_of_the_whole_table_gets_its_turn_beside_busy_groups(queue: Queue
         stop = manager.Event()
         fast = [machines.apply_async(_hammer_apart, (queue.path, "g", stop)) for _ in range(3)]
         try:
-            before = queue.leases.version()
-            until(lambda: queue.leases.version() > before + 20)
+            before = queue._context.ledgers.version()
+            until(lambda: queue._context.ledgers.version() > before + 20)
             started = time.monotonic()
             for number in range(5):
                 queue.group(f"new-{number}").ensure()

@@ -14,7 +14,6 @@ from handles import Injected, again, lease
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.maintenance import redrive
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -30,7 +29,7 @@ def with_dead(queue: Queue, errors: list[str]) -> Queue:
     taken = lease(queue, len(errors))
     for seq, error in zip(receipt.sequences, errors, strict=True):
         taken.reject([seq], error=error)
-    assert sweep(queue).routed == len(errors)
+    assert queue.sweep().routed == len(errors)
     return queue
 
 
@@ -73,7 +72,7 @@ def test_one_that_dies_again_can_be_redriven_again_and_keeps_its_first_id(queue:
     with_dead(queue, ["first"])
     queue.redrive()
     lease(queue).reject(error="second")
-    sweep(queue)
+    queue.sweep()
     table = queue.redrive(dry_run=True).table
     assert table is not None
     assert table.select(["message_id", "error", "key"]).to_pylist() == [{"message_id": "id-0", "error": "second", "key": "k0"}]
@@ -156,7 +155,7 @@ def test_killed_at_any_step_each_goes_back_once(make: Make, monkeypatch: pytest.
     """Before and after each of the three commits."""
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
-    target, name = [(redrive, "change"), (type(queue.log), "commit"), (redrive, "change")][kind]
+    target, name = [(redrive, "change"), (type(queue._context.messages), "commit"), (redrive, "change")][kind]
     at = 2 if kind == 2 else 1
 
     def die() -> None:

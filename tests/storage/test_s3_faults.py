@@ -9,7 +9,6 @@ import pytest
 from faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
 
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.testing import ManualClock
 
 FAULTS = [BEFORE, AFTER, RESET, SLOW]
@@ -71,7 +70,7 @@ def test_a_settle_whose_reply_is_lost_is_no_lease_lost(queue: Queue, other: Queu
     faulty.once(fault, "PUT", "leases/_delta_log")
     assert getattr(lease, verb)().settled == 2
     assert faulty.met() == 1
-    (told,) = {(r.state, r.delivery_count) for r in other.group().ledger()} or {("settled", 1)}
+    (told,) = {(r.state, r.delivery_count) for r in other.group()._ledger.current()} or {("settled", 1)}
     expected = {"ack": ("settled", 1), "nack": ("waiting", 1), "reject": ("dead", 1), "release": ("waiting", 0), "extend": ("leased", 1)}
     assert told == expected[verb]
 
@@ -86,13 +85,13 @@ def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(queue: Queue,
         if lease is not None:
             assert lease.ack().settled == len(lease)
             acked |= {m.sequence for m in lease.messages}
-    sweep(queue)
+    queue.sweep()
     while (lease := queue.group().lease("w", max_messages=7)) is not None:
         assert lease.ack().settled == len(lease)
         acked |= {m.sequence for m in lease.messages}
     assert faulty.met() > 3
     assert acked == published
-    assert other.group().stats().acked == len(published) == other.log.index().total
+    assert other.group().stats().acked == len(published) == other._context.messages.index().total
 
 
 def test_credentials_may_come_from_the_environment(s3: dict[str, str], path: str, monkeypatch: pytest.MonkeyPatch) -> None:

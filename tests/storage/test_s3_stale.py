@@ -18,7 +18,6 @@ from checker import check_queue
 from faulty_s3 import AFTER, RESET, FaultyS3
 
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import sweep
 
 LAG = 1.0
 """Seconds for which a listing is old."""
@@ -43,7 +42,7 @@ def late(queue: Queue, proxy: FaultyS3) -> Queue:
 
 
 def through(queue: Queue, proxy: FaultyS3) -> Queue:
-    return Queue.open(queue.path, storage_options={**queue.storage_options, "AWS_ENDPOINT_URL": proxy.url})
+    return Queue.open(queue.path, storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url})
 
 
 def freeze(proxy: FaultyS3, path: str) -> None:
@@ -126,7 +125,7 @@ def test_a_commit_whose_reply_is_lost_is_found(queue: Queue, late: Queue, proxy:
     assert lease.ack().settled == 1
     proxy.once(fault, "PUT", "messages/_delta_log")
     receipt = late.publish(["c"])
-    assert queue.log.index().total == 3
+    assert queue._context.messages.index().total == 3
     assert receipt.version == 2
 
 
@@ -145,10 +144,10 @@ def test_a_checkpoint_that_is_not_listed_yet_is_awaited(queue: Queue, late: Queu
     queue.group().ensure()
     assert late.group().stats().ready == 1
     freeze(proxy, queue.path)
-    sweep(queue)
+    queue.sweep()
     thaw_soon(proxy, queue.path)
     assert through(queue, proxy).group().stats().ready == 1
-    sweep(late)
+    late.sweep()
     lease = late.group().lease("w")
     assert lease is not None
     assert lease.ack().settled == 1
@@ -175,7 +174,7 @@ def test_workers_that_all_see_old_listings_own_nothing_twice_and_lose_nothing(qu
 
     def chores(mine: Queue) -> None:
         while not enough.wait(0.2):
-            sweep(mine)
+            mine.sweep()
 
     workers = [threading.Thread(target=work, args=(handles[n], f"w{n}")) for n in range(2)]
     publishers = [threading.Thread(target=publish, args=(handle,)) for handle in handles[:2]]
@@ -192,9 +191,9 @@ def test_workers_that_all_see_old_listings_own_nothing_twice_and_lose_nothing(qu
         acked.update(m.sequence for m in lease.messages)
     assert proxy.listed() > 0
     assert acked == Counter(published)
-    assert len(published) == queue.log.index().total == 80
-    sweep(queue)
-    found = check_queue(queue.path, queue.storage_options, skew=timedelta(0), drained=["default"])
+    assert len(published) == queue._context.messages.index().total == 80
+    queue.sweep()
+    found = check_queue(queue.path, queue._context.storage_options, skew=timedelta(0), drained=["default"])
     assert found.wrong == []
 
 

@@ -102,7 +102,7 @@ def freeze(queue: Queue) -> None:
         assert stored.ledger is not None
         return rules_of.freeze_dead(stored.ledger, "routing-1", 10)[0], None, {}
 
-    change(queue.leases, "default", step)
+    change(queue._context.ledgers, "default", step)
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "merged"])
@@ -136,7 +136,7 @@ def test_by_sequence(case: Case, state: str, verb: str) -> None:
     else:
         check(expected, lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]), case.sequence)
     if expected.startswith("settled"):
-        states = {r.state for r in case.queue.group().ledger() if r.first <= case.sequence <= r.last} or {"settled"}
+        states = {r.state for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last} or {"settled"}
         assert states == {AFTER[verb]}
 
 
@@ -159,10 +159,10 @@ def test_the_whole_lease_by_its_id_knows_only_what_is_held(case: Case, state: st
 @pytest.mark.parametrize("state", TABLE)
 def test_an_empty_list_is_nothing_to_do_in_any_state(case: Case, state: str, verb: str) -> None:
     PREPARE[state](case)
-    before = list(case.queue.group().ledger())
+    before = list(case.queue.group()._ledger.current())
     assert getattr(case.lease, verb)([]) == SettleResult(0, 0)
     assert getattr(case.queue.group(), verb)(case.lease.lease_id, []) == SettleResult(0, 0)
-    assert list(case.queue.group().ledger()) == before
+    assert list(case.queue.group()._ledger.current()) == before
 
 
 EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}
@@ -172,10 +172,10 @@ EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}
 @pytest.mark.parametrize("state", TABLE)
 def test_extending(case: Case, state: str) -> None:
     PREPARE[state](case)
-    counts = [(r.delivery_count, r.failure_count) for r in case.queue.group().ledger() if r.first <= case.sequence <= r.last]
+    counts = [(r.delivery_count, r.failure_count) for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last]
     check(EXTEND.get(state, "gone"), lambda: case.lease.extend("5m"), 0)
     if state == "held":
-        assert counts == [(r.delivery_count, r.failure_count) for r in case.queue.group().ledger() if r.first <= case.sequence <= r.last]
+        assert counts == [(r.delivery_count, r.failure_count) for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last]
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])

@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from handles import Injected, again, lease
+from handles import Injected, again, expire, housekeep, lease, route, trim
+from spark_mq.delta.checkpoints import checkpoint
+from spark_mq.delta.files import Files
+from spark_mq.storage.cleanup import KEEP_LEDGER_SECONDS, clean
 
 from spark_mq import Message, Queue, errors
 from spark_mq.delta import legacy as delta
 from spark_mq.delta import listings
-from spark_mq.delta.checkpoints import checkpoint
-from spark_mq.delta.files import Files
 from spark_mq.maintenance import dead_letters
-from spark_mq.maintenance.dead_letters import copy_dead, route
-from spark_mq.maintenance.sweep import KEEP_LEDGER_SECONDS, SweepReport, clean, expire, housekeep, sweep, trim
+from spark_mq.maintenance.dead_letters import copy_dead
+from spark_mq.maintenance.sweep import SweepReport
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage import ledger_table as leases
 from spark_mq.storage.ledger_table import LedgerTable
@@ -77,7 +78,7 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
     first.nack([receipt.sequences[0]], delay=0, error="boom 1")
     clock.advance("5s")
     lease(queue).nack(delay=0, error="boom 2")
-    assert sweep(queue).routed == 1
+    assert queue.sweep().routed == 1
     (dead,) = lease(queue.dead_letters).messages
     assert (dead.message_id, dead.key, dead.value, dead.published_at) == ("id-1", "k", b"\x00payload", started)
     assert dead.headers == {
@@ -100,9 +101,9 @@ def test_routing_nothing_makes_no_commit(make: Make) -> None:
     queue = make()
     queue.publish("a")
     lease(queue)
-    revision = queue.group().ledger().head.revision
-    assert [replace(sweep(queue), indexed_commits=0, archived_commits=0) for _ in range(2)] == [SweepReport()] * 2
-    assert queue.group().ledger().head.revision == revision
+    revision = queue.group()._ledger.current().head.revision
+    assert [replace(queue.sweep(), indexed_commits=0, archived_commits=0) for _ in range(2)] == [SweepReport()] * 2
+    assert queue.group()._ledger.current().head.revision == revision
 
 
 def test_each_group_routes_its_own(make: Make) -> None:
@@ -110,7 +111,7 @@ def test_each_group_routes_its_own(make: Make) -> None:
     queue.publish(["a", "b"])
     for name in ("one", "two"):
         lease(queue, group=name).reject(error=name)
-    assert sweep(queue).routed == 4
+    assert queue.sweep().routed == 4
     dead = lease(queue.dead_letters).messages
     assert sorted((m.value, m.headers["spark_mq.group"], m.headers["spark_mq.error"]) for m in dead) == [
         (b"a", "one", "one"),
@@ -125,7 +126,7 @@ def test_many_dead_ranges_are_routed_in_rounds(make: Make, monkeypatch: pytest.M
     queue = make()
     receipt = queue.publish([str(n) for n in range(10)])
     lease(queue).reject(list(receipt.sequences)[::2])
-    assert sweep(queue).routed == 5
+    assert queue.sweep().routed == 5
     assert dead_values(queue) == [b"0", b"2", b"4", b"6", b"8"]
 
 
@@ -133,11 +134,11 @@ def test_unreadable_messages_arrive_all_the_same(make: Make) -> None:
     queue = make()
     receipts = [queue.publish(value) for value in ("bad", "good", "gone")]
     lease(queue).reject(error="no")
-    bad, _, gone = (file.path for file in queue.log.index().files)
-    queue.log.files.delete(bad)
-    queue.log.files.write(bad, b"garbage")
-    queue.log.files.delete(gone)
-    assert sweep(queue).routed == 3
+    bad, _, gone = (file.path for file in queue._context.messages.index().files)
+    queue._context.messages.files.delete(bad)
+    queue._context.messages.files.write(bad, b"garbage")
+    queue._context.messages.files.delete(gone)
+    assert queue.sweep().routed == 3
     found = lease(queue.dead_letters).messages
     assert [(m.value, m.headers["spark_mq.error"]) for m in found] == [(None, "no"), (b"good", "no"), (None, "no")]
     assert [m.message_id for m in (found[0], found[2])] == [str(receipts[n].sequences[0]) for n in (0, 2)]
@@ -154,14 +155,14 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(make: Make, mo
         raise OSError("connection timed out")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(queue.log.files), "open", unreachable)
-        patch.setattr(type(queue.log.files), "read", unreachable)
+        patch.setattr(type(queue._context.messages.files), "open", unreachable)
+        patch.setattr(type(queue._context.messages.files), "read", unreachable)
         with pytest.raises(OSError, match="timed out"):
-            copy_dead(queue.log, queue.dead_letters.log, [(piece, {}) for piece in queue.log.index().slices(0, 2**62)])
-        piece = next(queue.log.index().slices(0, 2**62))
+            copy_dead(queue._context.messages, queue.dead_letters._context.messages, [(piece, {}) for piece in queue._context.messages.index().slices(0, 2**62)])
+        piece = next(queue._context.messages.index().slices(0, 2**62))
         with pytest.raises(OSError, match="timed out"):
-            list(verify_slice(again(queue).log.files, piece, piece.rows))
-    assert sweep(queue).routed == 3
+            list(verify_slice(again(queue)._context.messages.files, piece, piece.rows))
+    assert queue.sweep().routed == 3
     assert dead_values(queue) == [b"0", b"1", b"2"]
 
 
@@ -171,12 +172,12 @@ STEPS = ["freeze", "publish", "settle"]
 def at_step(queue: Queue, patch: pytest.MonkeyPatch, step: str, **what: Any) -> Injected:
     """Injects something around one of the three commits of routing."""
     if step == "publish":
-        log = queue.dead_letters.log
+        log = queue.dead_letters._context.messages
         wrapper = Injected(log.commit, **what)
         patch.setattr(log, "commit", wrapper)
     else:
-        wrapper = Injected(queue.leases.write, at=1 if step == "freeze" else 2, **what)
-        patch.setattr(queue.leases, "write", wrapper)
+        wrapper = Injected(queue._context.ledgers.write, at=1 if step == "freeze" else 2, **what)
+        patch.setattr(queue._context.ledgers, "write", wrapper)
     return wrapper
 
 
@@ -248,7 +249,7 @@ def test_new_dead_are_routed_behind_what_another_sweeper_left(make: Make, monkey
     queue.publish("new")
     lease(queue).reject()
     assert queue.group().stats().routing == 2
-    assert sweep(again(queue)).routed == 3
+    assert again(queue).sweep().routed == 3
     assert sorted(dead_values(queue)) == [b"0", b"1", b"new"]
 
 
@@ -270,7 +271,7 @@ def test_a_seek_leaves_what_is_being_routed_alone(make: Make, monkeypatch: pytes
 def test_dead_letters_can_go_to_a_queue_of_ones_own(tmp_path: Path, clock: ManualClock) -> None:
     shared = Queue.create(tmp_path / "shared", clock=clock)
     queue = with_dead(Queue.create(tmp_path / "q", dead_letter_path=tmp_path / "shared", clock=clock), 1)
-    assert sweep(queue).routed == 1
+    assert queue.sweep().routed == 1
     assert not (tmp_path / "q" / "dead_letters").exists()
     assert lease(shared).messages[0].headers["spark_mq.queue"] == str(tmp_path / "q")
 
@@ -282,7 +283,7 @@ def test_expire_folds_every_group(make: Make, clock: ManualClock) -> None:
     lease(queue, 1, group="two")
     clock.advance("1h")
     assert expire(queue) == 3
-    assert sweep(queue).expired == 0
+    assert queue.sweep().expired == 0
 
 
 # -- trim
@@ -299,7 +300,7 @@ def trimmable(make: Make, clock: ManualClock) -> Queue:
 
 
 def files_on_disk(queue: Queue) -> int:
-    return len(queue.log.files.list(""))
+    return len(queue._context.messages.files.list(""))
 
 
 def test_settled_and_old_is_trimmed(make: Make, clock: ManualClock) -> None:
@@ -351,7 +352,7 @@ def test_dead_and_waiting_messages_hold_the_trim(make: Make, clock: ManualClock)
     lease(queue).reject()
     clock.advance("1m")
     assert trim(queue) == 0
-    assert sweep(queue).routed == 1
+    assert queue.sweep().routed == 1
     assert trim(queue) in (0, 1)  # the sweep that routed it has trimmed it
     assert queue.horizon() == queue.stats()["tail"]
     assert dead_values(queue) == [b"a"]
@@ -382,14 +383,14 @@ def test_groups_and_seeks_after_a_trim_start_at_the_horizon(make: Make, clock: M
 def test_a_group_made_under_a_trim_keeps_what_it_starts_with(make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the trim's look at the floors and its horizon: one of the two must notice."""
     queue = trimmable(make, clock)
-    other, real = again(queue), queue.leases.write
+    other, real = again(queue), queue._context.ledgers.write
 
     def beaten(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(queue.leases, "write", real)
+        monkeypatch.setattr(queue._context.ledgers, "write", real)
         other.group("late").ensure()
         return real(*args, **options)
 
-    monkeypatch.setattr(queue.leases, "write", beaten)
+    monkeypatch.setattr(queue._context.ledgers, "write", beaten)
     assert trim(queue) == 0
     assert [m.value for m in lease(queue, group="late").messages] == [b"a", b"b", b"c"]
 
@@ -405,14 +406,14 @@ def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
 
     with monkeypatch.context() as patch:
         if step == "horizon":
-            patch.setattr(queue.leases, "write", Injected(queue.leases.write, after=die))
+            patch.setattr(queue._context.ledgers, "write", Injected(queue._context.ledgers.write, after=die))
         elif step == "remove":
-            patch.setattr(queue.log, "remove", Injected(queue.log.remove, after=die))
+            patch.setattr(queue._context.messages, "remove", Injected(queue._context.messages.remove, after=die))
         else:
-            patch.setattr(queue.log.files, "delete", Injected(queue.log.files.delete, after=die))
+            patch.setattr(queue._context.messages.files, "delete", Injected(queue._context.messages.files.delete, after=die))
         with pytest.raises(Killed):
             trim(queue)
-    assert DeltaTable(queue.log.path).to_pyarrow_table().num_rows == (3 if step == "horizon" else 0)
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == (3 if step == "horizon" else 0)
     survivor = again(queue)
     assert trim(survivor) == (3 if step == "horizon" else 0)
     assert files_on_disk(survivor) == 0
@@ -423,22 +424,22 @@ def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
 def test_two_trims_at_once_are_one(delta_queue: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = trimmable(delta_queue, clock)
     other = again(queue)
-    monkeypatch.setattr(queue.log, "remove", Injected(queue.log.remove, before=lambda: trim(other)))
+    monkeypatch.setattr(queue._context.messages, "remove", Injected(queue._context.messages.remove, before=lambda: trim(other)))
     trim(queue)
-    assert DeltaTable(queue.log.path).to_pyarrow_table().num_rows == 0
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 0
     queue.publish("d")
-    assert DeltaTable(queue.log.path).to_pyarrow_table().num_rows == 1
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 1
 
 
 def test_after_a_trim_messages_is_an_ordinary_append_only_table(delta_queue: Make, clock: ManualClock) -> None:
     queue = trimmable(delta_queue, clock)
     trim(queue)
     queue.publish("d")
-    table = DeltaTable(queue.log.path)
+    table = DeltaTable(queue._context.messages.path)
     assert table.to_pyarrow_table()["value"].to_pylist() == [b"d"]
     assert table.metadata().configuration["delta.appendOnly"] == "true"
     actions = [
-        json.loads(line) for log in sorted(Path(queue.log.path, "_delta_log").glob("*.json")) for line in log.read_text().splitlines()
+        json.loads(line) for log in sorted(Path(queue._context.messages.path, "_delta_log").glob("*.json")) for line in log.read_text().splitlines()
     ]
     removes = [action["remove"] for action in actions if "remove" in action]
     assert [remove["dataChange"] for remove in removes] == [False] * 3
@@ -450,7 +451,7 @@ def test_a_compacted_file_is_trimmed_as_its_newest_source(delta_queue: Make, clo
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    DeltaTable(queue.log.path).optimize.compact()
+    DeltaTable(queue._context.messages.path).optimize.compact()
     clock.advance("1m")
     lease(queue, 2).ack()
     assert trim(queue) == 0  # the sources are out of the table already
@@ -459,14 +460,14 @@ def test_a_compacted_file_is_trimmed_as_its_newest_source(delta_queue: Make, clo
     queue.group().seek("latest")
     assert trim(again(queue)) == 1
     assert files_on_disk(queue) == 0
-    assert DeltaTable(queue.log.path).to_pyarrow_table().num_rows == 0
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 0
 
 
 # -- housekeeping
 
 
 def ledger_files(queue: Queue) -> int:
-    return sum(len(names) for _, _, names in os.walk(queue.leases.path))
+    return sum(len(names) for _, _, names in os.walk(queue._context.ledgers.path))
 
 
 def cycle(queue: Queue, times: int, group: str = "default") -> None:
@@ -475,13 +476,13 @@ def cycle(queue: Queue, times: int, group: str = "default") -> None:
 
 
 def delta_leases(queue: Queue) -> LedgerTable:
-    assert isinstance(queue.leases, LedgerTable)
-    return queue.leases
+    assert isinstance(queue._context.ledgers, LedgerTable)
+    return queue._context.ledgers
 
 
 def loadable(queue: Queue) -> list[int]:
     """The versions of the ledger that can be read, data and all."""
-    path, found = queue.leases.path, []
+    path, found = queue._context.ledgers.path, []
     for version in range(DeltaTable(path).version() + 1):
         try:
             assert DeltaTable(path, version=version).to_pyarrow_table().num_rows >= 0
@@ -497,10 +498,10 @@ def test_housekeeping_keeps_the_last_versions_whole(delta_queue: Make) -> None:
     for _ in range(4):
         cycle(queue, 5)
         housekeep(queue, keep_versions=12, keep_seconds=0)
-        latest = DeltaTable(queue.leases.path).version()
+        latest = DeltaTable(queue._context.ledgers.path).version()
         assert set(range(max(0, latest - 12), latest + 1)) <= set(loadable(queue))
     assert len(loadable(queue)) < 30
-    assert len(DeltaTable(queue.leases.path).history()) >= 12
+    assert len(DeltaTable(queue._context.ledgers.path).history()) >= 12
     assert lease(queue).ack().settled == 1
 
 
@@ -511,7 +512,7 @@ def test_housekeeping_keeps_what_is_young(delta_queue: Make) -> None:
     before = loadable(queue)
     assert housekeep(queue, keep_versions=0, keep_seconds=3600) == 0
     assert loadable(queue) == before
-    assert sweep(queue).cleaned_files == 0
+    assert queue.sweep().cleaned_files == 0
 
 
 def test_housekeeping_goes_by_the_age_of_commits(delta_queue: Make) -> None:
@@ -520,13 +521,13 @@ def test_housekeeping_goes_by_the_age_of_commits(delta_queue: Make) -> None:
     queue.publish("a")
     cycle(queue, 5)
     housekeep(queue, keep_versions=0, keep_seconds=3600)  # a checkpoint in between
-    old = DeltaTable(queue.leases.path).version()
-    for folder, _, names in os.walk(queue.leases.path):
+    old = DeltaTable(queue._context.ledgers.path).version()
+    for folder, _, names in os.walk(queue._context.ledgers.path):
         for name in names:
             os.utime(Path(folder, name), (1e9, 1e9))
     cycle(queue, 5)
     assert housekeep(queue, keep_versions=0, keep_seconds=1800) > 0
-    latest = DeltaTable(queue.leases.path).version()
+    latest = DeltaTable(queue._context.ledgers.path).version()
     assert loadable(queue) == list(range(old, latest + 1))
 
 
@@ -544,11 +545,11 @@ def test_time_travel_shows_what_was_leased(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     mine = lease(queue, 1)
-    then = DeltaTable(queue.leases.path).version()
+    then = DeltaTable(queue._context.ledgers.path).version()
     mine.ack()
     cycle(queue, 3)
     housekeep(queue, keep_versions=20, keep_seconds=0)
-    rows = DeltaTable(queue.leases.path, version=then).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(queue._context.ledgers.path, version=then).to_pyarrow_table().to_pylist()
     assert [(row["first"], row["lease_id"]) for row in rows if row["state"] == "leased"] == [(mine.messages[0].sequence, mine.lease_id)]
 
 
@@ -590,7 +591,7 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(delta_queue: Ma
             patch.setattr(sweeper.files, "delete", Injected(sweeper.files.delete, after=die, at=kill_at))
             with contextlib.suppress(Killed):
                 clean(sweeper, keep_versions=3, keep_seconds=0)
-        latest = DeltaTable(queue.leases.path).version()
+        latest = DeltaTable(queue._context.ledgers.path).version()
         assert set(range(latest - 3, latest + 1)) <= set(loadable(queue))
         assert again(queue).group().stats() == queue.group().stats()
     clean(delta_leases(queue), keep_versions=3, keep_seconds=0)
@@ -628,7 +629,7 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
         checkpoint(delta_leases(queue).files)
     cycle(queue, 2)
     one, two = again(queue), again(queue)
-    seen = DeltaTable(queue.leases.path).version()
+    seen = DeltaTable(queue._context.ledgers.path).version()
 
     def meanwhile() -> None:
         monkeypatch.undo()
@@ -649,10 +650,10 @@ def test_a_checkpoint_that_cannot_be_read_is_told(delta_queue: Make) -> None:
     queue.publish("a")
     cycle(queue, 3)
     housekeep(queue)
-    (file,) = Path(queue.leases.path, "_delta_log").glob("*.checkpoint.parquet")
+    (file,) = Path(queue._context.ledgers.path, "_delta_log").glob("*.checkpoint.parquet")
     file.write_bytes(b"PAR1")
     with pytest.raises(errors.CorruptLog, match=file.name):
-        sweep(queue)
+        queue.sweep()
 
 
 @pytest.mark.parametrize("times", [1, 3, 4])
@@ -663,15 +664,15 @@ def test_a_log_cleaned_while_it_is_opened_is_opened_again(delta_queue: Make, mon
     def opened(*args: Any, **options: Any) -> DeltaTable:
         if left[0]:
             left[0] -= 1
-            raise DeltaError(f"Object at location {queue.leases.path}/_delta_log/00000000000000000002.checkpoint.parquet not found")
+            raise DeltaError(f"Object at location {queue._context.ledgers.path}/_delta_log/00000000000000000002.checkpoint.parquet not found")
         return DeltaTable(*args, **options)
 
     monkeypatch.setattr(listings, "DeltaTable", opened)
     if times > 3:
         with pytest.raises(DeltaError, match="checkpoint"):
-            listings.load(queue.leases.path)
+            listings.load(queue._context.ledgers.path)
     else:
-        assert listings.load(queue.leases.path).version() == DeltaTable(queue.leases.path).version()
+        assert listings.load(queue._context.ledgers.path).version() == DeltaTable(queue._context.ledgers.path).version()
 
 
 def test_files_of_lost_races_are_cleaned_away(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -688,8 +689,8 @@ def test_files_of_lost_races_are_cleaned_away(delta_queue: Make, monkeypatch: py
     assert len(delta_leases(queue).files.list(folder)) > len(loadable(queue)) - 1
     housekeep(queue, keep_versions=0, keep_seconds=0)
     young = len(delta_leases(queue).files.list(folder))
-    for name in os.listdir(Path(queue.leases.path, folder)):
-        os.utime(Path(queue.leases.path, folder, name), (1e9, 1e9))
+    for name in os.listdir(Path(queue._context.ledgers.path, folder)):
+        os.utime(Path(queue._context.ledgers.path, folder, name), (1e9, 1e9))
     housekeep(queue, keep_versions=0, keep_seconds=0)
     assert len(delta_leases(queue).files.list(folder)) == young  # older than nothing: the file that the group has now is as old
     lease(queue, 1)
@@ -703,9 +704,9 @@ def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     lease(queue, 1)
-    then = DeltaTable(queue.leases.path).version()
+    then = DeltaTable(queue._context.ledgers.path).version()
     cycle(queue, 3)
-    DeltaTable(queue.leases.path).restore(then)
+    DeltaTable(queue._context.ledgers.path).restore(then)
     housekeep(queue, keep_versions=0, keep_seconds=0)
     assert again(queue).group().stats().in_flight == 1
 
@@ -720,7 +721,7 @@ def test_the_tables_stay_small(delta_queue: Make, clock: ManualClock) -> None:
         for _ in range(25):
             lease(queue, 1).ack()
         clock.advance("1m")
-        sweep(queue)
+        queue.sweep()
         housekeep(queue, keep_versions=20, keep_seconds=0)
         sizes.append((ledger_files(queue), files_on_disk(queue), queue.group().stats().ledger_ranges))
     assert queue.group().stats().acked == 300
@@ -731,7 +732,7 @@ def test_the_tables_stay_small(delta_queue: Make, clock: ManualClock) -> None:
 
 def test_a_sweep_of_an_empty_queue_does_nothing(make: Make) -> None:
     queue = make()
-    assert sweep(queue) == SweepReport()
+    assert queue.sweep() == SweepReport()
     assert str(SweepReport(1, 2, 3, 4, 5, 6)) == (
         "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5, archived commits: 6"
     )
@@ -741,12 +742,12 @@ def test_a_sweep_of_an_empty_queue_does_nothing(make: Make) -> None:
 
 def test_a_sweep_keeps_the_dead_letter_queues_tables_small_too(delta_queue: Make) -> None:
     queue = with_dead(delta_queue())
-    sweep(queue)
+    queue.sweep()
     for _ in range(30):
         lease(queue.dead_letters).release()
     leases = delta_leases(queue.dead_letters)
     for _ in range(2):
-        sweep(queue)
+        queue.sweep()
     assert Path(queue.dead_letters.path, "history", "_delta_log").exists()
     assert Path(queue.dead_letters.path, "commits", "_delta_log").exists()
     assert any(".checkpoint." in name for name in os.listdir(Path(leases.path, "_delta_log")))

@@ -15,7 +15,6 @@ from handles import again, lease
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import GroupBlocked
 from spark_mq.ledger.schedule import next_due
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.operations import acquire as waiting
 from spark_mq.testing import ManualClock
 
@@ -105,7 +104,7 @@ def test_what_makes_a_message_due_wakes_who_waits(
 def test_a_redriven_message_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter]) -> None:
     with held(queue) as taken:
         taken.reject()
-    sweep(queue)
+    queue.sweep()
     waiter = waiter_on(queue)
     assert queue.redrive().messages == 1
     assert waiter.values() == [b"a"]
@@ -124,11 +123,11 @@ def test_an_unblocked_group_wakes_who_waits(make: Make, waiter_on: Callable[...,
 def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
     """On the machine's clock: never early, and at most a second late."""
     queue = Queue.create(tmp_path / "queue")
-    due = queue.clock() + timedelta(seconds=1.2)
+    due = queue._context.clock() + timedelta(seconds=1.2)
     queue.publish([Message("later", deliver_at=due)])
     taken = queue.group().lease("w", wait="30s", max_poll_interval=LONG)
     assert taken is not None
-    assert timedelta() <= queue.clock() - due < timedelta(seconds=1.5)
+    assert timedelta() <= queue._context.clock() - due < timedelta(seconds=1.5)
 
 
 def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
@@ -137,8 +136,8 @@ def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
     first = lease(queue)
     second = queue.group().lease("w", wait="30s", max_poll_interval=LONG)
     assert second is not None
-    assert queue.clock() - first.expires_at > timedelta(milliseconds=100)
-    assert queue.clock() - first.expires_at < timedelta(seconds=1.5)
+    assert queue._context.clock() - first.expires_at > timedelta(milliseconds=100)
+    assert queue._context.clock() - first.expires_at < timedelta(seconds=1.5)
 
 
 def test_a_waiter_that_loses_a_race_waits_out_its_remaining_time(queue: Queue, waiter_on: Callable[..., Waiter]) -> None:
@@ -199,8 +198,8 @@ def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: Man
     group.ensure()
 
     def at() -> float | None:
-        instant = next_due(group.ledger(), queue.log.index(), group.settings, queue.now())
-        return None if instant is None else round((instant - queue.now()) / 1e6, 3)
+        instant = next_due(group._ledger.current(), queue._context.messages.index(), group.settings, queue._context.now())
+        return None if instant is None else round((instant - queue._context.now()) / 1e6, 3)
 
     assert at() is None
     queue.publish(["a", "b"])

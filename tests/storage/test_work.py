@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from handles import again, lease, until
+from handles import again, lease, trim, until
 
 from spark_mq import Lease, Message, Queue, WorkSummary
 from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, InvalidOption
@@ -52,7 +52,7 @@ def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(queue: 
     summary = WorkSummary(leases=1, failed=1, settled=2, **{f"{on_error}ed": 2})
     assert drain(queue, fail, max_messages=2, on_error=on_error) == summary
     assert counts(queue) == left
-    errors = {r.error for r in queue.group().ledger()}
+    errors = {r.error for r in queue.group()._ledger.current()}
     assert all(error and error.startswith("ValueError: boom") and len(error) == 2_000 for error in errors)
 
 
@@ -149,7 +149,7 @@ def test_a_handler_says_what_becomes_of_single_messages(queue: Queue, clock: Man
 
     queue.group().work(handle, max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
-    told = {(r.state, r.error, r.available_at and (r.available_at - queue.now()) // 1_000_000) for r in queue.group().ledger()}
+    told = {(r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000) for r in queue.group()._ledger.current()}
     assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= told
 
 
@@ -211,7 +211,7 @@ def test_the_lease_is_extended_while_its_handler_runs(tmp_path: Path) -> None:
 
     def handle(taken: Lease) -> None:
         first = taken.expires_at
-        until(lambda: queue.clock() > first and taken.expires_at > queue.clock())
+        until(lambda: queue._context.clock() > first and taken.expires_at > queue._context.clock())
         assert again(queue).group().lease("other") is None
 
     assert drain(queue, handle) == WorkSummary(leases=1, failed=0, settled=1)
@@ -319,7 +319,6 @@ def test_a_blocked_group_is_waited_out(make: Make) -> None:
 
 
 def test_lost_data_ends_the_loop(make: Make, clock: ManualClock) -> None:
-    from spark_mq.maintenance.sweep import trim
 
     queue = make(hard_retention="1h")
     queue.group().ensure()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_mq import Queue
-from spark_mq.streaming.offset import mark_of
+from spark_mq import ConsumerGroup, Queue
+from spark_mq.ledger import acquire
+from spark_mq.ledger.acquire import AcquireRequest, Grant
+from spark_mq.ledger.transitions import fold
+from spark_mq.operations.group_ledger import GroupView
+from spark_mq.storage.update import Update
+from spark_mq.streaming.offset import fence_app_id
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 
 Offset = dict[str, Any]
@@ -41,7 +47,7 @@ class Runner:
         self.alive: list[StubAlive] = []
         self.checkpoint = checkpoint or Checkpoint()
         self.group = queue.group(group)
-        self.source = StreamSource(self.group, StreamOptions(**options), keep_alive=self._keep)
+        self.source = StreamSource(self.group._ledger, StreamOptions(**options), keep_alive=self._keep)
 
     def _keep(self, lease_id: str, timeout: int, limit: int) -> StubAlive:
         self.alive.append(StubAlive(lease_id, timeout, limit))
@@ -87,10 +93,22 @@ def deliveries(plan: BatchPlan) -> set[int]:
 
 
 def mark(runner: Runner) -> int | None:
-    leases = runner.group.queue.leases
-    return leases.mark(leases.read(runner.group.name), mark_of(runner.checkpoint.offsets[-1]["stream"]))
+    leases = runner.group._context.ledgers
+    return leases.mark(leases.read(runner.group.name), fence_app_id(runner.checkpoint.offsets[-1]["stream"]))
 
 
 def states(queue: Queue) -> list[tuple[str, int, str | None]]:
     """(state, messages, lease id) of the ranges of group g."""
-    return [(r.state, r.message_count, r.lease_id) for r in queue.group("g").ledger()]
+    return [(r.state, r.message_count, r.lease_id) for r in queue.group("g")._ledger.current()]
+
+
+def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -> Grant:
+    """Commits a lease that a worker could not ask for; `request` makes it from the time and the visibility timeout."""
+
+    def compute(view: GroupView) -> Update[Grant]:
+        wanted = request(view.now, view.settings.visibility_timeout)
+        folded = fold(view.ledger, view.now, view.settings)
+        after, granted = acquire.lease(folded, group._ledger.messages.index(), view.now, view.settings, wanted)
+        return after if granted.ranges else None, granted, {"operation": "lease"}
+
+    return group._ledger.update(compute)

@@ -11,7 +11,7 @@ import pytest
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.lease_lookup import BatchLeases
-from spark_mq.streaming.offset import stream_in
+from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import memory_queue
 
@@ -53,12 +53,12 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(queue: Queue, caplo
 def test_what_manual_leaves_is_not_acked_by_the_commit(queue: Queue, several: bool, rows: bool, ack: str, left: int) -> None:
     queue.publish(["a", "b"])
     base = str(uuid.uuid4())
-    stream = stream_in(base, queue.path) if several else base
-    source = StreamSource(queue.group().ensure(), StreamOptions(), keep_alive=lambda *_: SimpleNamespace(stop=lambda: None))
+    stream = stream_id_in_queue(base, queue.path) if several else base
+    source = StreamSource(queue.group().ensure()._ledger, StreamOptions(), keep_alive=lambda *_: SimpleNamespace(stop=lambda: None))
     plan = source.lease(stream, 1)
     each: Any = queue.group().for_each_batch(lambda batch, lease: None, ack=ack)
     each._finder = SimpleNamespace(find=lambda batch: BatchLeases([plan.lease_id] if rows else [], True, None, ((base, 1, several),)))
     each(BATCH, 0)
-    source.ack_done(stream, 1)
+    source.ack_committed(stream, 1)
     stats = queue.group().stats()
     assert (stats.in_flight, stats.acked) == (left, 2 - left)

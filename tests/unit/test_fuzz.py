@@ -10,18 +10,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from spark_mq.delta.checkpoints import last_checkpoint
+from spark_mq.delta.legacy import note_of
 
 from spark_mq import errors
 from spark_mq.delta.actions import parse, read_commit
-from spark_mq.delta.checkpoints import last_checkpoint
-from spark_mq.delta.legacy import note_of
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.storage.memory import MemoryFiles
 from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
 from spark_mq.streaming import offset as offsets_of
-from spark_mq.testing import MemoryFiles
 from spark_mq.util import validation as checks
 
 DEEP = "[" * 100_000
@@ -89,20 +89,20 @@ def test_descriptions_of_tables(text: str) -> None:
 @example({"batch": 0, "stream": "-" * 36})
 @example({"batch": 2**63, "stream": "0" * 8 + "-0000" * 3 + "-" + "0" * 12})
 def test_offsets(offset: Any) -> None:
-    for check in (offsets_of.check_offset, offsets_of.of_one_queue, offsets_of.of_several_queues):
+    for check in (offsets_of.check_offset, offsets_of.parse_offset, offsets_of.parse_multi_offset):
         try:
             stream, n = check(offset)
         except errors.InvalidOption:
             continue
         assert 0 <= 2 * n + 2 < 2**63
-        assert offsets_of.stream_in(stream, "/a") != offsets_of.stream_in(stream, "/b")
-        assert offsets_of.lease_stream(f"{stream}/{n}/0a") == (stream, n, "0a")
+        assert offsets_of.stream_id_in_queue(stream, "/a") != offsets_of.stream_id_in_queue(stream, "/b")
+        assert offsets_of.parse_lease_id(f"{stream}/{n}/0a") == (stream, n, "0a")
 
 
 @given(texts | st.from_regex(r"[0-9a-f-]{36}/[0-9]{1,30}/[0-9a-f]+", fullmatch=True))
 @example("0" * 8 + "-0000" * 3 + "-" + "0" * 12 + "/" + LONG + "/a")
 def test_lease_ids(text: str) -> None:
-    found = offsets_of.lease_stream(text)
+    found = offsets_of.parse_lease_id(text)
     assert found is None or f"{found[0]}/" in text
 
 

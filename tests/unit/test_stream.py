@@ -6,15 +6,15 @@ import threading
 from typing import Any
 
 import pytest
-from drivers import Checkpoint, Runner, deliveries, mark, sequences, states
+from drivers import Checkpoint, Runner, deliveries, grant, mark, sequences, states
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import LEASED, WAITING
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.operations.keep_alive import LeaseKeepAlive
-from spark_mq.streaming.auto_ack import leave
-from spark_mq.streaming.offset import lease_stream, left_mark_of
+from spark_mq.streaming.auto_ack import exclude_from_auto_ack as leave
+from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.validation import SECOND
@@ -45,7 +45,7 @@ def test_an_offer_makes_the_group_and_leases_nothing(queue: Queue) -> None:
 
 def test_a_group_starts_where_its_first_stream_says(queue: Queue) -> None:
     queue.publish("old")
-    source = StreamSource(queue.group("g", start="latest"), StreamOptions())
+    source = StreamSource(queue.group("g", start="latest")._ledger, StreamOptions())
     start = source.initial()
     assert source.latest(start) == start
     receipt = queue.publish("new")
@@ -57,11 +57,11 @@ def test_a_group_starts_where_its_first_stream_says(queue: Queue) -> None:
 def test_an_empty_queue_offers_where_it_started(queue: Queue) -> None:
     runner = Runner(queue)
     assert not runner.offer()
-    assert queue.leases.notes[-1]["operation"] == "create group"  # type: ignore[attr-defined]
+    assert queue._context.ledgers.notes[-1]["operation"] == "create group"  # type: ignore[attr-defined]
 
 
 def test_batch_0_of_an_empty_queue_is_empty_whichever_stream_id_spark_kept(queue: Queue) -> None:
-    source = StreamSource(queue.group("g"), StreamOptions())
+    source = StreamSource(queue.group("g")._ledger, StreamOptions())
     first, second = source.initial(), source.initial()
     assert first["stream"] != second["stream"]
     queue.publish("came meanwhile")
@@ -76,7 +76,7 @@ def test_a_batch_leases_under_stream_batch_and_runner_and_leaves_its_mark(queue:
     plan = runner.plan()
     assert sequences(plan) == list(receipt.sequences)
     assert deliveries(plan) == {1}
-    assert lease_stream(plan.lease_id) == (runner.checkpoint.offsets[-1]["stream"], 1, runner.source.runner)
+    assert parse_lease_id(plan.lease_id) == (runner.checkpoint.offsets[-1]["stream"], 1, runner.source.runner)
     assert mark(runner) == 3
     assert {r.worker_id for _, r in plan.slices} == {"w1"}
 
@@ -86,16 +86,16 @@ def test_repeated_calls_for_one_batch_get_the_same_answer_and_one_lease(queue: Q
     runner = Runner(queue, max_messages=1)
     assert runner.offer()
     plan = runner.plan()
-    commits = len(queue.leases.notes)  # type: ignore[attr-defined]
+    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
     assert runner.plan() is plan
-    assert len(queue.leases.notes) == commits  # type: ignore[attr-defined]
+    assert len(queue._context.ledgers.notes) == commits  # type: ignore[attr-defined]
     assert len(runner.alive) == 1
 
 
 def test_max_messages_and_max_bytes_limit_a_batch(queue: Queue) -> None:
     queue.publish([b"x" * 1000] * 100)
     assert len(sequences(Runner(queue, group="few", max_messages=7).batch())) == 7
-    size = queue.log.index().files[0].size
+    size = queue._context.messages.index().files[0].size
     half = len(sequences(Runner(queue, group="small", max_bytes=size // 2).batch()))
     assert 40 <= half <= 50
     assert len(sequences(Runner(queue, group="tiny", max_bytes=1).batch())) == 1  # at least one, or nothing would ever move
@@ -105,9 +105,9 @@ def test_the_next_lease_acks_the_batch_before_it_in_the_same_commit(queue: Queue
     queue.publish(["a", "b"])
     runner = Runner(queue, max_messages=1)
     first = runner.batch()
-    before = len(queue.leases.notes)  # type: ignore[attr-defined]
+    before = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
     second = runner.batch()
-    assert len(queue.leases.notes) == before + 1  # type: ignore[attr-defined]
+    assert len(queue._context.ledgers.notes) == before + 1  # type: ignore[attr-defined]
     assert states(queue) == [(LEASED, 1, second.lease_id)]
     assert queue.group("g").stats().acked == 1
     assert first.lease_id != second.lease_id
@@ -120,9 +120,9 @@ def test_the_last_batch_is_acked_once_spark_asks_for_what_follows(queue: Queue) 
     assert queue.group("g").stats().in_flight == 2
     assert not runner.offer()
     assert queue.group("g").stats().acked == 2
-    commits = len(queue.leases.notes)  # type: ignore[attr-defined]
+    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
     assert not runner.offer()
-    assert len(queue.leases.notes) == commits, "an idle look commits nothing"  # type: ignore[attr-defined]
+    assert len(queue._context.ledgers.notes) == commits, "an idle look commits nothing"  # type: ignore[attr-defined]
 
 
 def test_a_batch_whose_deadline_passed_before_spark_asked_is_acked_and_not_run_again(queue: Queue, clock: ManualClock) -> None:
@@ -163,9 +163,9 @@ def test_what_a_batch_left_on_purpose_is_not_acked_by_its_commit(queue: Queue, c
     runner = Runner(queue, max_messages=2)
     plan = runner.plan() if runner.offer() else BatchPlan()
     runner.group.ack(plan.lease_id, [first])
-    assert leave(runner.group, *_batch_of(plan)) == 1
-    assert leave(runner.group, *_batch_of(plan)) == 1
-    assert [note["operation"] for note in queue.leases.notes].count("leave") == 1, "once is enough"  # type: ignore[attr-defined]
+    assert leave(runner.group._ledger, *_batch_of(plan)) == 1
+    assert leave(runner.group._ledger, *_batch_of(plan)) == 1
+    assert [note["operation"] for note in queue._context.ledgers.notes].count("leave") == 1, "once is enough"  # type: ignore[attr-defined]
     runner.commit()
     following = runner.batch()  # its lease would ack what is left of the batch before it
     assert sequences(following) == [third]
@@ -184,11 +184,11 @@ def test_where_nothing_was_left_nothing_is_put_down(queue: Queue) -> None:
     queue.publish(["a", "b"])
     runner = Runner(queue)
     plan = runner.batch()
-    assert leave(queue.group("other"), *_batch_of(plan)) == 0
+    assert leave(queue.group("other")._ledger, *_batch_of(plan)) == 0
     runner.group.ack(plan.lease_id)
-    commits = len(queue.leases.notes)  # type: ignore[attr-defined]
-    assert leave(runner.group, *_batch_of(plan)) == 0
-    assert len(queue.leases.notes) == commits  # type: ignore[attr-defined]
+    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    assert leave(runner.group._ledger, *_batch_of(plan)) == 0
+    assert len(queue._context.ledgers.notes) == commits  # type: ignore[attr-defined]
 
 
 def test_what_was_left_before_a_crash_is_replayed_and_may_be_acked_then(queue: Queue) -> None:
@@ -210,23 +210,23 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
     runner = Runner(queue)
     stream, n = _batch_of(runner.batch())
     looks = 0
-    read = queue.leases.read
+    read = queue._context.ledgers.read
 
     def late(group: str, **given: Any) -> Any:
         nonlocal looks
         stored, looks = read(group, **given), looks + 1
         if looks == 1:  # as `leave` does it in another process
-            queue.leases.write(stored, stored.ledger, operation_id="other", note={}, mark=(left_mark_of(stream), n))
+            queue._context.ledgers.write(stored, stored.ledger, operation_id="other", note={}, mark=(auto_ack_app_id(stream), n))
         return stored
 
-    queue.leases.read = late  # type: ignore[method-assign]
-    runner.source.ack_done(stream, n)
+    queue._context.ledgers.read = late  # type: ignore[method-assign]
+    runner.source.ack_committed(stream, n)
     assert looks == 2
     assert queue.group("g").stats().in_flight == 1
 
 
 def _batch_of(plan: BatchPlan) -> tuple[str, int]:
-    parts = lease_stream(plan.lease_id)
+    parts = parse_lease_id(plan.lease_id)
     assert parts is not None
     return parts[0], parts[1]
 
@@ -282,7 +282,7 @@ def test_a_replay_takes_over_what_the_batch_holds_and_counts_it(queue: Queue) ->
     plan = successor.plan()
     assert sequences(plan) == sequences(first) == list(receipt.sequences)
     assert deliveries(plan) == {2}
-    assert lease_stream(plan.lease_id) == (successor.checkpoint.offsets[-1]["stream"], 1, successor.source.runner)
+    assert parse_lease_id(plan.lease_id) == (successor.checkpoint.offsets[-1]["stream"], 1, successor.source.runner)
     assert plan.lease_id != first.lease_id
     assert mark(successor) == 4
     assert [alive.lease_id for alive in successor.alive] == [plan.lease_id]
@@ -364,7 +364,7 @@ def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(queue: Qu
     assert len(sequences(second.plan())) == 100
     third = Runner(queue, first.checkpoint)
     assert sequences(third.batch()) == []
-    ranges = list(queue.group("g").ledger())
+    ranges = list(queue.group("g")._ledger.current())
     assert [(r.state, r.suspect, r.lease_id, r.delivery_count) for r in ranges] == [(WAITING, True, None, 2)]
     piece = third.batch()
     assert 1 <= len(sequences(piece)) < 100, "suspects come in pieces"
@@ -391,7 +391,7 @@ def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(queue: 
             break
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (49, 1, 0, 0)
-    (dead,) = [r for r in queue.group("g").ledger() if r.state == "dead"]
+    (dead,) = [r for r in queue.group("g")._ledger.current() if r.state == "dead"]
     assert dead.first == poison
     assert max(delivered.values()) <= 5, "never more deliveries than allowed"
     assert min(delivered.values()) >= 1
@@ -425,7 +425,7 @@ def test_a_last_attempt_in_company_is_given_back_uncounted(clock: ManualClock) -
     queue.group("g").configure(max_delivery_attempts=3)
     again = Runner(queue, Checkpoint(runner.checkpoint.offsets, runner.checkpoint.committed - 1))
     assert sequences(again.batch()) == []
-    assert [(r.delivery_count, r.suspect) for r in queue.group("g").ledger()] == [(2, True)]
+    assert [(r.delivery_count, r.suspect) for r in queue.group("g")._ledger.current()] == [(2, True)]
     alone = again.batch()
     assert (len(sequences(alone)), deliveries(alone)) == (1, {3})
 
@@ -501,7 +501,7 @@ def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent
             elif step == "before the sink":
                 sink.setdefault(number, sequences(plan))  # skips what it has seen
             elif step == "before the ack":
-                runner.group.settle([SettleCommand(ACK, plan.lease_id)])
+                runner.group._ledger.settle([SettleCommand(ACK, plan.lease_id)])
             else:
                 runner.commit()
     assert sorted(s for rows in sink.values() for s in rows) == list(receipt.sequences)
@@ -586,7 +586,7 @@ def test_a_successor_that_started_earlier_acks_only_leases_of_its_own(queue: Que
     one.batch()
     plan = one.batch()
     stranger = f"{one.checkpoint.offsets[-1]['stream']}/1/{'f' * 12}"
-    lease = queue.group("g").grant(lambda now, default: _request(stranger, now + default))[0]
+    lease = grant(queue.group("g"), lambda now, default: _request(stranger, now + default))
     assert lease.message_count == 1
     assert not one.offer()
     assert queue.group("g").stats().acked == 2
@@ -608,7 +608,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(queue: Queue, start_over: 
     backup = Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed)
     runner.batch()
     runner.batch()
-    before = len(queue.leases.notes)  # type: ignore[attr-defined]
+    before = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
     restored = Runner(queue, backup, max_messages=1)
     if start_over == "replay":
         backup.committed -= 1
@@ -616,7 +616,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(queue: Queue, start_over: 
         assert restored.offer()
     with pytest.raises(StreamFenced, match="start with a new one"):
         restored.plan()
-    assert len(queue.leases.notes) == before, "and nothing was changed"  # type: ignore[attr-defined]
+    assert len(queue._context.ledgers.notes) == before, "and nothing was changed"  # type: ignore[attr-defined]
 
 
 # -- AvailableNow
@@ -628,9 +628,9 @@ def test_available_now_drains_what_was_there_and_due_at_its_start(queue: Queue, 
     assert first is not None
     first.nack(delay="30s")
     runner = Runner(queue, max_messages=1)
-    assert not runner.source.bounded
-    runner.source.bound()
-    assert runner.source.bounded
+    assert not runner.source.is_limited
+    runner.source.limit_to_current()
+    assert runner.source.is_limited
     queue.publish("too late")
     clock.advance("31s")  # what became due meanwhile waits for the next run
     seen = []
@@ -646,7 +646,7 @@ def test_available_now_does_not_come_round_to_what_it_nacked(clock: ManualClock)
     queue = memory_queue(clock, retry_delay="0s", clock_skew="0s")
     queue.publish(["a", "b"])
     runner = Runner(queue)
-    runner.source.bound()
+    runner.source.limit_to_current()
     clock.advance("1s")
     plan = runner.batch()
     runner.group.nack(plan.lease_id)
@@ -663,7 +663,7 @@ def test_available_now_drains_what_its_replay_gave_back(queue: Queue, clock: Man
             assert runner.offer()
         runner.plan()  # dies
     runner = Runner(queue, checkpoint)
-    runner.source.bound()
+    runner.source.limit_to_current()
     clock.advance("1s")
     assert sequences(runner.batch()) == []
     while runner.offer():
@@ -693,7 +693,7 @@ def test_no_lease_is_longer_than_the_longest_lease_duration(queue: Queue, clock:
     queue.publish("a")
     runner = Runner(queue, visibility_timeout=3600 * SECOND, max_lease_duration=300 * SECOND)
     plan = runner.batch()
-    assert plan.expires_at == queue.now() + 300 * SECOND
+    assert plan.expires_at == queue._context.now() + 300 * SECOND
     assert runner.alive[0].timeout == 300 * SECOND
 
 
@@ -734,7 +734,7 @@ def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage() -> N
 
 def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
-    source = StreamSource(queue.group("g"), StreamOptions(visibility_timeout=30_000))
+    source = StreamSource(queue.group("g")._ledger, StreamOptions(visibility_timeout=30_000))
     start = source.initial()
     end = source.latest(start)
     plan = source.plan(start, end)
@@ -752,7 +752,7 @@ def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> N
         assert reached.wait(10)
     finally:
         source.stop()
-    (held,) = [r for r in queue.group("g").ledger() if r.lease_id == plan.lease_id]
+    (held,) = [r for r in queue.group("g")._ledger.current() if r.lease_id == plan.lease_id]
     assert held.expires_at is not None
     assert held.expires_at > plan.expires_at
 
@@ -763,10 +763,10 @@ def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> N
 def test_messages_of_a_missing_file_are_dead_at_once_and_the_rest_go_on(queue: Queue) -> None:
     lost = queue.publish(["a", "b"])
     kept = queue.publish(["c"])
-    queue.log.files.delete(queue.log.index().files[0].path)
+    queue._context.messages.files.delete(queue._context.messages.index().files[0].path)
     runner = Runner(queue)
     assert sequences(runner.batch()) == list(kept.sequences)
-    (dead,) = [r for r in queue.group("g").ledger() if r.state == "dead"]
+    (dead,) = [r for r in queue.group("g")._ledger.current() if r.state == "dead"]
     assert (dead.first, dead.last) == (lost.sequences[0], lost.sequences[-1])
     assert dead.reason == "payload unreadable"
     assert "missing" in (dead.error or "")
@@ -776,7 +776,7 @@ def test_messages_of_a_missing_file_are_dead_at_once_and_the_rest_go_on(queue: Q
 
 def test_a_batch_of_nothing_but_missing_files_is_empty(queue: Queue) -> None:
     queue.publish(["a", "b"])
-    queue.log.files.delete(queue.log.index().files[0].path)
+    queue._context.messages.files.delete(queue._context.messages.index().files[0].path)
     runner = Runner(queue)
     assert sequences(runner.batch()) == []
     assert runner.alive == []
@@ -792,7 +792,7 @@ def test_too_few_attempts_for_a_stream_are_refused_before_anything_changes(attem
     with pytest.raises(InvalidOption, match=f"max_delivery_attempts={attempts}.*3"):
         runner.offer()
     assert queue.groups() == []
-    assert queue.leases.notes == []  # type: ignore[attr-defined]
+    assert queue._context.ledgers.notes == []  # type: ignore[attr-defined]
 
 
 def test_a_group_without_a_limit_of_attempts_streams(clock: ManualClock) -> None:
@@ -810,7 +810,7 @@ def test_a_group_without_a_limit_of_attempts_streams(clock: ManualClock) -> None
 )
 def test_a_checkpoint_of_another_source_is_refused(queue: Queue, offset: Any) -> None:
     with pytest.raises(InvalidOption, match="checkpoint"):
-        StreamSource(queue.group("g"), StreamOptions()).latest(offset)
+        StreamSource(queue.group("g")._ledger, StreamOptions()).latest(offset)
     assert queue.groups() == []
 
 

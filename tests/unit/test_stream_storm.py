@@ -116,9 +116,9 @@ class _Storm:
         self.sink.setdefault((offset["stream"], offset["batch"]), frozenset(rows))
 
     def _ack(self, runner: Runner, plan: BatchPlan) -> None:
-        before = self.queue.group("g").ledger()
+        before = self.queue.group("g")._ledger.current()
         owners = {r.lease_id for r in before if r.state == LEASED}
-        outcome = runner.group.settle([SettleCommand(ACK, plan.lease_id)])[0]
+        outcome = runner.group._ledger.settle([SettleCommand(ACK, plan.lease_id)])[0]
         assert not outcome.settled or plan.lease_id in owners | {r.lease_id for r in before if r.state == WAITING}
 
     def _freeze(self, runner: Runner, plan: BatchPlan | None) -> None:

@@ -1,4 +1,4 @@
-"""One stream over several queues (``spark_mq.streams``), without Spark: shares, replays, zombies, and everything at once."""
+"""One stream over several queues (``spark_mq.streams``), without Spark: fair_shares, replays, zombies, and everything at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from spark_mq import Queue
 from spark_mq.errors import DataLossError, InvalidOption, StreamFenced
 from spark_mq.ledger.settle import ACK, SettleCommand
-from spark_mq.maintenance.sweep import trim
-from spark_mq.streaming.multi_source import MultiQueueSource, Plans, shares
-from spark_mq.streaming.offset import stream_in
+from spark_mq.maintenance.retention import trim
+from spark_mq.streaming.multi_source import MultiQueueSource, Plans, fair_shares
+from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -31,7 +31,7 @@ def clock() -> ManualClock:
 def queues(clock: ManualClock, count: int = 2, **settings: Any) -> list[Queue]:
     made = [memory_queue(clock, **{"visibility_timeout": "60s", "clock_skew": "0s", "retry_delay": "1s", **settings}) for _ in range(count)]
     for number, queue in enumerate(made):
-        queue.path = f"memory/{number}"
+        queue._context.path = f"memory/{number}"
     return made
 
 
@@ -40,7 +40,7 @@ class Runner:
 
     def __init__(self, queues: list[Queue], checkpoint: Checkpoint | None = None, **options: Any) -> None:
         self.checkpoint = checkpoint or Checkpoint()
-        self.source = MultiQueueSource([queue.group("g") for queue in queues], StreamOptions(**options), keep_alive=StubAlive)
+        self.source = MultiQueueSource([queue.group("g")._ledger for queue in queues], StreamOptions(**options), keep_alive=StubAlive)
 
     def offer(self) -> bool:
         log = self.checkpoint
@@ -71,19 +71,19 @@ class Runner:
 
 
 def rows(plans: Plans) -> Rows:
-    return {(group.queue.path, seq) for group, plan in plans for seq in sequences(plan)}
+    return {(group.queue_path, seq) for group, plan in plans for seq in sequences(plan)}
 
 
 def sizes(plans: Plans) -> dict[str, int]:
-    return {group.queue.path: len(sequences(plan)) for group, plan in plans}
+    return {group.queue_path: len(sequences(plan)) for group, plan in plans}
 
 
-# -- shares
+# -- fair_shares
 
 
 @given(limit=st.integers(1, 200), could=st.lists(st.integers(0, 100), min_size=1, max_size=6), turn=st.integers(0, 50))
 def test_shares_are_of_the_total_and_none_gets_less_unless_it_can_take_no_more(limit: int, could: list[int], turn: int) -> None:
-    taken = shares(limit, could, turn)
+    taken = fair_shares(limit, could, turn)
     assert sum(taken) == min(limit, sum(could))
     assert all(mine <= most for mine, most in zip(taken, could, strict=True))
     hungry = [mine for mine, most in zip(taken, could, strict=True) if mine < most]
@@ -91,7 +91,7 @@ def test_shares_are_of_the_total_and_none_gets_less_unless_it_can_take_no_more(l
 
 
 def test_what_does_not_divide_goes_to_each_in_turn() -> None:
-    got = [shares(1, [9, 9, 9], turn) for turn in range(6)]
+    got = [fair_shares(1, [9, 9, 9], turn) for turn in range(6)]
     assert [one.index(1) for one in got] == [0, 1, 2, 0, 1, 2]
 
 
@@ -130,7 +130,7 @@ def test_a_batch_of_bytes_is_shared_too(clock: ManualClock) -> None:
     both = queues(clock)
     for queue in both:
         queue.publish(["x"] * 1_000)
-    size = both[0].log.index().files[0].size
+    size = both[0]._context.messages.index().files[0].size
     taken = sizes(Runner(both, max_bytes=size // 2).batch())
     assert all(200 <= count <= 300 for count in taken.values())
 
@@ -140,9 +140,9 @@ def test_leases_of_one_batch_have_an_id_of_their_own_in_each_queue(clock: Manual
     for queue in both:
         queue.publish(["x"])
     runner = Runner(both)
-    ids = {group.queue.path: plan.lease_id for group, plan in runner.batch()}
+    ids = {group.queue_path: plan.lease_id for group, plan in runner.batch()}
     stream = runner.checkpoint.offsets[-1]["stream"]
-    assert ids == {path: f"{stream_in(stream, path)}/1/{runner.source.runner}" for path in ids}
+    assert ids == {path: f"{stream_id_in_queue(stream, path)}/1/{runner.source.runner}" for path in ids}
     assert runner.checkpoint.offsets[-1] == {"batch": 1, "queues": 2, "stream": stream}
 
 
@@ -190,11 +190,11 @@ def test_a_zombie_frozen_between_two_queues_leases_is_refused_in_the_second(cloc
     zombie = Runner(both)
     assert zombie.offer()
     stream, n = zombie.checkpoint.offsets[-1]["stream"], 1
-    zombie.source.sources[0].lease(stream_in(stream, both[0].path), n)
+    zombie.source.sources[0].lease(stream_id_in_queue(stream, both[0].path), n)
     successor = Runner(both, zombie.checkpoint)
     assert sizes(successor.plan()) == {"memory/0": 1, "memory/1": 0}
     with pytest.raises(StreamFenced):
-        zombie.source.sources[1].lease(stream_in(stream, both[1].path), n)
+        zombie.source.sources[1].lease(stream_id_in_queue(stream, both[1].path), n)
     assert both[1].group("g").stats().ready == 1
 
 
@@ -217,7 +217,7 @@ def test_a_checkpoint_of_one_queue_and_one_of_several_are_not_mixed(clock: Manua
     several = Runner(both)
     several.batch()
     with pytest.raises(InvalidOption, match="several queues"):
-        StreamSource(both[0].group("g"), StreamOptions()).latest(several.checkpoint.offsets[-1])
+        StreamSource(both[0].group("g")._ledger, StreamOptions()).latest(several.checkpoint.offsets[-1])
     single = {"batch": 1, "stream": several.checkpoint.offsets[-1]["stream"]}
     with pytest.raises(InvalidOption, match="one queue"):
         Runner(both).source.latest(single)
@@ -229,7 +229,7 @@ def test_available_now_drains_what_was_there_in_each_queue(clock: ManualClock) -
         queue.publish(["x"] * 5)
     runner = Runner(both, max_messages=4)
     runner.checkpoint.offsets, runner.checkpoint.committed = [runner.source.initial()], 1
-    runner.source.bound()
+    runner.source.limit_to_current()
     total = 0
     while runner.offer():
         total += len(rows(runner.plan()))
@@ -254,7 +254,7 @@ def test_a_group_that_a_hard_limit_cut_is_told_by_the_stream_or_counts_the_loss(
     both[0].group("g").ensure()
     both[0].publish(["gone"])
     clock.advance("2h")
-    trim(both[0])
+    trim(both[0]._context)
     both[1].publish(["there"])
     with pytest.raises(DataLossError):
         Runner(both).offer()
@@ -337,13 +337,13 @@ class _Storm:
             if mine and not calm and self.random.random() < 0.2:
                 bad = self.random.choice(mine)
                 group.nack(plan.lease_id, [bad])
-                taken.discard((group.queue.path, bad))
+                taken.discard((group.queue_path, bad))
         self._write(runner.checkpoint, taken)
         if self._dies(calm):
             return False
         for group, plan in plans:
             if plan.slices and self.random.random() < 0.5:
-                group.settle([SettleCommand(ACK, plan.lease_id)])
+                group._ledger.settle([SettleCommand(ACK, plan.lease_id)])
             if self._dies(calm):
                 return False
         runner.commit()
@@ -362,7 +362,7 @@ class _Storm:
             first = runner.source.sources[0]
             key = (stream, n)
             if key in runner.source._offered and runner.source._offered[key][0]:
-                leased.append(first.lease(stream_in(stream, self.queues[0].path), n))
+                leased.append(first.lease(stream_id_in_queue(stream, self.queues[0].path), n))
 
         def wake() -> None:
             if self.checkpoint.committed >= len(own.offsets):
@@ -372,7 +372,7 @@ class _Storm:
             try:
                 second = runner.source.sources[1]
                 if leased and (stream, n) in runner.source._offered and runner.source._offered[stream, n][1]:
-                    plan = second.lease(stream_in(stream, self.queues[1].path), n)
+                    plan = second.lease(stream_id_in_queue(stream, self.queues[1].path), n)
                     taken = {(self.queues[0].path, s) for s in sequences(leased[0])} | {(self.queues[1].path, s) for s in sequences(plan)}
                     self._write(own, taken)
                 elif not leased:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from drivers import grant
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
@@ -13,7 +14,6 @@ from spark_mq.ledger.acquire import AcquireRequest
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.ranges import WAITING, Ledger, Range
 from spark_mq.ledger.schedule import sort_out
-from spark_mq.maintenance.sweep import sweep
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -34,7 +34,7 @@ def values(queue: Queue, limit: int = 100, **given: Any) -> list[str]:
 
 
 def ledger(queue: Queue) -> Ledger:
-    found = queue.leases.read("default").ledger
+    found = queue._context.ledgers.read("default").ledger
     assert found is not None
     return found
 
@@ -164,7 +164,7 @@ def test_a_dead_letter_has_no_times_of_its_own(queue: Queue, clock: ManualClock)
     lease = queue.group().lease("w")
     assert lease is not None
     lease.reject()
-    sweep(queue)
+    queue.sweep()
     clock.advance(1000)
     assert values(queue.dead_letters) == ["x"]
 
@@ -207,16 +207,16 @@ def test_delayed_messages_behind_the_due_ones_are_set_aside_once(queue: Queue, c
     assert values(queue, auto_ack=True) == ["now"]
     waiting = [(r.message_count, r.available_at) for r in ledger(queue) if r.state == WAITING]
     assert [count for count, _ in waiting] == [5, 1]
-    assert ledger(queue).frontier == queue.log.index().tail
+    assert ledger(queue).frontier == queue._context.messages.index().tail
 
 
 def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_it(queue: Queue, clock: ManualClock) -> None:
     later = in_seconds(clock, 60)
     queue.publish([Message("a"), Message("x", deliver_at=later), Message("b"), Message("y", deliver_at=later)])
     group = queue.group().ensure()
-    grant, _ = group.grant(lambda now, timeout: AcquireRequest("l", "w", 10, now + timeout, max_bytes=1))
-    assert [r.message_count for r in grant.ranges] == [1]
-    assert ledger(queue).frontier == grant.ranges[-1].last
+    granted = grant(group, lambda now, timeout: AcquireRequest("l", "w", 10, now + timeout, max_bytes=1))
+    assert [r.message_count for r in granted.ranges] == [1]
+    assert ledger(queue).frontier == granted.ranges[-1].last
     assert values(queue, auto_ack=True) == ["b"]
     clock.advance(60)
     assert values(queue, auto_ack=True) == ["x", "y"]
@@ -227,12 +227,12 @@ def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(qu
     queue.publish([Message("gone too", expires_at=in_seconds(clock, 5)), Message("now"), Message("last", deliver_at=in_seconds(clock, 60))])
     queue.group().ensure()
     clock.advance(6)
-    sweep(queue)
+    queue.sweep()
     found = ledger(queue)
     assert [(r.state, r.message_count) for r in found] == [(WAITING, 1), ("settled", 1)]
     assert found.head.counters["expired"] == 2
     revision = found.head.revision
-    sweep(queue)
+    queue.sweep()
     assert ledger(queue).head.revision == revision
     assert queue.group().stats().ready == 1
     assert values(queue, auto_ack=True) == ["now"]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from spark_mq.storage.turns import EVERYONE, Turn
 
 from spark_mq.storage import turns
-from spark_mq.storage.turns import EVERYONE, Turn
 
 
 class Store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_mq.ledger.settle import REJECT
-from spark_mq.maintenance.dead_letters import route
+from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.retention import trim
 
@@ -40,21 +40,21 @@ class Router(Chore):
     """Sends dead messages to the dead-letter queue."""
 
     def do(self, ctx: Context) -> None:
-        route(ctx.group())
+        route_dead_letters(ctx.queue._context, ctx.group()._ledger)
 
 
 class Redriver(Chore):
     """Publishes dead letters into their queue again, one at a time."""
 
     def do(self, ctx: Context) -> None:
-        redrive(ctx.queue, None, 1, False, None)
+        redrive(ctx.queue._context, None, 1, False, None)
 
 
 class Trimmer(Chore):
     """Drops what every group has settled."""
 
     def do(self, ctx: Context) -> None:
-        trim(ctx.queue)
+        trim(ctx.queue._context)
 
 
 class Seeker(Chore):

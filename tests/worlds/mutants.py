@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spark_mq import group
 from spark_mq.ledger import acquire as selection
 from spark_mq.ledger import admin as moving
 from spark_mq.ledger import editor as draft
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions as ledger
-from spark_mq.maintenance import dead_letters, redrive, retention
+from spark_mq.maintenance import dead_letters, redrive, retention, transfer
+from spark_mq.operations import group_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.streaming import source as stream
@@ -119,7 +119,7 @@ ALL = [
     # -- section 6: the source
     Mutant(SOURCE, "a replay never leases anew", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
     Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan, "self.replay(stream, n)",
-           "(self.replay if rules_of.held_by_batch(self.group.ledger(), f'{stream}/{n}/') else self.lease)(stream, n)", "crashes"),
+           "(self.replay if transitions.held_by_batch(self.ledger.current(), f'{stream}/{n}/') else self.lease)(stream, n)", "crashes"),
     Mutant(SOURCE, "a replay takes over what its batch holds", ledger.held_by_batch, "return ledger", "return [] and ledger", "crashes"),
     Mutant(SOURCE, "a replay counts as a delivery", ledger.take_over, "r.delivery_count + 1", "r.delivery_count", "crashes"),
     Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", stream.StreamSource.replay, "if got[2] else None",
@@ -146,29 +146,29 @@ ALL = [
     Mutant(SETTLING, "a sink's transaction is the stream, never a constant", foreach.BatchLease.delta_options.fget,
            '"txnAppId": parts[0]', '"txnAppId": "app"', "company"),
     Mutant(SETTLING, "and n, which never repeats", foreach.BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
-    Mutant(SETTLING, "what is settled is the lease minus the failures", foreach.ForEachBatch._run, "settles = self._said(returned, lease)",
-           "settles = []", "returner"),
+    Mutant(SETTLING, "what is settled is the lease minus the failures", foreach.ForEachBatch._run, "result = self._verdicts(returned, lease)",
+           "result = []", "returner"),
     Mutant(SETTLING, "what is left on purpose is put down before Spark commits the batch", foreach.ForEachBatch.__call__,
            'if self.policy.ack == "manual":', "if False:", "left"),
     Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run, 'if self.policy.ack == "first":', "if True:", "crashes"),
     Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", processes.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
     # -- section 8: dead letters
-    Mutant(LETTERS, "a sweeper finishes the routing ids that it finds", dead_letters.route, "in _unfinished(group):", "in ():", "routing"),
-    Mutant(LETTERS, "each routing has a new id", dead_letters.route, 'f"routing-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
-    Mutant(LETTERS, "a race for a routing id is refused", dead_letters._finish, "mark=(routing_id, 1),", "", "routing"),
-    Mutant(LETTERS, "dead letters are published before they are settled", dead_letters._finish, "if frozen and", "if not frozen and", "routing_and_seek"),
+    Mutant(LETTERS, "a sweeper finishes the routing ids that it finds", dead_letters.route_dead_letters, "routing.finish_all()", "0", "routing"),
+    Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
+    Mutant(LETTERS, "a race for a routing id is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "routing"),
+    Mutant(LETTERS, "dead letters are published before they are settled", transfer.Transfer.finish, "if frozen and", "if not frozen and", "routing_and_seek"),
     Mutant(LETTERS, "a routing id settles its own alone", ledger.routed, 'pc.equal(ledger.column("lease_id"), routing_id)', "True", "routing_goes_on"),
     Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.select(ledger.where(ledger.is_state(ROUTING)))", "[]", "routing_and_seek"),
-    Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "for redrive_id in _unfinished(dead)", "for redrive_id in ()", "redriving"),
-    Mutant(LETTERS, "a race for a redrive is refused", redrive._finish, "mark=(redrive_id, 1), ", "", "redriving"),
-    Mutant(LETTERS, "each redrive has an id of its own", redrive._redrive, 'f"redrive-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
+    Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "_Redrive(context).finish_all()", "0", "redriving"),
+    Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "redriving"),
+    Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
     # -- section 3: trims
-    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(_oldest_floor(queue), ", "max(-1, ", "trim_and_seek"),
+    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(_lowest_floor(context), ", "max(-1, ", "trim_and_seek"),
     Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim, "whole_table=True", "whole_table=False", "trim_and_new_group"),
-    Mutant(TRIM, "so is making a group", group.ConsumerGroup.ensure, "whole_table=True", "whole_table=False", "trim_and_new_group"),
-    Mutant(TRIM, "so is a seek", group.ConsumerGroup.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
-    Mutant(TRIM, "a new group starts above the horizon", group.ConsumerGroup.ensure,
-           "max(self._position(index, self.start) - 1, self.queue.horizon())", "self._position(index, self.start) - 1", "trim_and_new_group"),
-    Mutant(TRIM, "a seek ends above the horizon", group.ConsumerGroup.seek,
-           "max(self._position(index, target), self.queue.horizon() + 1)", "self._position(index, target)", "trim_and_seek"),
+    Mutant(TRIM, "so is making a group", group_ledger.GroupLedger.create_if_missing, "whole_table=True", "whole_table=False", "trim_and_new_group"),
+    Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
+    Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
+           "max(_position(index, self.start) - 1, read_horizon(self.ledgers))", "_position(index, self.start) - 1", "trim_and_new_group"),
+    Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek,
+           "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from spark_mq.ledger.ranges import Range
-from spark_mq.streaming.offset import lease_stream, mark_of
+from spark_mq.streaming.offset import fence_app_id, parse_lease_id
 
 from .kernel import Violation
 from .processes import Event
@@ -121,7 +121,7 @@ class Onlooker:
 
 def batch_of(lease_id: str) -> Batch:
     """Who writes the messages of a lease: the stream's batch, or the worker."""
-    parts = lease_stream(lease_id)
+    parts = parse_lease_id(lease_id)
     return (parts[0], parts[1]) if parts else ("worker", lease_id)
 
 
@@ -299,7 +299,7 @@ class _Noting:
 
     def _replayed(self, lease: str) -> bool:
         stream, n = batch_of(lease)
-        return stream != "worker" and dict(self.after.marks).get(mark_of(stream), (0, 0))[0] >= 2 * n + 2
+        return stream != "worker" and dict(self.after.marks).get(fence_app_id(stream), (0, 0))[0] >= 2 * n + 2
 
     def _granted(self, at: int, a: Range | None, b: Range) -> None:
         lease = str(b.lease_id)
@@ -393,7 +393,7 @@ class _Noting:
         attempts = self.onlooker.attempts
         if r is None or attempts is None:
             return False
-        return 0 < r.delivery_count >= attempts - 1 - (lease_stream(lease) is not None)
+        return 0 < r.delivery_count >= attempts - 1 - (parse_lease_id(lease) is not None)
 
 
 def _check_form(book: Book) -> None:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from spark_mq import Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
 from spark_mq.group import ConsumerGroup
-from spark_mq.handler import MessageVerdict
-from spark_mq.handler_policy import HandlerPolicy
+from spark_mq.handler import HandlerPolicy, MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.spark.foreach_batch import BatchLease, ForEachBatch
 from spark_mq.spark.lease_lookup import BatchLeases
@@ -76,11 +75,13 @@ class Watched(ConsumerGroup):
     """A group that tells of each settle what came of it."""
 
     def __init__(self, ctx: Context, name: str, **given: Any) -> None:
-        super().__init__(ctx.queue, name, **given)
+        super().__init__(ctx.queue._context, name, **given)
         self._ctx = ctx
+        self._settle = self._ledger.settle
+        self._ledger.settle = self._watched_settle  # type: ignore[method-assign]
 
-    def settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
-        outcomes = super().settle(wanted)
+    def _watched_settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
+        outcomes = self._settle(wanted)
         for one, outcome in zip(wanted, outcomes, strict=True):
             named = one.intervals is not None and not one.whole
             self._ctx.emit("settle", one.verb, one.lease_id, named, one.delay, tuple(outcome.ranges), tuple(outcome.lost), self.name)
@@ -135,25 +136,25 @@ class Alive:
         pass
 
 
-KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "could_take")
+KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "available_count")
 """What a runner remembers from hook to hook."""
 
 
 def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
-    known = {*KEPT, "group", "options", "runner", "_keep_alive", "_looked"}
+    known = {*KEPT, "ledger", "options", "runner", "_keep_alive", "_looked"}
     assert set(vars(source)) == known, f"StreamSource has {set(vars(source)) ^ known}: worlds must know what a runner remembers"
     plain: dict[str, Any] = {name: getattr(source, name) for name in KEPT}
     plain["_offered"] = tuple(sorted(plain["_offered"]))
     plain["_planned"] = tuple(plain["_planned"].items())
     alive = plain["_alive"]
     plain["_alive"] = None if alive is None else (alive.lease_id, alive.timeout, alive.limit)
-    del plain["could_take"]
+    del plain["available_count"]
     return (("runner", source.runner), *plain.items())
 
 
 def restored(group: ConsumerGroup, options: StreamOptions, kept: tuple[tuple[str, Any], ...]) -> StreamSource:
     plain = dict(kept)
-    source = StreamSource(group, options, keep_alive=Alive, runner=plain["runner"])
+    source = StreamSource(group._ledger, options, keep_alive=Alive, runner=plain["runner"])
     source._offered, source._planned = set(plain["_offered"]), dict(plain["_planned"])
     source._alive = None if plain["_alive"] is None else Alive(*plain["_alive"])
     source._bound, source._checked, source._first = plain["_bound"], plain["_checked"], plain["_first"]
@@ -455,7 +456,7 @@ class Worker(Program):
             return False
         if lease is None:
             return False
-        handed = tuple((s, r.delivery_count) for r in lease.ranges for s in ctx.store.log.messages if r.first <= s <= r.last)
+        handed = tuple((s, r.delivery_count) for r in lease._ranges for s in ctx.store.log.messages if r.first <= s <= r.last)
         ctx.emit("hand", lease.lease_id, handed, micros(lease.expires_at))
         ctx.local["lease"], ctx.local["rows"] = lease.lease_id, tuple(s for s, _ in handed)
         return True
@@ -471,7 +472,7 @@ class Worker(Program):
     def settle(self, ctx: Context, verb: str, *rows: int) -> None:
         """Of some messages by name, or of the whole lease, as :class:`~spark_mq.lease.Lease` does it."""
         intervals = [(s, s) for s in rows or ctx.local["rows"]]
-        ctx.group().settle([SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows)])
+        ctx.group()._ledger.settle([SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows)])
 
 
 class Fickle(Worker):

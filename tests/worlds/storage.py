@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-import spark_mq.maintenance.dead_letters
-import spark_mq.maintenance.redrive
+import spark_mq.maintenance.transfer
 import spark_mq.operations.acquire
 import spark_mq.parquet.writer
 import spark_mq.storage.ledger_table
@@ -27,8 +26,10 @@ from spark_mq import GroupSettings, Queue
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import QueueSettings
+from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.testing import ManualClock, MemoryLeases, MemoryLog
+from spark_mq.storage.memory import MemoryLedgers, MemoryMessages
+from spark_mq.testing import ManualClock
 
 from .kernel import EFFECT, FREE, READ, Tape
 
@@ -164,8 +165,8 @@ class Rig:
         self.fine = fine
         self.clock = Clock()
         stopped = ManualClock(EPOCH)
-        self.log, self.dead_log = MemoryLog(stopped), MemoryLog(stopped)
-        self.leases, self.dead_leases = MemoryLeases(stopped), MemoryLeases(stopped)
+        self.log, self.dead_log = MemoryMessages(stopped), MemoryMessages(stopped)
+        self.leases, self.dead_leases = MemoryLedgers(stopped), MemoryLedgers(stopped)
         self.settings = QueueSettings.checked(GroupSettings.checked(retry_jitter=0, **settings), **of_queue)
         self._books: dict[Hashable, Book] = {}
         self._indexes: dict[Log, MessageIndex] = {}
@@ -179,22 +180,25 @@ class Rig:
         leases, logs = (("read", "mark", "groups"), ("write",)), (("index", "last_number"), ("commit", "drop"))
         if not self.fine:
             logs = (("last_number",), ("commit", "drop"))
-        dead = Queue(
+        dead = QueueContext(
             "memory/dead_letters", QueueSettings.of_dead_letters("memory/dead_letters"),
-            _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases), clock=self.clock,
+            _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases), clock=self.clock,  # type: ignore[arg-type]
+            open_dead_letters=lambda itself: itself,
         )  # fmt: skip
-        queue = Queue(
-            "memory", self.settings, _Taped(self, self.log, *logs), _Taped(self, self.leases, *leases), clock=self.clock, dead_letters=dead
-        )
-        queue._readable = _ALL
-        return queue
+        context = QueueContext(
+            "memory", self.settings, _Taped(self, self.log, *logs), _Taped(self, self.leases, *leases), clock=self.clock,  # type: ignore[arg-type]
+            open_dead_letters=lambda _: dead,
+        )  # fmt: skip
+        context.readable_files = _ALL
+        return Queue(context)
 
     def publish(self, *commits: Any) -> Log:
         """What the log holds once these have been published, one commit each."""
         self.clock.tape = Tape((), False, ())
         log = self.log
         for messages in commits:
-            Queue("memory", self.settings, log, self.leases, clock=self.clock).publish(messages)
+            context = QueueContext("memory", self.settings, log, self.leases, clock=self.clock, open_dead_letters=lambda itself: itself)
+            Queue(context).publish(messages)
         return self._taken(log, Log())
 
     def load(self, store: Store, tape: Tape) -> None:
@@ -208,7 +212,7 @@ class Rig:
             log._index, log._active, log._numbers = self._indexes[held], set(held.active), dict(held.numbers)
 
     @staticmethod
-    def _load(leases: MemoryLeases, books: Iterable[tuple[str, Book]], version: int, changed: Iterable[tuple[str, int]]) -> None:
+    def _load(leases: MemoryLedgers, books: Iterable[tuple[str, Book]], version: int, changed: Iterable[tuple[str, int]]) -> None:
         leases._ledgers = {group: book.ledger for group, book in books}
         leases._changed = dict(changed)
         leases.notes, leases.events = [{}] * version, []
@@ -228,7 +232,7 @@ class Rig:
             dead_version=len(self.dead_leases.notes), dead_changed=tuple(sorted(self.dead_leases._changed.items())),
         )  # fmt: skip
 
-    def _saved(self, leases: MemoryLeases, before: tuple[tuple[str, Book], ...]) -> tuple[tuple[str, Book], ...]:
+    def _saved(self, leases: MemoryLedgers, before: tuple[tuple[str, Book], ...]) -> tuple[tuple[str, Book], ...]:
         known = dict(before)
         books = []
         for group, ledger in sorted(leases._ledgers.items()):
@@ -246,7 +250,7 @@ class Rig:
             self._books[key] = Book(ledger, rows)
         return self._books[key]
 
-    def _taken(self, log: MemoryLog, before: Log) -> Log:
+    def _taken(self, log: MemoryMessages, before: Log) -> Log:
         files = tuple(log._index.files)
         letters = before.letters
         if log is self.dead_log:
@@ -301,7 +305,7 @@ def deterministic() -> Iterator[None]:
     still = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None)
     patches: list[tuple[Any, str, Any]] = [
         *((module, "uuid", made) for module in (spark_mq.streaming.source, spark_mq.operations.acquire,
-        spark_mq.maintenance.dead_letters, spark_mq.maintenance.redrive,
+        spark_mq.maintenance.transfer,
                                                 spark_mq.parquet.writer)),
         (spark_mq.storage.ledger_table, "uuid", some),
         (spark_mq.storage.ledger_table, "time", still),

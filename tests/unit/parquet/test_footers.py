@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
 from spark_mq.delta.files import Files
+
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet import footers as module
 from spark_mq.parquet.footers import Footer, FooterCache, open_file

@@ -15,8 +15,8 @@ import pytest
 from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
-
 from spark_mq.delta.files import Files
+
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet import reader, thrift
 from spark_mq.parquet.pages import PageReader

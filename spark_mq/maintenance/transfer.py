@@ -1,0 +1,111 @@
+"""Move messages of a ledger into another queue, each once, by three commits.
+
+The first commit freezes the messages as ``routing`` under a new id. The second one publishes them
+with that id as application transaction. The third one settles that id. A crash in between leaves
+an id that the next transfer finishes.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spark_mq.errors import DuplicatePublish
+from spark_mq.ledger.ranges import ROUTING, Ledger, Range
+from spark_mq.ledger.transitions import routed
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.update import Priority, Update, update_ledger
+
+__all__ = ["Frozen", "Transfer"]
+
+_log = logging.getLogger(__name__)
+
+Frozen = tuple[Ledger, int]
+"""The ledger after a freeze, and the number of messages frozen by it."""
+
+
+class Transfer(ABC):
+    """Moves messages of one ledger into another queue. Safe to kill, to repeat, to run twice."""
+
+    prefix: str
+    """Of the ids."""
+    freeze_operation: str
+    """What the first commit says about itself."""
+    operation: str
+    """What the publish says about itself."""
+    event: str
+    """What happens to the messages in the ledger: "routed" or "redriven"."""
+
+    def __init__(self, source: GroupLedger, target: MessageStore) -> None:
+        self.source = source
+        self.target = target
+
+    @abstractmethod
+    def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
+        """Return the ledger with messages frozen under an id, and their number."""
+
+    @abstractmethod
+    def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
+        """Write the files of the target, or return None if another transfer must finish."""
+
+    def commit_info(self) -> Mapping[str, Any]:
+        """Return what the publish says about itself besides its operation."""
+        return {}
+
+    def finish_all(self) -> int:
+        """Finish the transfers that were begun. Returns the number of messages."""
+        ledger = self._ledger(self.source.snapshot())
+        rows = ledger.select(ledger.where(ledger.is_state(ROUTING)))
+        found = sorted({r.lease_id for r in rows if r.lease_id})
+        return sum(self.finish(transfer_id) for transfer_id in found)
+
+    def freeze(self) -> str | None:
+        """Freeze messages under a new id. Returns the id, or None if there are none."""
+        transfer_id = f"{self.prefix}-{uuid.uuid4().hex}"
+
+        def compute(snapshot: LedgerSnapshot) -> Update[int]:
+            after, messages = self.frozen(snapshot, transfer_id)
+            operation = self.freeze_operation
+            info = {"operation": operation, "lease_id": transfer_id, "messages": messages}
+            return after if messages else None, messages, info
+
+        return transfer_id if self._update(compute) else None
+
+    def finish(self, transfer_id: str) -> int:
+        """Publish what is frozen under an id, unless that is done, and settle it."""
+        ledger = self._ledger(self.source.snapshot())
+        routing = ledger.select(ledger.where(ledger.is_state(ROUTING)))
+        frozen = [r for r in routing if r.lease_id == transfer_id]
+        # The look saves writing the files. The transaction refuses a second publish.
+        if frozen and self.target.last_number(transfer_id) is None:
+            files = self.write(frozen)
+            if files is None:
+                return 0
+            self._publish(files, transfer_id)
+
+        def compute(snapshot: LedgerSnapshot) -> Update[int]:
+            after, messages = routed(self._ledger(snapshot), transfer_id, self.event)
+            info = {"operation": self.event, "lease_id": transfer_id, "messages": messages}
+            return after if messages else None, messages, info
+
+        return self._update(compute)
+
+    def _publish(self, files: list[WrittenFile], transfer_id: str) -> None:
+        note = {"operation": self.operation, **self.commit_info()}
+        try:
+            self.target.commit(files, mark=(transfer_id, 1), note=note)
+        except DuplicatePublish:
+            _log.info("another sweeper has published %s", transfer_id)
+
+    def _ledger(self, snapshot: LedgerSnapshot) -> Ledger:
+        return self.source.ledger_in(snapshot)
+
+    def _update(self, compute: Callable[[LedgerSnapshot], Update[int]]) -> int:
+        source = self.source
+        return update_ledger(source.ledgers, source.name, compute, priority=Priority.LEASE)

@@ -1,0 +1,123 @@
+"""One queue as operations see it: its stores, settings, clock and dead letters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spark_mq.ledger.settings import QueueSettings
+from spark_mq.operations.group_ledger import (
+    GroupLedger,
+    SettleBatcher,
+    StartPosition,
+    read_horizon,
+)
+from spark_mq.storage.history_table import HistoryStore
+from spark_mq.storage.ledger_store import LedgerStore
+from spark_mq.storage.message_store import MessageStore
+from spark_mq.util.clock import Clock, system_clock
+from spark_mq.util.validation import micros
+
+__all__ = ["QueueContext"]
+
+
+class QueueContext:
+    """The stores, settings and clock of one queue. Thread-safe.
+
+    Parameters
+    ----------
+    path
+        The path of the queue.
+    settings
+        The settings of the queue.
+    messages, ledgers
+        Its stores.
+    history
+        Its archive. None for a queue in memory.
+    clock
+        Returns the time. Default: the machine's.
+    storage_options
+        Options of the object store.
+    open_dead_letters
+        Opens the dead-letter queue and creates it if it is missing.
+    reopen
+        Opens the queue in another process, from path, options and clock. None: it cannot.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        settings: QueueSettings,
+        messages: MessageStore,
+        ledgers: LedgerStore,
+        *,
+        history: HistoryStore | None = None,
+        clock: Clock | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        open_dead_letters: Callable[[QueueContext], QueueContext],
+        reopen: Callable[..., QueueContext] | None = None,
+    ) -> None:
+        self.path = path
+        self.settings = settings
+        self.messages = messages
+        self.ledgers = ledgers
+        self.history = history
+        self.clock = clock or system_clock
+        self.storage_options = dict(storage_options or {})
+        self.readable_files: set[str] = set()
+        """Data files whose footer was read without an error. Files do not change."""
+        self._open_dead_letters = open_dead_letters
+        self._reopen = reopen
+        self._dead_letters: QueueContext | None = None
+        self._batchers: dict[str, SettleBatcher] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        if self._reopen is None:
+            raise TypeError(
+                f"Queue({self.path!r}) is kept in memory: it cannot be pickled, nor used by another "
+                "process"
+            )
+        clock = None if self.clock is system_clock else self.clock
+        return self._reopen, (self.path, self.storage_options, clock)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    def now(self) -> int:
+        """Return the clock's time in microseconds."""
+        return micros(self.clock())
+
+    def horizon(self) -> int:
+        """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
+        return read_horizon(self.ledgers)
+
+    def group(self, name: str, start: StartPosition = "earliest") -> GroupLedger:
+        """Return the ledger of a group. Its objects share their settles' commits."""
+        ledger = GroupLedger(
+            name,
+            self.ledgers,
+            self.messages,
+            self.clock,
+            self.settings.group,
+            queue_path=self.path,
+            start=start,
+            hard_limit=self.settings.hard_retention is not None,
+        )
+        ledger.readable_files = self.readable_files
+        with self._lock:
+            ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
+        return ledger
+
+    def groups(self) -> list[GroupLedger]:
+        """Return the ledgers of the groups that exist."""
+        return [self.group(name) for name in self.ledgers.groups()]
+
+    def dead_letters(self) -> QueueContext:
+        """Return the dead-letter queue. It is created if it is missing."""
+        if self._dead_letters is None:
+            self._dead_letters = self._open_dead_letters(self)
+        return self._dead_letters

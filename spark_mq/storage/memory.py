@@ -1,0 +1,200 @@
+"""Both stores of a queue in memory, for tests: the rules are those of the stores on Delta tables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from spark_mq.delta.object_store import FileInfo, ObjectStore
+from spark_mq.errors import CommitConflict
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
+from spark_mq.parquet.delivery_times import read_delivery_times
+from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.ledger_rows import to_rows
+from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
+from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
+from spark_mq.util.clock import Clock, system_clock
+from spark_mq.util.fair_lock import FairLock
+from spark_mq.util.notifier import Notifier
+from spark_mq.util.validation import RESERVED_PREFIX, micros
+
+__all__ = ["MemoryFiles", "MemoryLedgers", "MemoryMessages"]
+
+
+class MemoryFiles(ObjectStore):
+    """The files under a root that exists in memory only. They are Parquet there too: reading takes the same way as from disk."""
+
+    def __init__(self) -> None:
+        super().__init__("memory")
+        self._held: dict[str, bytes] = {}
+
+    def open(self, path: str) -> Any:
+        return pa.BufferReader(self.read(path))
+
+    def read(self, path: str) -> bytes:
+        try:
+            return self._held[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        self._held[path] = bytes(data)
+
+    def delete(self, path: str) -> None:
+        self._held.pop(path, None)
+
+    def exists(self, path: str) -> bool:
+        return path in self._held
+
+    def list(self, folder: str) -> list[FileInfo]:
+        inside = sorted(path for path in self._held if path.rpartition("/")[0] == folder)
+        return [FileInfo(path, len(self._held[path]), 0.0) for path in inside]
+
+
+class MemoryMessages(MessageStore):
+    """Messages in memory, with the same sequences, marks and files as in a Delta table."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.path = "memory/messages"
+        self.files = MemoryFiles()
+        self.bell = Notifier()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._index = MessageIndex(version=0)  # as if version 0 had made the table
+        self._active: set[str] = set()
+        self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest mark
+
+    def commit(
+        self,
+        written: Iterable[WrittenFile],
+        *,
+        mark: tuple[str, int] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        with self._lock:
+            if mark is not None:
+                check_mark(self.last_number(mark[0]), mark)
+            version, at = self._index.version + 1, micros(self._clock())
+            files, ordinal = [], 0
+            for file in written:
+                times = read_delivery_times(self.files, file.path) if file.timed else None
+                files.append(DataFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times))
+                ordinal += file.rows
+            self._index.extend(files, version)
+            self._active.update(file.path for file in files)
+            receipt = PublishReceipt(version, range(sequence(version, 0), sequence(version, ordinal)))
+            if mark is not None:
+                self._numbers[mark[0]] = (mark[1], receipt)
+        self.bell.ring()
+        return receipt
+
+    def last_number(self, app: str) -> int | None:
+        return self._numbers[app][0] if app in self._numbers else None
+
+    def receipt(self, app: str, number: int) -> PublishReceipt | None:
+        last, receipt = self._numbers.get(app, (None, None))
+        return receipt if last == number else None
+
+    def index(self, reach: int | None = None) -> MessageIndex:
+        return self._index
+
+    def known(self) -> MessageIndex:
+        return self._index
+
+    def index_commits(self) -> int:
+        return 0
+
+    def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
+        return 0
+
+    def drop(self, horizon: int) -> int:
+        with self._lock:
+            gone = {file.path for file in self._index.files if file.last <= horizon} & self._active
+            if gone:
+                self._active -= gone
+                self._index.extend((), self._index.version + 1)
+            for path in gone:
+                self.files.delete(path)
+            return len(gone)
+
+
+class MemoryLedgers:
+    """Ledgers in memory: optimistic commits on a dict.
+
+    ``notes``: what each commit said it did, oldest first; the audit trail that DESCRIBE HISTORY shows of a Delta table. ``events``: what
+    happened in each, by group.
+    """
+
+    def __init__(self, clock: Clock = system_clock) -> None:
+        self.bell = Notifier()
+        self._clock = clock
+        self.notes: list[dict[str, Any]] = []
+        self.events: list[tuple[str, Sequence[Event]]] = []
+        self._doors: dict[str, FairLock] = {}
+        self._lock = threading.Lock()
+        self._ledgers: dict[str, Ledger] = {}
+        self._changed: dict[str, int] = {}  # the version that changed a group last
+        self._marks: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
+
+    def door(self, group: str) -> FairLock:
+        return self._doors.setdefault(group, FairLock())
+
+    def read(self, group: str, *, blind: bool = False, look: bool = True) -> LedgerSnapshot:
+        with self._lock:
+            return LedgerSnapshot(group, None if blind else self._ledgers.get(group), len(self.notes))
+
+    def write(
+        self,
+        stored: LedgerSnapshot,
+        ledger: Ledger | None,
+        *,
+        operation_id: str,
+        note: Mapping[str, Any],
+        mark: tuple[str, int] | None = None,
+        whole_table: bool = False,
+    ) -> None:
+        with self._lock:
+            latest = len(self.notes)
+            if (latest if whole_table else self._changed.get(stored.group, 0)) > stored.token:
+                raise CommitConflict(f"group {stored.group} has changed since it was read")
+            if mark is not None and self._marks.get(mark[0], (0, 0))[1] > stored.token:
+                raise CommitConflict(f"{mark[0]} has been marked since")
+            self.notes.append({"operation_id": operation_id, "committed_at": micros(self._clock()), **note})
+            if ledger is None:
+                del self._ledgers[stored.group]
+            else:
+                self._ledgers[stored.group] = Ledger(ledger.head, ledger.ranges)
+            self.events.append((stored.group, () if ledger is None else ledger.events))
+            self._changed[stored.group] = latest + 1
+            if mark is not None:
+                self._marks[mark[0]] = (mark[1], latest + 1)
+
+    def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
+        with self._lock:
+            number, version = self._marks.get(app, (None, 0))
+            if version > stored.token:
+                raise CommitConflict(f"{app} has been marked since")
+            return number
+
+    def may_skip_look(self) -> bool:
+        return False
+
+    def groups(self) -> list[str]:
+        with self._lock:
+            return sorted(name for name in self._ledgers if not name.startswith(RESERVED_PREFIX))
+
+    def version(self) -> int:
+        return len(self.notes)
+
+    def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
+        for version in range(max(1, first), min(last, len(self.notes)) + 1):
+            note, (group, events) = self.notes[version - 1], self.events[version - 1]
+            rows = to_rows(group, Ledger(LedgerHeader(), None, events))
+            yield LedgerCommit(version, note["committed_at"], group, note.get("operation"), note["operation_id"], rows)
+
+    def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
+        return 0
