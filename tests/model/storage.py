@@ -30,7 +30,7 @@ from spark_mq.ledger.settings import QueueSettings
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.testing import ManualClock, MemoryLeases, MemoryLog
 
-from .kernel import EFFECT, FREE, READ, Tape
+from .explorer import EFFECT, FREE, READ, Tape
 
 SECOND = 1_000_000
 BEGIN = 1_000_000 * SECOND
@@ -166,7 +166,7 @@ class Rig:
         stopped = ManualClock(EPOCH)
         self.log, self.dead_log = MemoryLog(stopped), MemoryLog(stopped)
         self.leases, self.dead_leases = MemoryLeases(stopped), MemoryLeases(stopped)
-        self.settings = QueueSettings.checked(GroupSettings.checked(retry_jitter=0, **settings), **of_queue)
+        self.settings = QueueSettings.validated(GroupSettings.validated(retry_jitter=0, **settings), **of_queue)
         self._books: dict[Hashable, Book] = {}
         self._indexes: dict[Log, MessageIndex] = {}
 

@@ -20,7 +20,7 @@ from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.streaming import source as stream
 
-from . import processes
+from . import actors
 from .storage import IDS
 
 
@@ -151,7 +151,7 @@ ALL = [
     Mutant(SETTLING, "what is left on purpose is put down before Spark commits the batch", foreach.ForEachBatch.__call__,
            'if self.policy.ack == "manual":', "if False:", "left"),
     Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run, 'if self.policy.ack == "first":', "if True:", "crashes"),
-    Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", processes.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
+    Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", actors.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
     # -- section 8: dead letters
     Mutant(LETTERS, "a sweeper finishes the routing ids that it finds", dead_letters.route, "in _unfinished(group):", "in ():", "routing"),
     Mutant(LETTERS, "each routing has a new id", dead_letters.route, 'f"routing-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
