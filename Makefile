@@ -102,8 +102,8 @@ test-connect-short: setup .venv/connect/.installed ## a part of test-connect, of
 	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect -m "not slow" --durations=10
 
 .PHONY: worlds
-worlds: setup ## look at the small worlds of tests/worlds with larger bounds: hours in all; WORLD=... for one of them
-	@$(python) -m pytest --large-worlds tests/worlds -k "no_interleaving and $(or $(WORLD),no)" -s --durations=0
+worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them
+	@$(python) -m pytest --large-worlds tests/model -k "no_interleaving and $(or $(WORLD),no)" -s --durations=0
 
 .PHONY: lint
 lint: setup ## check style, formatting and types

@@ -1,7 +1,8 @@
-"""Every error that spark_mq raises on purpose, with the data that explains it.
+"""Define the errors of spark_mq.
 
-All derive from :class:`SparkMQError`. What an error knows is kept as attributes (``error.lease_id``), so that a caller can
-act on it without parsing the message. Errors survive pickling, for they travel between processes.
+All derive from :class:`SparkMQError`. Each error keeps its data as attributes, such as
+``error.lease_id``, so that a caller need not parse the message. Errors can be pickled, because
+they travel between processes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ __all__ = [
     "DuplicatePublish",
     "GroupBlocked",
     "GroupNotFound",
+    "IllegalTransition",
     "InvalidHandlerResult",
     "InvalidOption",
     "InvalidSchema",
@@ -33,7 +35,15 @@ __all__ = [
 
 
 class SparkMQError(Exception):
-    """Base of all errors of spark_mq. Keyword arguments become attributes."""
+    """Base class of all errors of spark_mq.
+
+    Parameters
+    ----------
+    message : str
+        The text of the error.
+    **data
+        Data that explains the error. Each item becomes an attribute.
+    """
 
     def __init__(self, message: str, **data: Any) -> None:
         super().__init__(message)
@@ -50,93 +60,236 @@ def _rebuild(kind: type[SparkMQError], message: str, data: dict[str, Any]) -> Sp
 
 
 class InvalidOption(SparkMQError, ValueError):
-    """An argument or option is wrong. Data: ``option``, ``value``."""
+    """Raised if an argument or option is invalid.
+
+    Attributes
+    ----------
+    option : str
+        The name of the option.
+    value : Any
+        The invalid value.
+    """
 
 
 class InvalidHandlerResult(InvalidOption):
-    """A handler returned what says nothing of its messages: a mistake in the program, not a failure of theirs. Data: as InvalidOption."""
+    """Raised if a handler returns a value that settles no message.
+
+    The handler has a bug, so no message counts as failed.
+
+    Attributes
+    ----------
+    option : str
+        The name of the handler's option.
+    value : Any
+        The returned value.
+    """
 
 
 class InvalidSchema(SparkMQError, ValueError):
-    """A table or DataFrame cannot be published, or settled, as it is. Data: ``column``."""
+    """Raised if a table's columns do not allow a publish or a settle.
+
+    Attributes
+    ----------
+    column : str
+        The column.
+    """
 
 
 class QueueNotFound(SparkMQError, LookupError):
-    """There is no queue at the path. Data: ``path``."""
+    """Raised if there is no queue at the path.
+
+    Attributes
+    ----------
+    path : str
+        The path.
+    """
 
 
 class QueueExists(SparkMQError):
-    """There is a queue at the path already. Data: ``path``."""
+    """Raised if a new queue's path holds a queue already.
+
+    Attributes
+    ----------
+    path : str
+        The path.
+    """
 
 
 class NotAQueue(SparkMQError):
-    """The path holds something else than a queue, or a queue that was never completed. Data: ``path``."""
+    """Raised if the path holds other data, or an incomplete queue.
+
+    Attributes
+    ----------
+    path : str
+        The path.
+    """
 
 
 class UnsupportedTable(SparkMQError):
-    """A table of the queue has a Delta feature that one of the engines cannot handle. Data: ``path``, ``features``."""
+    """Raised if a table has a feature that spark_mq cannot handle.
+
+    The feature is one of Delta, or of another version of spark_mq.
+
+    Attributes
+    ----------
+    path : str or None
+        The path of the table.
+    features : list of str
+        The unsupported features.
+    """
 
 
 class CorruptLog(SparkMQError):
-    """A commit or a data file of one of the queue's tables is gone, or cannot be read, or is another one than before.
+    """Raised if a commit or data file is missing, unreadable or replaced.
 
-    Data: ``path`` of the table; ``version`` of the commit, or None.
+    Attributes
+    ----------
+    path : str
+        The path of the table.
+    version : int or None
+        The version of the commit.
     """
 
 
 class StorageError(SparkMQError, OSError):
-    """The store did not take or give something: it is full, read-only, out of reach. Trying again is right once that is mended.
+    """Raised if the store fails: it is full, read-only or out of reach.
 
-    Data: ``path`` of the table; ``landed``: False where nothing was changed, None where that cannot be told for now.
+    Try again after the cause is fixed.
+
+    Attributes
+    ----------
+    path : str
+        The path of the table.
+    landed : bool or None
+        False if nothing changed, None if that is unknown.
     """
 
 
 class GroupNotFound(SparkMQError, LookupError):
-    """The consumer group does not exist. Data: ``group``."""
+    """Raised if the consumer group does not exist.
+
+    Attributes
+    ----------
+    group : str
+        The name of the group.
+    """
 
 
 class LeaseLost(SparkMQError):
-    """Some of the messages of a settle are not held under the lease any more. What still was held has been settled.
+    """Raised if a lease no longer holds some messages of a settle.
 
-    Data: ``lease_id``; ``lost``, a list of ``(first, last, reason)`` with sequences inclusive; ``result``, the
-    :class:`~spark_mq.SettleResult` of the rest.
+    The messages that it still held are settled.
+
+    Attributes
+    ----------
+    lease_id : str
+        The lease.
+    lost : list of tuple
+        ``(first, last, reason)`` with inclusive sequences.
+    message_ids : list of str
+        The ids of the lost messages, as far as they are known.
+    result : SettleResult
+        The result for the other messages.
     """
 
 
 class GroupBlocked(SparkMQError):
-    """Nothing may be leased because of a cap of the group. Data: ``group``, ``blocked_because``."""
+    """Raised if a cap of the group or a blocked message stops all leases.
+
+    Attributes
+    ----------
+    group : str
+        The name of the group.
+    blocked_because : str
+        The cap, or the message.
+    """
 
 
 class DataLossError(SparkMQError):
-    """A hard limit of the queue dropped messages that the group had not settled. Data: ``group``, ``lost``, ``horizon``."""
+    """Raised if a hard limit dropped messages that the group had not settled.
+
+    Attributes
+    ----------
+    group : str
+        The name of the group.
+    lost : int
+        The number of messages.
+    horizon : int
+        All messages up to this sequence are trimmed.
+    """
 
 
 class ContentionTimeout(SparkMQError, TimeoutError):
-    """A commit lost against others until its deadline. Nothing was changed. Data: ``group``, ``attempts``."""
+    """Raised if a commit lost to others until its timeout. Nothing changed.
+
+    Attributes
+    ----------
+    group : str
+        The name of the group.
+    attempts : int
+        The number of attempts.
+    """
 
 
 class DuplicatePublish(SparkMQError):
-    """The producer has published this number, or a higher one, before; nothing was published now.
+    """Raised if a producer has published this number or a higher one before.
 
-    Data: ``producer_id``; ``last_sequence``, the last number accepted; ``receipt``, the first call's
-    :class:`~spark_mq.PublishReceipt` where the number is that last one, else None.
+    Nothing was published this time.
+
+    Attributes
+    ----------
+    producer_id : str
+        The producer.
+    last_sequence : int
+        The last number that was accepted.
+    receipt : PublishReceipt or None
+        The receipt of the first call, if the number is the last one.
     """
 
 
 class PublishFailed(SparkMQError):
-    """Messages of a buffered publisher were not published, and nobody has been told so yet. Data: ``messages``, how many.
+    """Raised if buffered messages were not published.
 
-    The error that they failed with is its ``__cause__``.
+    Their errors were never retrieved. The first one is the ``__cause__``.
+
+    Attributes
+    ----------
+    messages : int
+        The number of messages.
     """
 
 
 class PublisherClosed(SparkMQError):
-    """A buffered publisher has been closed, and takes no more messages."""
+    """Raised if a closed publisher gets a message."""
 
 
 class StreamFenced(SparkMQError):
-    """Another driver runs this stream's checkpoint, or the checkpoint was rolled back. Data: ``stream``, ``batch``, ``mark``."""
+    """Raised if another driver runs the stream, or its checkpoint went back.
+
+    Attributes
+    ----------
+    stream : str
+        The id of the stream.
+    batch : int
+        The batch of this driver.
+    mark : int
+        The last fence that is committed.
+    """
 
 
 class CommitConflict(SparkMQError):
-    """One attempt of an optimistic commit lost. Internal to the retry loop; a caller never sees it."""
+    """Raised inside the commit loop if one attempt lost. Callers never see it."""
+
+
+class IllegalTransition(SparkMQError, AssertionError):
+    """Raised if a range would move to a state that the rules forbid.
+
+    This is a bug in spark_mq. Nothing was committed.
+
+    Attributes
+    ----------
+    before : str
+        The old state.
+    after : str
+        The new state.
+    """

@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--cluster", action="store_true", help="run the tests on a Spark cluster of processes")
     parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
-    parser.addoption("--large-worlds", action="store_true", help="look at larger worlds in tests/worlds: some take an hour")
+    parser.addoption("--large-worlds", action="store_true", help="look at larger worlds in tests/model: some take an hour")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,1 +1,56 @@
-"""Decide deliveries: pure rules, without I/O, clock or chance."""
+"""The delivery rules of a consumer group.
+
+The rules are pure functions from one ledger to the next. They do no I/O, read no clock and draw
+no random numbers. Time, the message index and jitter are arguments.
+
+A ledger divides the log into ranges. Each range is in one state::
+
+         deliver_at
+      +----------------------------+
+      |                            v
+    unread --lease--> leased <--> waiting        --> nack, release, expiry
+                       |  |          |           <-- lease, extend
+                       |  |          |
+                ack    |  | reject,  | limit
+      +----------------+  | limit    |
+      |                   v          v
+      |                  dead or blocked         blocked: unblock moves it to
+      |                   |                      waiting, dead or settled
+      |                   | route
+      v                   v
+    settled <---------- routing                  redrive: waiting or unread
+      |                                          moves to routing
+      v
+    forgotten below the floor
+
+========  =====================================  ==========================================
+State     Entered by                             Left by
+========  =====================================  ==========================================
+unread    publish                                a worker's lease, or expires_at
+leased    a worker's lease, counted              a settle, or the next operation after expiry
+waiting   nack, release, expiry, deliver_at      a worker's lease, from available_at on
+dead      reject, or a limit                     the sweep, which routes it
+blocked   a limit in a group that blocks         the owner's unblock
+routing   the sweep or a redrive                 the same, after the copy is published
+settled   ack, routed, drop, skip, expires_at    the next commit, if nothing lies before it
+========  =====================================  ==========================================
+
+A waiting range can also be settled: by its lease's late ack, by expires_at, or by a trim.
+A seek may move any range but a routing one to settled or unread.
+
+Each rule has one module:
+
+- ``states`` defines the states and their legal transitions.
+- ``ranges`` defines the ranges and the ledger.
+- ``editor`` builds the next ledger and checks each transition.
+- ``acquire`` selects the messages of a lease, and ``taking`` takes them.
+- ``settle`` applies ack, nack, reject, release and extend.
+- ``transitions`` applies expiry and limits, and replays a batch.
+- ``routing`` freezes ranges for a copy to another queue, and settles them after it.
+- ``schedule`` applies deliver_at and expires_at.
+- ``admin`` applies what the owner does: seek, unblock, and the loss of trimmed messages.
+- ``stats`` counts messages by state.
+
+Each operation first expires leases past their deadline. It never expires the lease it names.
+The rules were checked by an exhaustive search over small models. ``tests/model`` repeats it.
+"""

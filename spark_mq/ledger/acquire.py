@@ -1,65 +1,130 @@
-"""Which messages a lease takes: the rules of isolation, turns and caps. Pure, part of the ledger's rules.
+"""Select the messages of a lease: isolation of suspects, alternation of kinds, and caps.
 
-A lease holds one of: a piece of one suspect range; messages on their last attempt, all with failures of their own; or
-anything else that is due (waiting first, then unread, in sequence order). The kinds take turns, so none starves.
+A lease holds messages of one kind. The kinds alternate, so that none starves. See
+:class:`AcquireKind`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from enum import StrEnum
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import format_intervals
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledger, Range
-from spark_mq.ledger.schedule import Sorted, put_aside, ripen, sort_out
+from spark_mq.ledger.ranges import (
+    BLOCKED,
+    DEAD,
+    LEASED,
+    ROUTING,
+    UNREAD,
+    WAITING,
+    Ledger,
+    LedgerHeader,
+    Range,
+)
+from spark_mq.ledger.schedule import add_scheduled, split_due, tidy
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.taking import limit_bytes, take_unread, take_waiting
 
-__all__ = ["AcquireRequest", "Grant", "isolation_size", "lease", "tidy"]
+__all__ = [
+    "AcquireKind",
+    "AcquireRequest",
+    "Grant",
+    "isolation_size",
+    "lease",
+    "tidy",
+]
 
-SUSPECT: Final = "suspect"
-LAST: Final = "last attempt"
-REST: Final = "rest"
-KINDS: Final = (SUSPECT, LAST, REST)
+
+class AcquireKind(StrEnum):
+    """The kinds of messages that a lease may hold. The header stores the next one."""
+
+    #: A piece of one suspect range.
+    SUSPECT = "suspect"
+    #: Messages on their last attempt. All of them failed by themselves.
+    LAST = "last attempt"
+    #: Anything else that is due: first waiting, then unread, in sequence order.
+    REST = "rest"
+
+
+_KINDS: Final = tuple(AcquireKind)
+SUSPECT: Final = AcquireKind.SUSPECT
+LAST: Final = AcquireKind.LAST
+REST: Final = AcquireKind.REST
 
 _DEFAULT_ATTEMPTS: Final = 5
-"""The shape of isolation where a group has no limit of attempts."""
+"""Attempts that isolation assumes for a group without a limit."""
+_MAX_INT32: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class AcquireRequest:
-    """What a worker asks for. ``spare``: attempts kept back for a replay (1 for the source, else 0). ``upto``: no sequence past
-    it; ``due_by``: nothing that became due later (both for Trigger.AvailableNow). Instants in microseconds."""
+    """What a worker asks for. Instants are microseconds."""
 
     lease_id: str
     worker_id: str
     max_messages: int
     expires_at: int
     max_bytes: int | None = None
+    """Estimated bytes in the data files. None for no limit."""
     spare: int = 0
+    """Attempts to reserve for a replay. The stream source reserves one."""
     upto: int | None = None
+    """The last sequence that may be leased. None for no limit."""
     due_by: int | None = None
+    """Only messages that were due at this time. None for now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a lease got: its ranges in the order of sequence, or none and why (``blocked_because``, empty if nothing is due)."""
+    """The messages of a new lease, or the reason for none."""
 
     ranges: tuple[Range, ...] = ()
+    """In the order of sequence."""
     blocked_because: str = ""
+    """The cap or message that stops the group. Empty if nothing is due."""
 
     @property
     def message_count(self) -> int:
+        """Return the number of messages."""
         return sum(r.message_count for r in self.ranges)
+
+    def commit_info(self, request: AcquireRequest) -> dict[str, Any]:
+        """Return the commit's metadata, for DESCRIBE HISTORY."""
+        return {
+            "operation": "lease",
+            "lease_id": request.lease_id,
+            "worker_id": request.worker_id,
+            "messages": self.message_count,
+            "ranges": format_intervals([(r.first, r.last) for r in self.ranges]),
+        }
 
 
 def isolation_size(limit: int, deliveries: int, attempts: int) -> int:
-    """How many messages of a suspect range go into one lease: fewer with each delivery, one at the last.
+    """Return how many messages of a suspect range one lease takes.
 
-    ``max(1, floor(limit ** ((n-1-d)/(n-1))))`` for `d` deliveries of `n` attempts. With 10,000 and n = 5: 1,000, 100, 10, 1.
+    The size is ``max(1, floor(limit ** ((n-1-d)/(n-1))))`` after `d` of `n` deliveries. It falls
+    with each delivery, to one message on the last.
+
+    Parameters
+    ----------
+    limit
+        Messages that the lease asks for.
+    deliveries
+        Deliveries so far.
+    attempts
+        The group's attempts before isolation must be complete.
+
+    Examples
+    --------
+    >>> [isolation_size(10_000, d, 5) for d in (1, 2, 3, 4)]
+    [1000, 100, 10, 1]
     """
     if attempts <= 1:
         return 1
@@ -67,207 +132,202 @@ def isolation_size(limit: int, deliveries: int, attempts: int) -> int:
     return max(1, min(limit, int(limit**exponent + 1e-9)))
 
 
-def lease(ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, wanted: AcquireRequest) -> tuple[Ledger, Grant]:
-    """Leases what the rules allow. The caller folds first. The ledger comes back unchanged if nothing was granted."""
-    attempts = rules.attempts(wanted.spare)
-    wanted, blocked = _up_to_block(ledger, wanted)
-    limit = 1 if attempts == 1 else wanted.max_messages
-    if rules.max_in_flight is not None:
-        limit = min(limit, rules.max_in_flight - ledger.count(ledger.is_state(LEASED)))
-    given, ledger = ledger, ripen(ledger, index, now, _by(now, wanted))
-    waiting = _due(ledger, _by(now, wanted), wanted, attempts)
-    may_read = _has_unread(ledger, index, wanted)
-    if limit < 1:
-        return given, Grant(blocked_because="max_in_flight" if may_read or any(waiting.values()) else "")
-    full = _full(ledger, now, rules)
-    start = KINDS.index(ledger.head.turn) if ledger.head.turn in KINDS else 0
-    for kind in (*KINDS[start:], *KINDS[:start]):
-        draft, aside, reach = LedgerEditor(ledger), cast(list[Range], []), -1
-        if kind == SUSPECT and waiting[SUSPECT]:
-            row = waiting[SUSPECT][0] if attempts is not None else _longest_due(ledger, waiting[SUSPECT])
-            size = isolation_size(limit, ledger.at(row).delivery_count, attempts or _DEFAULT_ATTEMPTS)
-            taken = _take(draft, [row], size, wanted.upto, index)
-        else:
-            taken = _take(draft, waiting[kind], limit, wanted.upto, index)
-        if kind == REST and may_read and not full:
-            unread, reach = _read(ledger, index, limit - sum(r.message_count for r in taken), wanted, now)
+def lease(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
+) -> tuple[Ledger, Grant]:
+    """Lease the messages that the rules allow.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger. The caller has expired leases already.
+    index
+        The message index.
+    now
+        The current time in microseconds.
+    rules
+        The group's settings.
+    request
+        What the worker asks for.
+
+    Returns
+    -------
+    tuple of Ledger and Grant
+        The next ledger and the lease's messages. The ledger is `ledger` itself without a grant.
+    """
+    request, blocked = _limit_to_unblocked(ledger, request)
+    split = split_due(ledger, index, now, _due_cutoff(now, request))
+    acquiring = _Acquiring(split, index, now, rules, request)
+    if acquiring.limit < 1:
+        return ledger, Grant(blocked_because="max_in_flight" if acquiring.has_due() else "")
+    start = _KINDS.index(AcquireKind(ledger.head.turn)) if ledger.head.turn in _KINDS else 0
+    for kind in (*_KINDS[start:], *_KINDS[:start]):
+        if (found := acquiring.acquire(kind)) is not None:
+            return found
+    full = acquiring.full and acquiring.may_read
+    return ledger, Grant(blocked_because="max_ledger_ranges" if full else blocked)
+
+
+class _Acquiring:
+    """One acquisition: what is due of each kind, and the limits."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        index: MessageIndex,
+        now: int,
+        rules: GroupSettings,
+        request: AcquireRequest,
+    ) -> None:
+        self.ledger, self.index, self.now, self.request = ledger, index, now, request
+        self.attempts = rules.attempts_before_isolation(request.spare)
+        self.limit = 1 if self.attempts == 1 else request.max_messages
+        if rules.max_in_flight is not None:
+            in_flight = ledger.count(ledger.is_state(LEASED))
+            self.limit = min(self.limit, rules.max_in_flight - in_flight)
+        self.waiting = _due_rows(ledger, _due_cutoff(now, request), request, self.attempts)
+        self.may_read = _has_unread(ledger, index, request)
+        self.full = _is_full(ledger, now, rules)
+
+    def has_due(self) -> bool:
+        """Return whether any message may be leased."""
+        return self.may_read or any(self.waiting.values())
+
+    def acquire(self, kind: AcquireKind) -> tuple[Ledger, Grant] | None:
+        """Lease messages of one kind. Return None if there are none."""
+        editor, scheduled, reach = LedgerEditor(self.ledger), list[Range](), -1
+        taken = self._take(editor, kind)
+        if kind == REST and self.may_read and not self.full:
+            limit = self.limit - sum(r.message_count for r in taken)
+            unread, reach = take_unread(
+                self.ledger,
+                self.index,
+                limit=limit,
+                end=_end(self.index, self.request),
+                now=self.now,
+                cutoff=_due_cutoff(self.now, self.request),
+            )
             taken += unread.due
-            aside = [*unread.later, *unread.expired]
-        fitting = _within_bytes(draft, taken, index, wanted.max_bytes)
-        if fitting:
-            if fitting is not taken:
-                taken, reach = fitting, fitting[-1].last
-            draft.head = replace(ledger.head, turn=KINDS[(KINDS.index(kind) + 1) % len(KINDS)])
-            size = sum(r.message_count for r in taken)
-            granted = tuple(_leased(r, now, wanted, size) for r in taken)
-            for r in granted:
-                draft.put(r, "leased")
-            for r in aside:
-                if r.last <= reach:  # what lies past a message that is due, and was not granted, stays unread with it
-                    put_aside(draft, r)
-            return draft.finish(), Grant(granted)
-    return given, Grant(blocked_because="max_ledger_ranges" if full and may_read else blocked)
+            scheduled = [*unread.later, *unread.expired]
+        fitting = limit_bytes(editor, taken, self.index, self.request.max_bytes)
+        if not fitting:
+            return None
+        if fitting is not taken:
+            taken, reach = fitting, fitting[-1].last
+        editor.head = _with_next_kind(self.ledger.head, kind)
+        granted = _add_leased(editor, taken, self.now, self.request)
+        for r in scheduled:
+            if r.last <= reach:  # messages behind an unread message that is due stay unread too
+                add_scheduled(editor, r, r._replace(state=UNREAD))
+        return editor.build(), Grant(granted)
+
+    def _take(self, editor: LedgerEditor, kind: AcquireKind) -> list[Range]:
+        """Take waiting messages of one kind."""
+        rows, limit = self.waiting[kind], self.limit
+        if kind == SUSPECT and rows:
+            row = rows[0] if self.attempts is not None else _longest_due(self.ledger, rows)
+            deliveries = self.ledger.range_at(row).delivery_count
+            limit = isolation_size(limit, deliveries, self.attempts or _DEFAULT_ATTEMPTS)
+            rows = [row]
+        return take_waiting(editor, rows, limit, self.request.upto, self.index)
 
 
-def _up_to_block(ledger: Ledger, wanted: AcquireRequest) -> tuple[AcquireRequest, str]:
-    """Where the group blocks: the request for what lies before the first blocked message, and the reason for having no more."""
-    blocked = ledger.where(ledger.is_state(BLOCKED))
+def _with_next_kind(head: LedgerHeader, kind: AcquireKind) -> LedgerHeader:
+    return replace(head, turn=str(_KINDS[(_KINDS.index(kind) + 1) % len(_KINDS)]))
+
+
+def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
+    """Return the request for the messages before the first blocked one, and why it ends there."""
+    blocked = ledger.rows_where(ledger.is_state(BLOCKED))
     if not blocked:
-        return wanted, ""
-    first = ledger.at(blocked[0])
+        return request, ""
+    first = ledger.range_at(blocked[0])
     before = first.first - 1
-    upto = before if wanted.upto is None else min(before, wanted.upto)
-    return replace(wanted, upto=upto), f"message {first.first} is past its limit ({first.reason})"
+    upto = before if request.upto is None else min(before, request.upto)
+    return replace(request, upto=upto), f"message {first.first} is past its limit ({first.reason})"
 
 
-def _due(ledger: Ledger, by: int, wanted: AcquireRequest, attempts: int | None) -> dict[str, list[int]]:
-    """The rows that are waiting and due, by kind."""
-    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(ledger.column("available_at").cast(pa.int64()), by))
-    if wanted.upto is not None:
-        due = pc.and_(due, pc.less_equal(ledger.column("first"), wanted.upto))
+def _due_rows(
+    ledger: Ledger, cutoff: int, request: AcquireRequest, attempts: int | None
+) -> dict[AcquireKind, list[int]]:
+    """Return the waiting rows that are due, by kind."""
+    available_at = ledger.column("available_at").cast(pa.int64())
+    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
+    if request.upto is not None:
+        due = pc.and_(due, pc.less_equal(ledger.column("first"), request.upto))
     suspect = ledger.column("suspect")
     count = ledger.column("delivery_count")
-    last = pc.and_(pc.greater(count, 0), pc.greater_equal(count, 2**31 - 1 if attempts is None else attempts - 1))
-    # One that was replayed and then released has come so far without a failure: an innocent, so it goes alone, as a suspect does.
-    suspect = pc.or_(suspect, pc.and_(last, pc.equal(ledger.column("failure_count"), 0)))
+    before_last = _MAX_INT32 if attempts is None else attempts - 1
+    last = pc.and_(pc.greater(count, 0), pc.greater_equal(count, before_last))
+    # A message without a failure can be on its last attempt, after a replay and a release.
+    # It goes alone, because it is innocent so far.
+    innocent = pc.and_(last, pc.equal(ledger.column("failure_count"), 0))
+    suspect = pc.or_(suspect, innocent)
     clear = pc.and_(due, pc.invert(suspect))
     return {
-        SUSPECT: ledger.where(pc.and_(due, suspect)),
-        LAST: ledger.where(pc.and_(clear, last)),
-        REST: ledger.where(pc.and_(clear, pc.invert(last))),
+        SUSPECT: ledger.rows_where(pc.and_(due, suspect)),
+        LAST: ledger.rows_where(pc.and_(clear, last)),
+        REST: ledger.rows_where(pc.and_(clear, pc.invert(last))),
     }
 
 
 def _longest_due(ledger: Ledger, rows: list[int]) -> int:
-    """The suspect range whose turn it is where no limit ends a message: due the longest, then the least delivered, then the lowest.
+    """Return the suspect range that is due the longest, in a group without a limit.
 
-    Elsewhere the lowest goes first, until it is settled or dead. Without a limit one that fails each time would starve those behind it.
+    The least delivered one wins a tie, then the lowest. With a limit the lowest always goes
+    first, because it is settled or dead at last. Without one it would starve the others.
     """
     places = pa.array(rows, pa.int64())
-    due, count = ledger.column("available_at").cast(pa.int64()).take(places), ledger.column("delivery_count").take(places)
+    due = ledger.column("available_at").cast(pa.int64()).take(places)
+    count = ledger.column("delivery_count").take(places)
     longest = pc.equal(due, pc.min(due))
     least = pc.and_(longest, pc.equal(count, pc.min(count.filter(longest))))
     return rows[pc.index(least, True).as_py()]
 
 
-def _full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
-    """Whether nothing unread may be added to the ledger. Ranges that wait for someone else, or for their time, don't count."""
-    delayed = pc.and_(ledger.is_state(WAITING), pc.greater(ledger.column("available_at").cast(pa.int64()), now))
-    elsewhere = pc.or_kleene(ledger.is_state(DEAD, BLOCKED, ROUTING), delayed)
-    return len(ledger) - (pc.sum(elsewhere).as_py() or 0) >= rules.max_ledger_ranges
+def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
+    """Return whether the ledger may take no more unread messages.
 
-
-def _take(draft: LedgerEditor, rows: list[int], limit: int, upto: int | None, index: MessageIndex) -> list[Range]:
-    """Takes from ranges, lowest first, up to `limit` messages and no sequence past `upto`; the rest of the last one stays.
-
-    The ranges all begin at or before `upto`.
+    Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     """
-    counts, enough = draft.ledger.counts, 0
-    for size, row in enumerate(rows):
-        if enough >= limit:
-            rows = rows[:size]
-            break
-        enough += counts[row]
-    taken = draft.take(rows)
-    if taken:
-        r = taken.pop()
-        end = index.cut(r.first, r.message_count - max(0, enough - limit))
-        if upto is not None:
-            end = min(end, upto)
-        draft.put(r.part(end + 1, r.last, index))
-        taken.append(r.part(r.first, end, index))
-    return taken
+    available_at = ledger.column("available_at").cast(pa.int64())
+    delayed = pc.and_(ledger.is_state(WAITING), pc.greater(available_at, now))
+    excluded = pc.or_kleene(ledger.is_state(DEAD, BLOCKED, ROUTING), delayed)
+    return len(ledger) - (pc.sum(excluded).as_py() or 0) >= rules.max_ledger_ranges
 
 
-def _has_unread(ledger: Ledger, index: MessageIndex, wanted: AcquireRequest) -> bool:
-    end = index.tail if wanted.upto is None else min(index.tail, wanted.upto)
-    return index.count(ledger.frontier + 1, end) > 0
+def _end(index: MessageIndex, request: AcquireRequest) -> int:
+    """Return the last sequence that a request may read."""
+    last = index.last_sequence
+    return last if request.upto is None else min(last, request.upto)
 
 
-def _read(ledger: Ledger, index: MessageIndex, limit: int, wanted: AcquireRequest, now: int) -> tuple[Sorted, int]:
-    """The first unread messages, up to `limit` that are due; with those among them that are not due yet, or have expired.
-
-    And how far that reaches: no other message up to there is due.
-    """
-    end = index.tail if wanted.upto is None else min(index.tail, wanted.upto)
-    out, first, reach = Sorted(), index.at_or_after(ledger.frontier + 1), -1
-    while limit > 0 and first is not None and first <= end:
-        # Where no file ahead has times of its own, all is one range; else it is looked at file by file.
-        last = min(end, index.file_at(first).last) if index.timed_after(first - 1) else end
-        found = sort_out(Range(first, last, WAITING, index.count(first, last)), index, now, _by(now, wanted))
-        reach = last
-        for r in found.due:
-            if limit < r.message_count:
-                reach = min(reach, r.first - 1 if limit == 0 else index.cut(r.first, limit))
-            if limit > 0:
-                out.due.append(r.part(r.first, index.cut(r.first, min(limit, r.message_count)), index))
-                limit -= out.due[-1].message_count
-        out.later += found.later
-        out.expired += found.expired
-        first = index.at_or_after(last + 1)
-    return out, reach
+def _has_unread(ledger: Ledger, index: MessageIndex, request: AcquireRequest) -> bool:
+    return index.count(ledger.frontier + 1, _end(index, request)) > 0
 
 
-def tidy(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
-    """Settles what has expired, and sets aside what is not due yet, ahead of the first unread message that is due.
-
-    A lease does so by the way; where nothing is due, the sweep does it, so that looking stays cheap and trims go on.
-    """
-    draft = LedgerEditor(ripen(ledger, index, now, now))
-    first = index.at_or_after(ledger.frontier + 1)
-    while first is not None and index.is_timed(first, first):
-        last = index.file_at(first).last
-        found = sort_out(Range(first, last, WAITING, last - first + 1), index, now, now)
-        for r in (*found.later, *found.expired):
-            if not found.due or r.last < found.due[0].first:
-                put_aside(draft, r)
-        first = None if found.due else index.at_or_after(last + 1)
-    return draft.finish()
+def _due_cutoff(now: int, request: AcquireRequest) -> int:
+    return now if request.due_by is None else min(now, request.due_by)
 
 
-def _by(now: int, wanted: AcquireRequest) -> int:
-    return now if wanted.due_by is None else min(now, wanted.due_by)
+def _add_leased(
+    editor: LedgerEditor, taken: Sequence[Range], now: int, request: AcquireRequest
+) -> tuple[Range, ...]:
+    """Add the messages of a lease to the ledger and return their ranges."""
+    size = sum(r.message_count for r in taken)
+    granted = tuple(_leased(r, now, request, size) for r in taken)
+    for before, r in zip(taken, granted, strict=True):
+        editor.add(r, before, "leased")
+    return granted
 
 
-def _within_bytes(draft: LedgerEditor, taken: list[Range], index: MessageIndex, max_bytes: int | None) -> list[Range]:
-    """What fits into `max_bytes` (of the files, estimated), at least one message; the rest goes back."""
-    if max_bytes is None:
-        return taken
-    kept: list[Range] = []
-    for at, r in enumerate(taken):
-        fits, max_bytes = _fitting(r, index, max_bytes)
-        if fits == r.message_count:
-            kept.append(r)
-            continue
-        if fits or not kept:
-            end = index.cut(r.first, max(1, fits))
-            kept.append(r.part(r.first, end, index))
-            r = r.part(end + 1, r.last, index)
-        for back in [r, *taken[at + 1 :]]:
-            if back.available_at is not None:  # unread stays unread by not being put
-                draft.put(back)
-        break
-    return kept
-
-
-def _fitting(r: Range, index: MessageIndex, max_bytes: int) -> tuple[int, int]:
-    """How many of the first messages of a range fit into `max_bytes`, and how many bytes are left then. File by file: sizes differ."""
-    fits = 0
-    for piece in index.slices(r.first, r.last):
-        if piece.size > max_bytes:
-            return fits + piece.rows * max_bytes // piece.size, 0
-        fits += piece.rows
-        max_bytes -= piece.size
-    return fits, max_bytes
-
-
-def _leased(r: Range, now: int, wanted: AcquireRequest, size: int) -> Range:
+def _leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
     return r._replace(
         state=LEASED,
-        lease_id=wanted.lease_id,
-        worker_id=wanted.worker_id,
+        lease_id=request.lease_id,
+        worker_id=request.worker_id,
         leased_at=now,
-        expires_at=wanted.expires_at,
+        expires_at=request.expires_at,
         lease_size=size,
         first_leased_at=r.first_leased_at or now,
         delivery_count=r.delivery_count + 1,

@@ -1,4 +1,4 @@
-"""What its owner does to a group's ledger: seeks, cuts what is gone, and decides about what blocks. Pure, part of the ledger's rules."""
+"""Change a ledger for its owner: seek, lose trimmed messages, and unblock."""
 
 from __future__ import annotations
 
@@ -9,133 +9,200 @@ from typing import Final
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import (
+    BLOCKED,
+    DEAD,
+    LEASED,
+    ROUTING,
+    SETTLED,
+    UNREAD,
+    WAITING,
+    Ledger,
+    LedgerHeader,
+    Range,
+)
+from spark_mq.ledger.routing import set_aside
 
 __all__ = ["DROP", "RETRY", "ROUTE", "cut", "seek", "set_aside", "unblock", "unsettled"]
 
-REMEMBERED: Final = 100
-"""Skipped intervals that a group remembers, for whoever still settles what they hold."""
+MAX_SKIPPED_INTERVALS: Final = 100
+"""Skipped intervals that a group remembers, so that a later settle of them is refused."""
 
 RETRY: Final = "retry"
 DROP: Final = "drop"
 ROUTE: Final = "dead_letter"
 
+_MAX_SEQUENCE: Final = 2**63 - 1
+
 
 def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
-    """All before `target` is settled (skipped), all from it on is unread; leases are fenced, ``routing`` is left alone."""
-    routing = ledger.select(ledger.where(ledger.is_state(ROUTING)))
-    ranges: list[Range] = []
+    """Move the group to a sequence.
+
+    All messages before it are settled as skipped. All messages from it on are unread. No lease
+    keeps its messages. Ranges in routing stay.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index.
+    target
+        The first sequence to read.
+    """
+    routing = ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))
     reach = min([target, *(r.first for r in routing)])
-    floor, forgotten = reach - 1, index.count(0, reach - 1)
+    floor, below = reach - 1, index.count(0, reach - 1)
+    ranges: list[Range] = []
     for r in routing:
-        ranges += _sought(reach, r.first - 1, target, index)
+        ranges += _ranges_after_seek(reach, r.first - 1, target, index)
         ranges.append(r)
         reach = r.last + 1
-    # Past the last routing range only what is skipped needs a range: the rest is unread by being past the frontier.
-    ranges += _sought(reach, target - 1, target, index)
+    # After the last routing range only skipped messages need a range. The others are unread.
+    ranges += _ranges_after_seek(reach, target - 1, target, index)
     skipped = list(unsettled(ledger, index, target - 1))
-    draft = LedgerEditor(ledger)  # for its events and counts
+    recorded = _record_seek(ledger, index, target, skipped)
+    head = _with_skipped(recorded.head, skipped, target)
+    head = replace(head, floor=floor, forgotten=below)
+    return Ledger.from_ranges(head, ranges, recorded.events)
+
+
+def _record_seek(
+    ledger: Ledger, index: MessageIndex, target: int, skipped: Iterable[Range]
+) -> Ledger:
+    """Return the ledger with the events and counters of a seek."""
+    editor = LedgerEditor(ledger)
     for r in skipped:
-        draft.note("skipped", r._replace(state=SETTLED))
-    for r in ledger.select(ledger.where(ledger.is_state(LEASED))):
+        editor.record_event("skipped", r._replace(state=SETTLED))
+    for r in ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED))):
         if r.last >= target:
-            draft.note("fenced", r.part(target, r.last, index)._replace(state=UNREAD))
+            piece = r.slice(target, r.last, index)
+            editor.record_event("fenced", piece._replace(state=UNREAD))
     if (again := index.count(target, ledger.frontier)) > 0:
-        draft.note("sought", Range(index.cut(target, 1), ledger.frontier, UNREAD, again))
-    noted = draft.finish()
-    remembered = subtract(normalise([*ledger.head.skipped, *((r.first, r.last) for r in skipped)]), [(target, 2**63 - 1)])
-    head = replace(noted.head, floor=floor, forgotten=forgotten, skipped=tuple(remembered[-REMEMBERED:]))
-    return Ledger.of(head, ranges, noted.events)
+        first = index.nth_from(target, 1)
+        editor.record_event("sought", Range(first, ledger.frontier, UNREAD, again))
+    return editor.build()
 
 
-def _sought(first: int, last: int, target: int, index: MessageIndex) -> list[Range]:
-    pieces = [(first, min(last, target - 1), SETTLED), (max(first, target), last, WAITING)]
+def _with_skipped(head: LedgerHeader, skipped: Iterable[Range], target: int) -> LedgerHeader:
+    """Return the header with the skipped intervals before the target, the newest only."""
+    known = normalise([*head.skipped, *((r.first, r.last) for r in skipped)])
+    before = subtract(known, [(target, _MAX_SEQUENCE)])
+    return replace(head, skipped=tuple(before[-MAX_SKIPPED_INTERVALS:]))
+
+
+def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) -> list[Range]:
+    """Return ``first..last`` as settled before the target and as waiting from it on."""
+    pieces = [
+        (first, min(last, target - 1), SETTLED, None),
+        (max(first, target), last, WAITING, 0),
+    ]
     return [
-        Range(index.cut(low, 1), index.cut(low, count), state, count, available_at=0 if state == WAITING else None)
-        for low, high, state in pieces
+        Range(
+            index.nth_from(low, 1),
+            index.nth_from(low, count),
+            state,
+            count,
+            available_at=available_at,
+        )
+        for low, high, state, available_at in pieces
         if (count := index.count(low, high))
     ]
 
 
-def unsettled(ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)) -> Iterable[Range]:
-    """The pieces up to `last` that are in none of some states, unread ones too."""
-    for r in ledger.select(list(ledger.overlapping(0, last))):
-        if r.state not in but and (piece := r.part(r.first, min(r.last, last), index)).message_count:
-            yield piece
+def unsettled(
+    ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)
+) -> Iterable[Range]:
+    """Yield the ranges up to `last` that are in none of some states, with unread messages."""
+    for r in ledger.ranges_at(list(ledger.overlapping(0, last))):
+        if r.state not in but:
+            piece = r.slice(r.first, min(r.last, last), index)
+            if piece.message_count:
+                yield piece
     first = ledger.frontier + 1
     if unread := index.count(first, last):
-        yield Range(index.cut(first, 1), index.cut(first, unread), UNREAD, unread)
+        yield Range(index.nth_from(first, 1), index.nth_from(first, unread), UNREAD, unread)
 
 
 def cut(ledger: Ledger, index: MessageIndex, horizon: int) -> tuple[Ledger, int]:
-    """Settles as lost what lies at or below a trim horizon, for its payload may be gone. Returns how many messages that were.
+    """Settle the messages up to a trim horizon as lost, because their data may be gone.
 
-    Below the floor there is nothing to lose. What is leased stays so, for its holder may have read it; it is lost if it fails.
+    Leased messages stay, because their holder may have read them. They are lost if they fail.
+
+    Returns
+    -------
+    tuple of Ledger and int
+        The next ledger and the number of lost messages.
     """
     if horizon <= ledger.head.floor:
         return ledger, 0
-    draft, total = LedgerEditor(ledger), 0
+    editor, total = LedgerEditor(ledger), 0
     for piece in list(unsettled(ledger, index, horizon, but=(SETTLED, ROUTING, LEASED))):
         for row in ledger.overlapping(piece.first, piece.first):
-            r = draft.take([row])[0]
-            draft.put(r.part(piece.last + 1, r.last, index))
-        draft.put(piece.settled(), "lost", of=piece)
+            r = editor.remove([row])[0]
+            editor.add(r.slice(piece.last + 1, r.last, index), r)
+        editor.add(piece.as_settled(), piece, "lost")
         total += piece.message_count
-    return draft.finish(), total
+    return editor.build(), total
 
 
-def set_aside(ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]) -> tuple[Ledger, int]:
-    """Sets those messages of some intervals aside under a routing id that wait or are unread. Returns how many.
+def unblock(
+    ledger: Ledger,
+    index: MessageIndex,
+    now: int,
+    how: str,
+    intervals: Sequence[Interval] | None = None,
+) -> tuple[Ledger, int]:
+    """Decide about blocked messages.
 
-    What is unread below the last of them is written down as waiting.
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index.
+    now
+        The current time in microseconds.
+    how
+        RETRY delivers them again with counts from zero. ROUTE sends them to the dead-letter
+        queue. DROP settles them.
+    intervals
+        Sequences, inclusive. None for all blocked messages.
+
+    Returns
+    -------
+    tuple of Ledger and int
+        The next ledger and the number of messages.
     """
-    draft, total = LedgerEditor(ledger), 0
-    wanted = normalise(intervals)
-    rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
-    open_ones = [(row, r) for row, r in zip(rows, ledger.select(rows), strict=True) if r.state == WAITING]
-    draft.take([row for row, _ in open_ones])
-    pieces = [r for _, r in open_ones]
-    first, last = ledger.frontier + 1, max((last for _, last in wanted), default=-1)
-    if unread := index.count(first, last):
-        pieces.append(Range(index.cut(first, 1), index.cut(first, unread), WAITING, unread, available_at=0))
-    for r in pieces:
-        rest = subtract([(r.first, r.last)], wanted)
-        for low, high in rest:
-            if index.count(low, high):
-                draft.put(r.part(low, high, index))
-        for low, high in subtract([(r.first, r.last)], rest):
-            if index.count(low, high):
-                piece = r.part(low, high, index)
-                draft.put(piece._replace(state=ROUTING, lease_id=routing_id, available_at=None), "set_aside")
-                total += piece.message_count
-    return (draft.finish(), total) if total else (ledger, 0)
-
-
-def unblock(ledger: Ledger, index: MessageIndex, now: int, how: str, intervals: Sequence[Interval] | None = None) -> tuple[Ledger, int]:
-    """Decides about blocked messages, all or those in some intervals: tried again with counts from zero, to the DLQ, or dropped.
-
-    Returns how many.
-    """
-    draft, total = LedgerEditor(ledger), 0
-    rows = ledger.where(ledger.is_state(BLOCKED))
-    for row, r in zip(rows, ledger.select(rows), strict=True):
-        wanted = [(r.first, r.last)] if intervals is None else subtract([(r.first, r.last)], subtract([(r.first, r.last)], intervals))
-        pieces = [piece for first, last in wanted if (piece := r.part(first, last, index)).message_count]
+    editor, total = LedgerEditor(ledger), 0
+    rows = ledger.rows_where(ledger.is_state(BLOCKED))
+    for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
+        whole = [(r.first, r.last)]
+        wanted = whole if intervals is None else subtract(whole, subtract(whole, intervals))
+        sliced = [r.slice(first, last, index) for first, last in wanted]
+        pieces = [piece for piece in sliced if piece.message_count]
         if not pieces:
             continue
-        draft.take([row])
+        editor.remove([row])
         for piece in pieces:
-            draft.put(_unblocked(piece, now, how), "unblocked", of=piece)
+            editor.add(_unblocked(piece, now, how), piece, "unblocked")
             total += piece.message_count
-        for first, last in subtract([(r.first, r.last)], [(piece.first, piece.last) for piece in pieces]):
-            if index.count(first, last):
-                draft.put(r.part(first, last, index))
-    return draft.finish(), total
+        for first, last in subtract(whole, [(piece.first, piece.last) for piece in pieces]):
+            editor.add(r.slice(first, last, index), r)
+    return editor.build(), total
 
 
 def _unblocked(r: Range, now: int, how: str) -> Range:
     if how == ROUTE:
         return r._replace(state=DEAD)
     if how == DROP:
-        return r.settled()
-    return Range(r.first, r.last, WAITING, r.message_count, available_at=now, first_leased_at=r.first_leased_at, error=r.error)
+        return r.as_settled()
+    return Range(
+        r.first,
+        r.last,
+        WAITING,
+        r.message_count,
+        available_at=now,
+        first_leased_at=r.first_leased_at,
+        error=r.error,
+    )

@@ -1,4 +1,4 @@
-"""Changes on the way from one ledger to the next: ranges are taken out, cut, put back, and joined with their neighbours."""
+"""Edit a ledger: remove ranges, add their pieces, build the next ledger."""
 
 from __future__ import annotations
 
@@ -10,138 +10,191 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_mq.ledger.ranges import SETTLED, Event, Ledger, Range, to_table
+from spark_mq.ledger.ranges import (
+    SETTLED,
+    Event,
+    Ledger,
+    LedgerHeader,
+    Range,
+    to_table,
+    validate_transition,
+)
 
 __all__ = ["OUTCOMES", "LedgerEditor", "outcome_of"]
 
-OUTCOMES: Final = {name: name for name in ("acked", "skipped", "expired", "lost", "redriven")} | {"routed": "dead_lettered"}
-"""How messages ended, by the event that settled them. By any other they were dropped, as their group wants it at the attempt limit."""
+_OWN_NAMES: Final = ("acked", "skipped", "expired", "lost", "redriven")
+OUTCOMES: Final = {name: name for name in _OWN_NAMES} | {"routed": "dead_lettered"}
+"""The outcome of messages, by the event that settled them. Any other event dropped them."""
 
 _Span = tuple[int, int, int]
-"""First and last sequence, and how many messages."""
+"""First sequence, last sequence, number of messages."""
 
 
 def outcome_of(event: str) -> str:
-    """How messages ended that the event settled."""
+    """Return the outcome of messages that an event settled."""
     return OUTCOMES.get(event, "dropped")
 
 
 class LedgerEditor:
-    """Changes on the way from one ledger to the next: rows are taken out, changed ranges put in.
+    """Collects changes of a ledger and builds the next one.
 
-    Leases of thousands of ranges are normal in a ledger of many holes, so nothing here may cost a table operation a range.
+    A lease may take thousands of ranges. So no method here runs a table operation for each range.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.head = ledger.head
-        self._taken: set[int] = set()
-        self._put: list[Range] = []
+        self._removed: set[int] = set()
+        self._added: list[Range] = []
         self._events: list[Event] = []
 
     @property
     def changed(self) -> bool:
-        return bool(self._taken or self._put or self._events) or self.head != self.ledger.head
+        """Return whether the next ledger differs from this one."""
+        edited = self._removed or self._added or self._events
+        return bool(edited) or self.head != self.ledger.head
 
-    def take(self, rows: Sequence[int]) -> list[Range]:
-        """Takes ranges out. What of them is to stay must be put back."""
-        self._taken.update(rows)
-        return self.ledger.select(rows)
+    def remove(self, rows: Sequence[int]) -> list[Range]:
+        """Remove the ranges in some rows and return them."""
+        self._removed.update(rows)
+        return self.ledger.ranges_at(rows)
 
-    def put(self, piece: Range, event: str = "", of: Range | None = None) -> None:
-        """Puts a range in; one without messages is left out. Of one that is settled all else is forgotten.
+    def add(self, piece: Range, before: Range, event: str = "") -> None:
+        """Add a range. An empty one is ignored.
 
-        ``event``: what happened to it, if anything did; ``of``: the range as it was, where the new one does not tell whose it was.
+        Parameters
+        ----------
+        piece
+            The range in the next ledger.
+        before
+            The range that the piece comes from. Its place may be larger than the piece's.
+        event
+            The event that happened to the piece, or "" if nothing did.
+
+        Raises
+        ------
+        IllegalTransition
+            The range may not move from its old state to its new one.
         """
         if piece.message_count <= 0:
             return
-        self._put.append(piece.settled() if piece.state == SETTLED else piece)
+        validate_transition(before.state, piece.state)
+        self._added.append(piece.as_settled() if piece.state == SETTLED else piece)
         if event:
-            self.note(event, _as_event(piece, of or piece))
+            self.record_event(event, _as_event(piece, before))
 
-    def note(self, event: str, r: Range) -> None:
-        """Notes an event of some messages."""
+    def record_event(self, event: str, r: Range) -> None:
+        """Record an event of some messages."""
         self._events.append((event, r))
 
-    def finish(self) -> Ledger:
-        """The next ledger: sorted, neighbours merged, what is settled at its start below the floor."""
+    def build(self) -> Ledger:
+        """Return the next ledger: sorted, with equal neighbours joined."""
         if not self.changed:
             return self.ledger
         merged = self._merge()
+        head = self._raise_floor(self.head.counted(self._ended()), merged)
+        return Ledger(head, self._table(merged), [*self.ledger.events, *self._events])
+
+    def _ended(self) -> Counter[str]:
+        """Count the messages that the events settled, by outcome."""
         ended: Counter[str] = Counter()
         for event, r in self._events:
             if r.state == SETTLED:
                 ended[outcome_of(event)] += r.message_count
-        head = self.head.counted(ended)
-        first_left = next((row for row in range(len(self.ledger)) if row not in self._taken), None)
-        if first_left is not None and (not merged or self.ledger.firsts[first_left] < merged[0].first):
-            lowest = self.ledger.at(first_left)
-            if lowest.state == SETTLED:
-                self._taken.add(first_left)
-                head = replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
+        return ended
+
+    def _raise_floor(self, head: LedgerHeader, merged: list[Range]) -> LedgerHeader:
+        """Move a settled range at the start of the ledger below the floor."""
+        ledger, lowest = self.ledger, None
+        kept = next((row for row in range(len(ledger)) if row not in self._removed), None)
+        if kept is not None and (not merged or ledger.first_sequences[kept] < merged[0].first):
+            if ledger.state_at(kept) == SETTLED:
+                self._removed.add(kept)
+                lowest = ledger.range_at(kept)
         elif merged and merged[0].state == SETTLED:
             lowest = merged.pop(0)
-            head = replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
-        return Ledger(head, self._table(merged), [*self.ledger.events, *self._events])
+        if lowest is None:
+            return head
+        return replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
 
     def _merge(self) -> list[Range]:
-        """The ranges put in, joined with each other and with untouched neighbours that are alike."""
-        firsts = self.ledger.firsts
-        out: list[tuple[Range, _Span]] = []  # what it is, and where: joined ranges are made once, at the end
-        puts = sorted(self._put, key=lambda r: r.first)
-        for at, piece in enumerate(puts):
+        """Join the added ranges with each other and with equal neighbours in the ledger."""
+        firsts = self.ledger.first_sequences
+        out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
+        added = sorted(self._added, key=lambda r: r.first)
+        for at, piece in enumerate(added):
             span: _Span = (piece.first, piece.last, piece.message_count)
             lowest = out[-1][1][1] if out else -1
-            before = self._untouched(range(bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1))
+            below = range(
+                bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1
+            )
+            before = self._first_kept(below)
             if before is not None:
                 span = self._join_row(before, piece, span)
-            elif out and out[-1][0].alike(piece):
+            elif out and out[-1][0].same_state_as(piece):
                 span = _join(out.pop()[1], span)
-            stop = bisect_left(firsts, puts[at + 1].first) if at + 1 < len(puts) else len(firsts)
-            after = self._untouched(range(bisect_left(firsts, piece.last + 1), stop))
+            more = at + 1 < len(added)
+            stop = bisect_left(firsts, added[at + 1].first) if more else len(firsts)
+            after = self._first_kept(range(bisect_left(firsts, piece.last + 1), stop))
             if after is not None:
                 span = self._join_row(after, piece, span)
             out.append((piece, span))
-        return [
-            piece if span[2] == piece.message_count else piece._replace(first=span[0], last=span[1], message_count=span[2])
-            for piece, span in out
-        ]
+        return [_with_span(piece, span) for piece, span in out]
 
-    def _untouched(self, rows: range) -> int | None:
-        for row in rows:  # no generator: it is asked twice for each range that is put
-            if row not in self._taken:
+    def _first_kept(self, rows: range) -> int | None:
+        for row in rows:  # a plain loop: it runs twice for each added range
+            if row not in self._removed:
                 return row
         return None
 
     def _join_row(self, row: int, piece: Range, span: _Span) -> _Span:
-        """The piece's span, with that of the untouched range of the row if it is alike."""
+        """Return the span joined with an unchanged row, if both are in the same state."""
         ledger = self.ledger
-        # Neighbours mostly differ in state, and settled ranges in nothing: both are told without making a Range.
-        if ledger.state_at(row) != piece.state or (piece.state != SETTLED and not ledger.at(row).alike(piece)):
+        # Most neighbours differ in state, and settled ranges have no other detail.
+        # Both cases need no Range object.
+        if ledger.state_at(row) != piece.state or (
+            piece.state != SETTLED and not ledger.range_at(row).same_state_as(piece)
+        ):
             return span
-        self._taken.add(row)
-        return _join((ledger.firsts[row], ledger.lasts[row], ledger.counts[row]), span)
+        self._removed.add(row)
+        first, last = ledger.first_sequences[row], ledger.last_sequences[row]
+        return _join((first, last, ledger.message_counts[row]), span)
 
     def _table(self, merged: list[Range]) -> pa.Table:
-        """The ledger's ranges without what was taken, with what was put. Only rows between the first and last of these change."""
-        table, firsts = self.ledger.ranges, self.ledger.firsts
-        places = [*self._taken, *(bisect_left(firsts, r.first) for r in (*merged[:1], *merged[-1:]))]
+        """Return the ranges of the next ledger. Only the rows between the changes are rebuilt."""
+        table, firsts = self.ledger.ranges, self.ledger.first_sequences
+        ends = (*merged[:1], *merged[-1:])
+        places = [*self._removed, *(bisect_left(firsts, r.first) for r in ends)]
         if not places:
             return table
         start, stop = min(places), min(max(places) + 1, table.num_rows)
-        between = table.slice(start, stop - start).filter(_all_but((row - start for row in self._taken), stop - start))
+        kept = _all_but((row - start for row in self._removed), stop - start)
+        between = table.slice(start, stop - start).filter(kept)
         if merged:
             between = pa.concat_tables([between, to_table(merged)]).sort_by("first")
         return pa.concat_tables([table.slice(0, start), between, table.slice(stop)])
 
 
-def _as_event(piece: Range, was: Range) -> Range:
-    """What is told of a range: what it is now, and whose it was."""
+def _as_event(piece: Range, before: Range) -> Range:
+    """Return what an event shows: the new state, and the lease that the range had or has."""
     if piece.state == SETTLED and piece.reason is None:
-        return was._replace(state=SETTLED)
-    if piece.lease_id == was.lease_id and piece.worker_id == was.worker_id:
+        return before._replace(
+            first=piece.first, last=piece.last, message_count=piece.message_count, state=SETTLED
+        )
+    if piece.lease_id is not None or before.lease_id is None:
         return piece
-    return piece._replace(lease_id=was.lease_id, worker_id=was.worker_id, leased_at=was.leased_at, expires_at=was.expires_at)
+    return piece._replace(
+        lease_id=before.lease_id,
+        worker_id=before.worker_id,
+        leased_at=before.leased_at,
+        expires_at=before.expires_at,
+    )
+
+
+def _with_span(piece: Range, span: _Span) -> Range:
+    if span[2] == piece.message_count:
+        return piece
+    return piece._replace(first=span[0], last=span[1], message_count=span[2])
 
 
 def _join(one: _Span, other: _Span) -> _Span:
@@ -149,7 +202,7 @@ def _join(one: _Span, other: _Span) -> _Span:
 
 
 def _all_but(rows: Iterable[int], length: int) -> pa.Array:
-    """A mask of `length` that holds for all but some rows."""
+    """Return a mask of `length` that is false for some rows."""
     keep = bytearray(b"\x01") * length
     for row in rows:
         keep[row] = 0

@@ -1,7 +1,8 @@
-"""Messages with a time of their own: not before ``deliver_at``, not after ``expires_at``. Pure, part of the ledger's rules.
+"""Apply the times of messages: no delivery before ``deliver_at`` or after ``expires_at``.
 
-Delayed messages cost nothing where there are none. Until due, a run of them in one file is one range, due at the least of their times;
-then it is looked at again and split. What has expired is settled, with the outcome "expired", when it would be leased.
+Files without such times cost nothing. A run of delayed messages in one file is one range. It is
+due at the least of their times, and the next operation then splits it.
+Expired messages are settled with the outcome "expired" when a lease would take them.
 """
 
 from __future__ import annotations
@@ -16,34 +17,67 @@ from spark_mq.ledger.message_index import DeliveryTimes, MessageIndex
 from spark_mq.ledger.ranges import LEASED, SETTLED, UNREAD, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 
-__all__ = ["Sorted", "next_due", "put_aside", "ripen", "sort_out"]
+__all__ = [
+    "TimeSplit",
+    "add_scheduled",
+    "next_due",
+    "split_by_time",
+    "split_due",
+    "tidy",
+    "unread_range",
+]
 
 
 @dataclass(slots=True)
-class Sorted:
-    """Messages by what their times say now, each list in the order of sequence."""
+class TimeSplit:
+    """The pieces of a range by their times. Each list is in the order of sequence."""
 
     due: list[Range] = field(default_factory=list)
+    """As in the range, unread or waiting."""
     later: list[Range] = field(default_factory=list)
+    """Waiting until their time."""
     expired: list[Range] = field(default_factory=list)
+    """Settled."""
 
 
-def sort_out(r: Range, index: MessageIndex, now: int, by: int) -> Sorted:
-    """The messages of a waiting or unread range: due by `by`, later, or expired at `now` (microseconds)."""
-    out = Sorted()
-    if not index.is_timed(r.first, r.last):
+def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
+    """Return all unread messages as one range, or None."""
+    first = index.at_or_after(ledger.frontier + 1)
+    if first is None:
+        return None
+    last = index.last_sequence
+    return Range(first, last, UNREAD, index.count(first, last))
+
+
+def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeSplit:
+    """Split a waiting or unread range by its messages' times.
+
+    Parameters
+    ----------
+    r
+        The range.
+    index
+        The message index.
+    now
+        The current time in microseconds. Messages with an earlier ``expires_at`` are expired.
+    cutoff
+        Messages with a ``deliver_at`` up to this time are due. Microseconds.
+    """
+    out = TimeSplit()
+    if not index.has_times(r.first, r.last):
         out.due.append(r)
         return out
     for piece in index.slices(r.first, r.last):
-        file = index.file_at(piece.first)
-        part = r._replace(first=piece.first, last=piece.first + piece.rows - 1, message_count=piece.rows)
-        waits = r.delivery_count == 0  # what has been delivered was due
-        if file.times is None or (_none_expired(file.times, now) and (not waits or file.times.due_to <= by)):
-            _add(out.due, part, index)
-        elif _none_expired(file.times, now) and file.times.due_from > by:
-            _add(out.later, part._replace(available_at=file.times.due_from), index)
+        times = index.file_at(piece.first).times
+        last = piece.first + piece.rows - 1
+        part = r._replace(first=piece.first, last=last, message_count=piece.rows)
+        delivered = r.delivery_count > 0  # a message that was delivered was due
+        if times is None or (_none_expired(times, now) and (delivered or times.due_to <= cutoff)):
+            _append(out.due, part, index)
+        elif _none_expired(times, now) and times.due_from > cutoff:
+            _append(out.later, _as_later(part, times.due_from), index)
         else:
-            _look_closer(out, part, index, now, by)
+            _split_file(out, part, index, now, cutoff)
     return out
 
 
@@ -51,76 +85,151 @@ def _none_expired(times: DeliveryTimes, now: int) -> bool:
     return times.expires_from is None or times.expires_from > now
 
 
-def _look_closer(out: Sorted, part: Range, index: MessageIndex, now: int, by: int) -> None:
-    """Sorts out the messages of a piece of one file, run by run."""
+def _as_later(piece: Range, available_at: int | None) -> Range:
+    return piece._replace(state=WAITING, available_at=available_at)
+
+
+def _split_file(out: TimeSplit, part: Range, index: MessageIndex, now: int, cutoff: int) -> None:
+    """Split a piece of one file, run by run."""
+    for kind, low, high, available_at in _spans(part, index, now, cutoff):
+        first = index.file_at(part.first).first
+        piece = part._replace(first=first + low, last=first + high, message_count=high - low + 1)
+        if kind == "expired":
+            _append(out.expired, piece._replace(state=SETTLED, available_at=None), index)
+        elif kind == "later":
+            _append(out.later, _as_later(piece, available_at), index)
+        else:
+            _append(out.due, piece, index)
+
+
+_TimeSpan = tuple[str, int, int, int | None]
+"""A kind, the first and last row in the file, and the least deliver_at."""
+
+
+def _spans(part: Range, index: MessageIndex, now: int, cutoff: int) -> list[_TimeSpan]:
+    """Join the runs of a piece of one file into spans of one kind: due, later or expired."""
     file = index.file_at(part.first)
     assert file.times is not None
-    spans: list[tuple[str, int, int, int | None]] = []  # kind, first and last row, least deliver_at
-    for low, high, deliver_at, expires_at in file.times.between(part.first - file.first, part.last - file.first):
-        late = deliver_at is not None and deliver_at > by and part.delivery_count == 0
-        kind, at = ("expired", None) if expires_at is not None and expires_at <= now else ("later", deliver_at) if late else ("due", None)
+    spans: list[_TimeSpan] = []
+    runs = file.times.between(part.first - file.first, part.last - file.first)
+    for low, high, deliver_at, expires_at in runs:
+        kind, at = "due", None
+        if expires_at is not None and expires_at <= now:
+            kind = "expired"
+        elif deliver_at is not None and deliver_at > cutoff and part.delivery_count == 0:
+            kind, at = "later", deliver_at
         if spans and spans[-1][0] == kind:
             _, first, _, least = spans[-1]
             spans[-1] = (kind, first, high, None if least is None or at is None else min(least, at))
         else:
             spans.append((kind, low, high, at))
-    for kind, low, high, at in spans:
-        piece = part._replace(first=file.first + low, last=file.first + high, message_count=high - low + 1)
-        if kind == "expired":
-            _add(out.expired, piece._replace(state=SETTLED, available_at=None), index)
-        elif kind == "later":
-            _add(out.later, piece._replace(available_at=at), index)
-        else:
-            _add(out.due, piece, index)
+    return spans
 
 
-def put_aside(draft: LedgerEditor, piece: Range) -> None:
-    """Puts in a sorted out piece, with the event if it has expired."""
-    draft.put(piece, "expired" if piece.state == SETTLED else "")
+def add_scheduled(editor: LedgerEditor, piece: Range, before: Range) -> None:
+    """Add a piece that is not due now. An expired one gets an event."""
+    editor.add(piece, before, "expired" if piece.state == SETTLED else "")
 
 
-def _add(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
-    """Adds a piece, as part of its neighbour if nothing lies between them and both are due at the same time."""
-    if pieces and pieces[-1].available_at == piece.available_at and index.count(pieces[-1].last + 1, piece.first - 1) == 0:
-        before = pieces.pop()
-        piece = before._replace(last=piece.last, message_count=before.message_count + piece.message_count)
+def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
+    """Append a piece, or extend the last one if they touch and are due at once."""
+    last = pieces[-1] if pieces else None
+    if (
+        last is not None
+        and last.available_at == piece.available_at
+        and index.count(last.last + 1, piece.first - 1) == 0
+    ):
+        pieces.pop()
+        count = last.message_count + piece.message_count
+        piece = last._replace(last=piece.last, message_count=count)
     pieces.append(piece)
 
 
-def ripen(ledger: Ledger, index: MessageIndex, now: int, by: int) -> Ledger:
-    """Splits waiting ranges that are due by their least time into what really is, what is not yet, and what has expired."""
-    if not index.timed_after(ledger.head.floor):
+def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Ledger:
+    """Split the waiting ranges that are due by their least time.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index.
+    now
+        The current time in microseconds.
+    cutoff
+        Ranges with an ``available_at`` up to this time are split. Microseconds.
+    """
+    if not index.has_times_after(ledger.head.floor):
         return ledger
-    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(ledger.column("available_at").cast(pa.int64()), by))
-    rows = ledger.where(due)
+    available_at = ledger.column("available_at").cast(pa.int64())
+    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
+    rows = ledger.rows_where(due)
     if not rows:
         return ledger
+    timed = _rows_with_times(ledger, index, rows)
+    editor = LedgerEditor(ledger)
+    for row, r in zip(timed, ledger.ranges_at(timed), strict=True):
+        pieces = split_by_time(r, index, now, cutoff)
+        if pieces.later or pieces.expired:
+            editor.remove([row])
+            for piece in (*pieces.due, *pieces.later, *pieces.expired):
+                add_scheduled(editor, piece, r)
+    return editor.build()
+
+
+def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> list[int]:
+    """Return the rows with messages that have times. Searches the shorter of both lists."""
     files = index.timed_files(ledger.head.floor)
     if len(files) < len(rows):
         near = {row for file in files for row in ledger.overlapping(file.first, file.last)}
-        timed = [row for row in rows if row in near]
-    else:
-        timed = [row for row in rows if index.is_timed(ledger.firsts[row], ledger.lasts[row])]
-    draft = LedgerEditor(ledger)
-    for row, r in zip(timed, ledger.select(timed), strict=True):
-        pieces = sort_out(r, index, now, by)
-        if pieces.later or pieces.expired:
-            draft.take([row])
-            for piece in (*pieces.due, *pieces.later, *pieces.expired):
-                put_aside(draft, piece)
-    return draft.finish()
+        return [row for row in rows if row in near]
+    firsts, lasts = ledger.first_sequences, ledger.last_sequences
+    return [row for row in rows if index.has_times(firsts[row], lasts[row])]
+
+
+def tidy(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
+    """Settle expired unread messages and add delayed ones, before the first one that is due.
+
+    A lease does the same. The sweep calls this for groups without leases, so that they stay
+    cheap to read and the trim can go on.
+    """
+    editor = LedgerEditor(split_due(ledger, index, now, now))
+    first = index.at_or_after(ledger.frontier + 1)
+    while first is not None and index.has_times(first, first):
+        last = index.file_at(first).last
+        unread = Range(first, last, UNREAD, last - first + 1)
+        found = split_by_time(unread, index, now, now)
+        for r in (*found.later, *found.expired):
+            if not found.due or r.last < found.due[0].first:
+                add_scheduled(editor, r, unread)
+        first = None if found.due else index.at_or_after(last + 1)
+    return editor.build()
 
 
 def next_due(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> int | None:
-    """When time alone may next make something due: a lease runs out, a delay ends. Microseconds; None if nothing is on its way."""
+    """Return when time alone may make the next message due.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index.
+    rules
+        The group's settings.
+    now
+        The current time in microseconds.
+
+    Returns
+    -------
+    int or None
+        The end of the first lease or delay in microseconds. None if there is none.
+    """
     deadlines = ledger.ranges.filter(ledger.is_state(LEASED))["expires_at"].cast("int64")
     delays = ledger.ranges.filter(ledger.is_state(WAITING))["available_at"].cast("int64")
     ends = [pc.min(delays.filter(pc.greater(delays, now))).as_py()]
     if len(deadlines):
         ends.append(pc.min(deadlines).as_py() + rules.clock_skew + 1)
-    if index.timed_after(ledger.frontier):
-        first = index.at_or_after(ledger.frontier + 1)
-        if first is not None:
-            unread = Range(first, index.tail, UNREAD, index.count(first, index.tail))
-            ends += [r.available_at for r in sort_out(unread, index, now, now).later]
+    if index.has_times_after(ledger.frontier) and (unread := unread_range(ledger, index)):
+        ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
     return min((end for end in ends if end is not None), default=None)

@@ -1,4 +1,4 @@
-"""The settings of a queue and of its groups, with every default in one place."""
+"""Define the settings of queues and groups, with their defaults."""
 
 from __future__ import annotations
 
@@ -7,34 +7,63 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Final, TypedDict
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
-from spark_mq.util.clock import Duration
-from spark_mq.util.validation import SECOND, check_choice, check_count, check_duration, check_share, nearest
+from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.validation import (
+    check_choice,
+    check_count,
+    check_duration,
+    nearest,
+    validate_fraction,
+)
 
 __all__ = ["GroupOptions", "GroupSettings", "GroupSettingsOptions", "QueueSettings"]
 
+RETRY_POLICIES: Final = ("exponential", "linear", "constant", "none")
+ON_EXHAUSTED: Final = ("dead_letter", "drop", "block")
 
-RETRIES: Final = ("exponential", "linear", "constant", "none")
-EXHAUSTED: Final = ("dead_letter", "drop", "block")
-
-_DURATIONS: Final = ("visibility_timeout", "clock_skew", "retry_delay", "max_retry_delay", "max_retry_age")
+_DURATIONS: Final = (
+    "visibility_timeout",
+    "clock_skew",
+    "retry_delay",
+    "max_retry_delay",
+    "max_retry_age",
+)
 _COUNTS: Final = ("max_delivery_attempts", "max_failures", "max_in_flight", "max_ledger_ranges")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How a group delivers. Durations in microseconds. Every default of a group stands here.
+    """How a group delivers. Durations are microseconds.
 
-    ``visibility_timeout``: how long a lease lasts unless extended (60 s). ``clock_skew``: margin past a deadline before another clock may
-    call the lease expired (1 s). ``max_in_flight``: messages under lease at a time (no limit). ``max_ledger_ranges``: size of the ledger
-    from which on nothing unread is leased (200,000).
-
-    ``max_delivery_attempts``: how often a message reaches user code at most (5; None: no limit). ``on_exhausted``: what becomes of a
-    message past a limit: "dead_letter" (default), "drop", or "block" (nothing past it is leased until someone acts).
-
-    ``retry``: when a nacked message is due again: after ``retry_delay`` (10 s), which doubles with each failure ("exponential", the
-    default), grows by itself ("linear") or stays ("constant"), up to ``max_retry_delay`` (15 min), and a share of at most ``retry_jitter``
-    (0.1) more. "none": a message's first failure of its own is final. ``max_failures``, ``max_retry_age`` (since the first failure): limits
-    besides that of the attempts (None: none). What expired is due at once, for its timeout was the wait.
+    Parameters
+    ----------
+    visibility_timeout
+        How long a lease lasts unless its holder extends it. Default 60 s.
+    max_delivery_attempts
+        The most deliveries of a message. None for no limit. Default 5.
+    on_exhausted
+        What happens to a message past a limit. Default "dead_letter". "drop" settles it.
+        "block" stops deliveries after it until the owner calls ``unblock``.
+    clock_skew
+        The margin after a deadline before another clock may expire the lease. Default 1 s.
+    retry
+        How the delay after a nack grows with each failure. Default "exponential", which doubles
+        it. "linear" adds ``retry_delay``. "constant" keeps it. With "none" the first failure of
+        a message by itself is final.
+    retry_delay
+        The delay after the first nack. Default 10 s. Expired messages are due at once.
+    max_retry_delay
+        The longest delay before jitter. Default 15 min.
+    retry_jitter
+        The greatest share of the delay to add. Default 0.1.
+    max_failures
+        The most failures of a message. None for no limit, the default.
+    max_retry_age
+        The longest time since the first failure. None for no limit, the default.
+    max_in_flight
+        The most messages under lease. None for no limit, the default.
+    max_ledger_ranges
+        The ledger size that stops leases of unread messages. Default 200,000 ranges.
     """
 
     visibility_timeout: int = 60 * SECOND
@@ -51,60 +80,115 @@ class GroupSettings:
     max_ledger_ranges: int = 200_000
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
-        """When a message that was nacked for the `failures`-th time (from 1) is due again: microseconds from now.
+        """Return the delay after a nack in microseconds.
 
-        ``jitter``: 0 to 1, the part taken of what ``retry_jitter`` allows.
+        Parameters
+        ----------
+        failures
+            The failures of the message, this one included.
+        jitter
+            The share of the allowed jitter to add, 0 to 1.
         """
-        growth = {"exponential": 2 ** min(failures - 1, 40), "linear": failures, "constant": 1, "none": 0}[self.retry]
-        return round(min(self.max_retry_delay, self.retry_delay * growth) * (1 + self.retry_jitter * jitter))
+        growth = {
+            "exponential": 2 ** min(failures - 1, 40),
+            "linear": failures,
+            "constant": 1,
+            "none": 0,
+        }[self.retry]
+        delay = min(self.max_retry_delay, self.retry_delay * growth)
+        return round(delay * (1 + self.retry_jitter * jitter))
 
-    def failures_allowed(self, own: bool) -> int | None:
-        """The failure that is final. One of a whole lease, its culprit unknown, is never the only one: innocents were in it."""
+    def failure_limit(self, own: bool) -> int | None:
+        """Return the number of the failure that is final, or None.
+
+        `own` is whether the message failed by itself. The first failure of a whole lease is
+        never final, because the lease held innocent messages.
+        """
         limit = 1 if self.retry == "none" else self.max_failures
         return limit if limit is None or own else max(2, limit)
 
-    def attempts(self, spare: int = 0) -> int | None:
-        """On which delivery a message must be isolated, if it fails each time; `spare` deliveries are kept back for replays."""
-        limits = [self.failures_allowed(own=False), None if self.max_delivery_attempts is None else self.max_delivery_attempts - spare]
+    def attempts_before_isolation(self, spare: int = 0) -> int | None:
+        """Return the delivery on which a failing message must be alone, or None.
+
+        `spare` is the number of deliveries to reserve for replays.
+        """
+        attempts = self.max_delivery_attempts
+        limits = [self.failure_limit(own=False), None if attempts is None else attempts - spare]
         return min((max(1, limit) for limit in limits if limit is not None), default=None)
 
     @classmethod
-    def checked(cls, base: GroupSettings | None = None, **given: Any) -> GroupSettings:
-        """From what a user gave, durations in any form, over a base (the defaults). Raises InvalidOption."""
-        return replace(base or cls(), **{name: cls._check(name, value) for name, value in given.items()})
+    def validated(cls, base: GroupSettings | None = None, **given: Any) -> GroupSettings:
+        """Create settings from a user's values.
+
+        Parameters
+        ----------
+        base
+            The settings to change. None for the defaults.
+        **given
+            Fields of this class. Durations may be seconds, timedeltas or text like "30s".
+
+        Raises
+        ------
+        InvalidOption
+            A name or a value is invalid.
+        """
+        checked = {name: cls._validate(name, value) for name, value in given.items()}
+        return replace(base or cls(), **checked)
 
     @classmethod
-    def stored(cls, data: Any) -> GroupSettings:
-        """As :func:`dataclasses.asdict` told them. Raises UnsupportedTable for what this version of spark_mq does not know."""
+    def from_stored(cls, data: Any) -> GroupSettings:
+        """Create settings from the mapping in a ledger's header.
+
+        Raises
+        ------
+        UnsupportedTable
+            The mapping has fields that this version of spark_mq does not know.
+        """
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not names.issuperset(data):
-            unknown = sorted(map(str, set(data) - names)) if isinstance(data, dict) else type(data).__name__
+            unknown = (
+                sorted(map(str, set(data) - names))
+                if isinstance(data, dict)
+                else type(data).__name__
+            )
             raise UnsupportedTable(
-                f"the settings of a group hold {unknown}, which this version of spark_mq does not know: update spark_mq",
+                f"cannot read the settings of a group: this version of spark_mq does not know "
+                f"{unknown}. To fix this, update spark_mq.",
                 path=None,
                 features=[],
             )
         return cls(**data)
 
     @classmethod
-    def _check(cls, name: str, value: Any) -> Any:
+    def _validate(cls, name: str, value: Any) -> Any:
         known = {field.name: field.default for field in fields(cls)}
-        if name in {field.name for field in fields(QueueSettings)} - {"group"}:
-            raise InvalidOption(f"{name!r} is a setting of the queue, fixed when the queue is made; a group has {', '.join(known)}",
-                                option=name, value=value)  # fmt: skip
         if name not in known:
-            hint = nearest(name, known)
-            told = f"; did you mean {hint!r}?" if hint else f": use {', '.join(known)}"
-            raise InvalidOption(f"{name!r} is not a setting of a queue or a group{told}", option=name, value=value)
+            raise InvalidOption(_unknown_setting(name, list(known)), option=name, value=value)
         if value is None and (known[name] is None or name == "max_delivery_attempts"):
             return None
         if name in _DURATIONS:
-            return check_duration(name, value, zero=name not in ("visibility_timeout", "max_retry_age"))
+            zero = name not in ("visibility_timeout", "max_retry_age")
+            return check_duration(name, value, zero=zero)
         if name in _COUNTS:
             return check_count(name, value, most=2**63 - 1)
         if name == "retry_jitter":
-            return check_share(name, value)
-        return check_choice(name, value, RETRIES if name == "retry" else EXHAUSTED)
+            return validate_fraction(name, value)
+        return check_choice(name, value, RETRY_POLICIES if name == "retry" else ON_EXHAUSTED)
+
+    # Old names, until callers outside the package have changed.
+    checked, stored = validated, from_stored
+
+
+def _unknown_setting(name: str, known: list[str]) -> str:
+    """Return the error text for a name that is no setting of a group."""
+    if name in {field.name for field in fields(QueueSettings)} - {"group"}:
+        return (
+            f"cannot change {name!r}: it is a setting of the queue, fixed at its creation. "
+            f"A group has {', '.join(known)}."
+        )
+    hint = nearest(name, known)
+    fix = f" (did you mean {hint!r}?)" if hint else f". Use {', '.join(known)}."
+    return f"{name!r} is not a setting of a queue or a group: the name is unknown{fix}"
 
 
 class GroupOptions(TypedDict, total=False):
@@ -131,13 +215,27 @@ class GroupSettingsOptions(GroupOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What a queue was created with: the defaults of its groups, how long messages are kept once settled, where its DLQ is.
+    """What a queue was created with. Durations are microseconds.
 
-    ``hard_retention``: how long messages are kept at most, settled or not (None: until every group has settled them).
-    ``history_retention``: how long ``history/`` tells what was done (30 days).
-    ``delivery_delay``, ``message_ttl``: deliver_at and expires_at, counted from the publish, of messages without their own (None: none).
+    The queue stores its settings as JSON in the description of ``messages/``, because a property
+    change would fail publishers in flight.
 
-    Stored as JSON in the description of ``messages/`` (a property change would fail publishers in flight).
+    Parameters
+    ----------
+    group
+        The defaults of new groups.
+    retention
+        How long settled messages are kept. Default 7 days.
+    dead_letter_path
+        The path of the dead-letter queue. None for ``dead_letters/`` below the queue.
+    hard_retention
+        How long any message is kept at most. None for no limit, the default.
+    delivery_delay
+        The default deliver_at, counted from the publish. None for no delay, the default.
+    message_ttl
+        The default expires_at, counted from the publish. None for no expiry, the default.
+    history_retention
+        How long ``history/`` is kept. Default 30 days.
     """
 
     group: GroupSettings = GroupSettings()
@@ -148,16 +246,20 @@ class QueueSettings:
     message_ttl: int | None = None
     history_retention: int = 30 * 86_400 * SECOND
 
-    MARK: ClassVar[str] = "spark_mq queue"
+    FORMAT: ClassVar[str] = "spark_mq queue"
     VERSION: ClassVar[int] = 1
 
     @classmethod
     def of_dead_letters(cls, path: str) -> QueueSettings:
-        """Those of the dead-letter queue at `path`: no attempt limit, and so no dead letters of its own; nothing is trimmed."""
-        return cls(GroupSettings(max_delivery_attempts=None), 36500 * 86_400 * SECOND, dead_letter_path=path)
+        """Return the settings of the dead-letter queue at a path.
+
+        It has no attempt limit, so it has no dead letters of its own. Nothing is trimmed.
+        """
+        group = GroupSettings(max_delivery_attempts=None)
+        return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=path)
 
     @classmethod
-    def checked(
+    def validated(
         cls,
         group: GroupSettings,
         *,
@@ -168,44 +270,87 @@ class QueueSettings:
         history_retention: Any = "30d",
         dead_letter_path: str | None = None,
     ) -> QueueSettings:
-        """From what a user gave, durations in any form. Raises InvalidOption."""
+        """Create settings from a user's values.
+
+        Parameters
+        ----------
+        group
+            The defaults of new groups.
+        retention, hard_retention, delivery_delay, message_ttl, history_retention
+            Seconds, timedeltas or text like "30s". See the class.
+        dead_letter_path
+            See the class.
+
+        Raises
+        ------
+        InvalidOption
+            A value is invalid.
+        """
 
         def optional(name: str, value: Any) -> int | None:
             return None if value is None else check_duration(name, value)
 
-        delay, ttl = optional("delivery_delay", delivery_delay), optional("message_ttl", message_ttl)
+        delay = optional("delivery_delay", delivery_delay)
+        ttl = optional("message_ttl", message_ttl)
         if delay is not None and ttl is not None and ttl <= delay:
             raise InvalidOption(
-                f"message_ttl={message_ttl!r} ends before delivery_delay={delivery_delay!r}: every message would expire unread",
+                f"message_ttl={message_ttl!r} ends before delivery_delay={delivery_delay!r}: "
+                "every message would expire unread. Use a longer message_ttl.",
                 option="message_ttl",
                 value=message_ttl,
             )
-        kept = check_duration("retention", retention, zero=True)
-        told = check_duration("history_retention", history_retention)
-        return cls(group, kept, dead_letter_path, optional("hard_retention", hard_retention), delay, ttl, told)
+        return cls(
+            group,
+            check_duration("retention", retention, zero=True),
+            dead_letter_path,
+            optional("hard_retention", hard_retention),
+            delay,
+            ttl,
+            check_duration("history_retention", history_retention),
+        )
 
-    def times(self, now: int) -> dict[str, int]:
-        """What a message published at `now` has as deliver_at and expires_at if it has none of its own: microseconds, or left out."""
+    def default_times(self, now: int) -> dict[str, int]:
+        """Return the default deliver_at and expires_at of a publish at `now`, in microseconds.
+
+        A time without a default is left out.
+        """
         after = {"deliver_at": self.delivery_delay, "expires_at": self.message_ttl}
         return {name: now + duration for name, duration in after.items() if duration is not None}
 
     def to_json(self) -> str:
-        return json.dumps({"format": self.MARK, "format_version": self.VERSION, **asdict(self)}, sort_keys=True)
+        """Return the settings as JSON."""
+        data = {"format": self.FORMAT, "format_version": self.VERSION, **asdict(self)}
+        return json.dumps(data, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | None) -> QueueSettings | None:
-        """None where the text is no description of a queue. Raises UnsupportedTable for one of another version of spark_mq."""
+        """Create settings from JSON.
+
+        Returns
+        -------
+        QueueSettings or None
+            None if the text does not describe a queue.
+
+        Raises
+        ------
+        UnsupportedTable
+            Another version of spark_mq wrote the text.
+        """
         try:
             data = json.loads(text or "")
         except (ValueError, RecursionError):
             return None
-        if not isinstance(data, dict) or data.get("format") != cls.MARK:
+        if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
             return None
         if data.get("format_version") != cls.VERSION:
             raise UnsupportedTable(
-                f"the queue has format {data.get('format_version')!r}, and this version of spark_mq reads {cls.VERSION}: update spark_mq",
+                f"cannot open the queue: it has format {data.get('format_version')!r} and this "
+                f"version of spark_mq reads {cls.VERSION}. To fix this, update spark_mq.",
                 path=None,
                 features=[],
             )
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return cls(**{**known, "group": GroupSettings.stored(data.get("group"))})
+        return cls(**{**known, "group": GroupSettings.from_stored(data.get("group"))})
+
+    # Old names, until callers outside the package have changed.
+    checked, times = validated, default_times

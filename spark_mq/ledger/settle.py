@@ -1,23 +1,35 @@
-"""Settling: what ack, nack, reject, release and extend do to the ranges of a lease. Pure, part of the ledger's rules.
+"""Settle the messages of a lease: ack, nack, reject, release and extend.
 
-Ownership is by lease id. Past its deadline a lease may still settle what nobody has leased since; see :func:`settle`.
+The lease id is the right to settle. A lease may settle after its deadline what no other lease
+holds. See :func:`settle`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.intervals import Interval, format_intervals, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.transitions import failed, final, past_limit, to_waiting
-from spark_mq.util.validation import error_text
+from spark_mq.ledger.transitions import exhaust, exhausted_limit, to_waiting, with_failure
+from spark_mq.util.validation import truncate_error
 
-__all__ = ["ACK", "NACK", "REJECT", "REJECTED", "RELEASE", "SettleCommand", "SettleOutcome", "extend", "settle"]
+__all__ = [
+    "ACK",
+    "NACK",
+    "REJECT",
+    "REJECTED",
+    "RELEASE",
+    "SettleCommand",
+    "SettleOutcome",
+    "commit_info",
+    "extend",
+    "settle",
+]
 
 ACK: Final = "ack"
 NACK: Final = "nack"
@@ -30,44 +42,51 @@ _EVENTS: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "re
 
 @dataclass(frozen=True, slots=True)
 class SettleCommand:
-    """What to do to a lease, or to named messages of it.
-
-    ``intervals``: sequences, inclusive pairs; None for all that the lease still holds. ``whole``: the intervals are the lease
-    as its holder knows it, no message is named: the culprit of a nack is unknown. ``delay``: microseconds until a nacked
-    message is due again; None for the group's retry policy. ``jitter``: drawn once a settle, 0 to 1: how much of the policy's jitter.
-    """
+    """What to do with a lease, or with some messages of it."""
 
     verb: str
+    """ACK, NACK, REJECT or RELEASE."""
     lease_id: str
     intervals: Sequence[Interval] | None = None
+    """Sequences, inclusive. None for all messages that the lease holds."""
     whole: bool = False
+    """The intervals are the whole lease and name no message, so a nack knows no culprit."""
     delay: int | None = None
+    """Microseconds until nacked messages are due. None for the group's retry policy."""
     error: str | None = None
+    """The failure as text. It is truncated."""
     reason: str = REJECTED
+    """Why rejected messages are dead."""
     jitter: float = 0.0
+    """The share of the policy's jitter, 0 to 1. It is drawn once for each command."""
 
     def __post_init__(self) -> None:
         if self.error is not None:
-            object.__setattr__(self, "error", error_text(self.error))
+            object.__setattr__(self, "error", truncate_error(self.error))
 
 
 @dataclass(slots=True)
 class SettleOutcome:
-    """What a settle did: messages settled, messages that already were, and what was not held, as ``(first, last, why)``."""
+    """What a command did."""
 
     settled: int = 0
+    """Messages that the command settled."""
     already_settled: int = 0
+    """Messages that were settled before, by any lease."""
     lost: list[tuple[int, int, str]] = field(default_factory=list)
+    """``(first, last, reason)`` of the sequences that the lease did not hold."""
     ranges: list[Interval] = field(default_factory=list)
+    """The settled sequences."""
     states: dict[str, int] = field(default_factory=dict)
     """How many messages went to which state."""
     next_due: int | None = None
     """When the first of those that wait is due again, in microseconds."""
 
-    def lose(self, first: int, last: int, why: str) -> None:
-        if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == why:
+    def add_lost(self, first: int, last: int, reason: str) -> None:
+        """Add lost sequences, joined with the last ones if the reason is the same."""
+        if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == reason:
             first = self.lost.pop()[0]
-        self.lost.append((first, last, why))
+        self.lost.append((first, last, reason))
 
     def add(self, r: Range, became: Range) -> None:
         """Count a range that was settled, and what became of it."""
@@ -79,149 +98,230 @@ class SettleOutcome:
             self.next_due = due if self.next_due is None else min(self.next_due, due)
 
 
-def settle(ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, wanted: SettleCommand) -> tuple[Ledger, SettleOutcome]:
-    """Applies one settle. The caller folds first, keeping ``wanted.lease_id``.
+def commit_info(
+    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
+) -> dict[str, Any]:
+    """Return the metadata of a commit of settle commands, for DESCRIBE HISTORY."""
+    done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled]
+    return {
+        "operation": "+".join(dict.fromkeys(c.verb for c, _ in done)),
+        "lease_id": ",".join(dict.fromkeys(c.lease_id for c, _ in done)),
+        "messages": sum(o.settled for _, o in done),
+        "ranges": " ".join(f"{c.verb} {format_intervals(o.ranges)}" for c, o in done),
+    }
 
-    Past the deadline and not leased again, ack and reject count; nack and release give up the claim of the lease. Settled
-    already, by whatever lease: counted, nothing done. Anything else is in ``Outcome.lost``.
+
+def settle(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, command: SettleCommand
+) -> tuple[Ledger, SettleOutcome]:
+    """Apply one settle command.
+
+    A lease may hold messages after its deadline, until another lease takes them. Then ack and
+    reject count as usual, and nack and release give up the lease's claim. Messages that are
+    settled already, by any lease, are counted and stay as they are.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger. The caller has expired the other leases already.
+    index
+        The message index.
+    now
+        The current time in microseconds.
+    rules
+        The group's settings.
+    command
+        What to do.
+
+    Returns
+    -------
+    tuple of Ledger and SettleOutcome
+        The next ledger, and what the command did. ``lost`` lists all other sequences.
     """
-    settling = _Settling(ledger, index, now, rules, wanted)
-    if wanted.intervals is None:
-        for r in settling.draft.take(ledger.where(ledger.held_by(wanted.lease_id))):
+    settling = _Settling(ledger, index, now, rules, command)
+    if command.intervals is None:
+        for r in settling.editor.remove(ledger.rows_where(ledger.held_by(command.lease_id))):
             settling.apply(r)
     else:
-        settling.intervals(normalise(wanted.intervals))
-    return settling.draft.finish(), settling.outcome
+        settling.settle_intervals(normalise(command.intervals))
+    return settling.editor.build(), settling.outcome
 
 
 class _Settling:
-    """One settle under way: cuts the named intervals out of the ranges they lie in."""
+    """One command in progress. It splits the ranges of the command's intervals."""
 
-    def __init__(self, ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, wanted: SettleCommand) -> None:
-        self.ledger, self.index, self.now, self.rules, self.wanted = ledger, index, now, rules, wanted
-        self.draft = LedgerEditor(ledger)
+    def __init__(
+        self,
+        ledger: Ledger,
+        index: MessageIndex,
+        now: int,
+        rules: GroupSettings,
+        command: SettleCommand,
+    ) -> None:
+        self.ledger, self.index, self.now = ledger, index, now
+        self.rules, self.command = rules, command
+        self.editor = LedgerEditor(ledger)
         self.outcome = SettleOutcome()
-        self._left: dict[int, Range] = {}  # by row: what lies above the last cut, if anything does
-        self._of: Range | None = None  # what was settled last, and what became of it
-        self._became: Range | None = None
+        self._rest: dict[int, Range] = {}  # by row: the part after the last split
+        self._last: Range | None = None  # the last settled piece, and the result for it
+        self._result: Range | None = None
 
-    def intervals(self, intervals: Sequence[Interval]) -> None:
-        """Settles what lies in some intervals, which are in ascending order."""
+    def settle_intervals(self, intervals: Sequence[Interval]) -> None:
+        """Settle the messages of some intervals in ascending order."""
         touched = [self.ledger.overlapping(first, last) for first, last in intervals]
         rows = sorted(set().union(*touched))
-        self._left = dict(zip(rows, self.ledger.select(rows), strict=True))
-        held = [row for row in rows if self._holds(self._left[row])]
-        self.draft.take(held)
+        self._rest = dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
+        held = [row for row in rows if self._holds(self._rest[row])]
+        self.editor.remove(held)
         for (first, last), of in zip(intervals, touched, strict=True):
-            self._interval(first, last, of)
+            self._settle_interval(first, last, of)
         for row in held:
-            if row in self._left:
-                self.draft.put(self._left[row])
+            if row in self._rest:
+                self.editor.add(self._rest[row], self._rest[row])
 
     def _holds(self, r: Range) -> bool:
-        return r.state in (LEASED, WAITING) and r.lease_id == self.wanted.lease_id
+        return r.state in (LEASED, WAITING) and r.lease_id == self.command.lease_id
 
-    def _interval(self, first: int, last: int, rows: range) -> None:
-        low, high = self.index.at_or_after(first), self.index.at_or_before(last)
+    def _settle_interval(self, first: int, last: int, rows: range) -> None:
+        low = self.index.at_or_after(first)
+        high = self.index.last_at_or_before(last)
         if low is None or high is None or low > high:
-            self._lose_gap(first, last)
+            self._report_gap(first, last)
             return
-        self._lose_gap(first, low - 1)
+        self._report_gap(first, low - 1)
         head, frontier = self.ledger.head, self.ledger.frontier
-        self._past(low, min(high, head.floor))
+        self._count_settled(low, min(high, head.floor))
         for row in rows:
-            self._cut(row, low, high)
+            self._split_at(row, low, high)
         if high > frontier:
-            self.outcome.lose(max(low, frontier + 1), high, "unread")
-        self._lose_gap(high + 1, last)
+            self.outcome.add_lost(max(low, frontier + 1), high, "unread")
+        self._report_gap(high + 1, last)
 
-    def _past(self, first: int, last: int) -> None:
-        """Messages that are settled: fine, unless a seek skipped them, unprocessed as they were."""
+    def _count_settled(self, first: int, last: int) -> None:
+        """Count settled messages. Messages that a seek skipped are lost, not processed."""
         if first > last:
             return
         done = subtract([(first, last)], self.ledger.head.skipped)
         self.outcome.already_settled += sum(self.index.count(*part) for part in done)
         for low, high in subtract([(first, last)], done):
             if self.index.count(low, high):
-                self.outcome.lose(low, high, "skipped")
+                self.outcome.add_lost(low, high, "skipped")
 
-    def _lose_gap(self, first: int, last: int) -> None:
-        """Sequences that no message has. Those of a whole lease are no mistake: what is left of its ranges may end in a gap."""
-        if first <= last and not self.wanted.whole:
-            self.outcome.lose(first, last, "no message")
+    def _report_gap(self, first: int, last: int) -> None:
+        """Report sequences without a message, unless the command names a whole lease.
 
-    def _cut(self, row: int, low: int, high: int) -> None:
-        r = self._left.get(row)
-        if r is None or (piece := r.part(low, high, self.index)).message_count == 0:
+        The intervals of a whole lease may end in a gap.
+        """
+        if first <= last and not self.command.whole:
+            self.outcome.add_lost(first, last, "no message")
+
+    def _split_at(self, row: int, low: int, high: int) -> None:
+        """Settle the piece of a row within ``low..high``."""
+        r = self._rest.get(row)
+        if r is None or (piece := r.slice(low, high, self.index)).message_count == 0:
             return
         if r.state == SETTLED:
-            self._past(piece.first, piece.last)
+            self._count_settled(piece.first, piece.last)
         elif not self._holds(r):
-            self.outcome.lose(piece.first, piece.last, _why_not(r))
+            self.outcome.add_lost(piece.first, piece.last, _why_lost(r))
         else:
             if r.first < piece.first:
-                self.draft.put(r.part(r.first, piece.first - 1, self.index))
+                self.editor.add(r.slice(r.first, piece.first - 1, self.index), r)
             self.apply(piece)
             if piece.last < r.last:
-                self._left[row] = r.part(piece.last + 1, r.last, self.index)
+                self._rest[row] = r.slice(piece.last + 1, r.last, self.index)
             else:
-                del self._left[row]
+                del self._rest[row]
 
     def apply(self, r: Range) -> None:
-        """Does to a range that the lease holds what the settle wants."""
-        if self._of is None or self._became is None or not r.alike(self._of):
-            self._became = self._after(r)  # the same for all pieces of a range, wherever they lie
-        self._of = r
-        self.outcome.add(r, self._became)
-        self.draft.put(self._became._replace(first=r.first, last=r.last, message_count=r.message_count), _EVENTS[self.wanted.verb], of=r)
+        """Apply the command to a range that the lease holds."""
+        # Computed once for all pieces of a range: the result depends on its state only.
+        if self._last is None or self._result is None or not r.same_state_as(self._last):
+            self._result = self._after(r)
+        self._last = r
+        self.outcome.add(r, self._result)
+        piece = self._result._replace(first=r.first, last=r.last, message_count=r.message_count)
+        self.editor.add(piece, r, _EVENTS[self.command.verb])
 
     def _after(self, r: Range) -> Range:
-        if self.wanted.verb == ACK:
-            return r.settled()
-        if self.wanted.verb == REJECT:
-            return past_limit(r, self.rules, self.wanted.reason, self.wanted.error, blocks=False)
-        if self.wanted.verb == NACK:
-            return _nacked(r, self.now, self.rules, self.wanted)
+        command, rules = self.command, self.rules
+        if command.verb == ACK:
+            return r.as_settled()
+        if command.verb == REJECT:
+            return exhaust(r, rules, command.reason, command.error, may_block=False)
+        if command.verb == NACK:
+            return _nacked(r, self.now, rules, command)
         if r.state == WAITING:
             return r._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=None)
         return _released(r, self.now)
 
 
-def _why_not(r: Range) -> str:
+def _why_lost(r: Range) -> str:
     if r.state == LEASED:
         return f"leased by {r.lease_id}"
-    return "given back" if r.state == WAITING else f"{'blocked' if r.state == BLOCKED else 'dead'}: {r.reason}"
+    if r.state == WAITING:
+        return "given back"
+    return f"{'blocked' if r.state == BLOCKED else 'dead'}: {r.reason}"
 
 
-def _nacked(r: Range, now: int, rules: GroupSettings, wanted: SettleCommand) -> Range:
-    by_name = wanted.intervals is not None and not wanted.whole
-    fresh = r.state == LEASED  # an expiry has counted already
-    error = wanted.error or r.error
-    r = failed(r, now) if fresh else r
-    if reason := final(r, rules, now, own=by_name or r.lease_size == 1):
-        return past_limit(r, rules, reason, error)
-    delay = wanted.delay
+def _nacked(r: Range, now: int, rules: GroupSettings, command: SettleCommand) -> Range:
+    by_name = command.intervals is not None and not command.whole
+    live = r.state == LEASED  # an expiry has counted the failure already
+    error = command.error or r.error
+    r = with_failure(r, now) if live else r
+    if reason := exhausted_limit(r, rules, now, own=by_name or r.lease_size == 1):
+        return exhaust(r, rules, reason, error)
+    delay = command.delay
     if delay is None:
-        delay = rules.delay(r.failure_count, wanted.jitter) if fresh else 0
+        delay = rules.delay(r.failure_count, command.jitter) if live else 0
     return to_waiting(r, now + delay, error)._replace(suspect=not by_name)
 
 
 def _released(r: Range, now: int) -> Range:
     back = to_waiting(r, now, r.error)
     count = r.delivery_count - 1
-    return back._replace(delivery_count=count, first_leased_at=r.first_leased_at if count else None)
+    first = r.first_leased_at if count else None
+    return back._replace(delivery_count=count, first_leased_at=first)
 
 
 def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, SettleOutcome]:
-    """Moves the deadline of what a lease holds to `expires_at`, never earlier. What had expired, unclaimed, is leased again."""
-    draft, outcome = LedgerEditor(ledger), SettleOutcome()
-    for r in draft.take(ledger.where(ledger.held_by(lease_id))):
+    """Move the deadline of a lease, never to an earlier time.
+
+    Expired messages that no other lease took are leased again.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    lease_id
+        The lease.
+    expires_at
+        The new deadline in microseconds.
+
+    Returns
+    -------
+    tuple of Ledger and SettleOutcome
+        The next ledger. ``settled`` counts the messages that the lease holds.
+    """
+    editor, outcome = LedgerEditor(ledger), SettleOutcome()
+    for before in editor.remove(ledger.rows_where(ledger.held_by(lease_id))):
+        r = before
         if r.state == WAITING:
-            failures = r.failure_count - 1
-            first = r.first_failed_at if failures else None
-            r = r._replace(state=LEASED, failure_count=failures, first_failed_at=first, available_at=None, expires_at=expires_at)
-            draft.note("extended", r)
-        draft.put(r._replace(expires_at=max(expires_at, r.expires_at or 0)))
+            r = _revived(r, expires_at)
+            editor.record_event("extended", r)
+        editor.add(r._replace(expires_at=max(expires_at, r.expires_at or 0)), before)
         outcome.settled += r.message_count
         outcome.ranges.append((r.first, r.last))
-    return draft.finish(), outcome
+    return editor.build(), outcome
+
+
+def _revived(r: Range, expires_at: int) -> Range:
+    """Return an expired range as leased, without the failure of the expiry."""
+    failures = r.failure_count - 1
+    return r._replace(
+        state=LEASED,
+        failure_count=failures,
+        first_failed_at=r.first_failed_at if failures else None,
+        available_at=None,
+        expires_at=expires_at,
+    )

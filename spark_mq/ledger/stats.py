@@ -1,4 +1,4 @@
-"""How a group stands: counts of its messages by state."""
+"""Count a group's messages by state."""
 
 from __future__ import annotations
 
@@ -6,61 +6,87 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from spark_mq.ledger import acquire as selection
+from spark_mq.ledger.acquire import AcquireRequest, lease
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, UNREAD, WAITING, Ledger, Range
-from spark_mq.ledger.schedule import ripen, sort_out
+from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledger
+from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.util.validation import SECOND
+from spark_mq.util.clock import SECOND
 
 __all__ = ["GroupStats", "stats_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Messages of a group by state. Leases past their deadline count as ready.
+    """Messages of a group by state.
 
-    ``unread`` are part of ``ready``. ``acked``, ``dead_lettered``, ``dropped``, ``skipped``, ``expired``, ``lost``: totals since the
-    group began. ``floor``: all up to this sequence is settled. ``tail``: the last sequence published, at table version ``tail_version``.
-    ``oldest_unsettled_age``: seconds since the publish of the first message that is not settled; ``oldest_lease_age``: since the oldest
-    live lease was taken; None without one. ``blocked_because``: what lets nothing be leased (a cap, or a message that blocks), or "".
+    Messages of a lease past its deadline count as ready.
     """
 
     ready: int
+    """Due now, unread ones included."""
     unread: int
+    """Due now and never leased."""
     delayed: int
+    """Due later: by deliver_at, or after a nack."""
     in_flight: int
+    """Held by a lease."""
     dead: int
+    """Waiting for the sweep to route them."""
     blocked: int
+    """Past a limit in a group that blocks."""
     routing: int
+    """Being copied to another queue."""
     acked: int
+    """Acked since the group began."""
     dead_lettered: int
+    """Routed to the dead-letter queue since the group began."""
     dropped: int
+    """Dropped at a limit since the group began."""
     skipped: int
+    """Skipped by seeks since the group began."""
     expired: int
+    """Past their expires_at since the group began."""
     lost: int
+    """Trimmed before the group settled them, since the group began."""
     floor: int
+    """All messages up to this sequence are settled."""
     tail: int
+    """The last published sequence, or -1."""
     tail_version: int
+    """The version of ``messages/`` that the numbers belong to."""
     oldest_unsettled_age: float | None
+    """Seconds since the publish of the first unsettled message. None without one."""
     oldest_lease_age: float | None
+    """Seconds since the start of the oldest live lease. None without one."""
     ledger_ranges: int
+    """Ranges in the ledger."""
     blocked_because: str
+    """The cap or message that stops the group, or an empty string."""
 
 
 def stats_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> GroupStats:
-    """The stats of a ledger that has been folded at `now` (microseconds)."""
-    ledger = ripen(ledger, index, now, now)
+    """Return the stats of a ledger.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger. The caller has expired leases already.
+    index
+        The message index.
+    rules
+        The group's settings.
+    now
+        The current time in microseconds.
+    """
+    ledger = split_due(ledger, index, now, now)
     waiting, leased = ledger.is_state(WAITING), ledger.is_state(LEASED)
-    due = ledger.count(pc.and_(waiting, pc.less_equal(ledger.column("available_at").cast("int64"), now)))
-    unread = index.count(ledger.frontier + 1, index.tail)
-    later = expired = 0
-    if index.timed_after(ledger.frontier):
-        pieces = sort_out(Range(ledger.frontier + 1, index.tail, UNREAD, unread), index, now, now)
-        later, expired = (sum(r.message_count for r in some) for some in (pieces.later, pieces.expired))
-        unread -= later + expired
-    _, grant = selection.lease(ledger, index, now, rules, selection.AcquireRequest("stats", "stats", 1, now))
+    available_at = ledger.column("available_at").cast("int64")
+    due = ledger.count(pc.and_(waiting, pc.less_equal(available_at, now)))
+    unread, later, expired = _unread_counts(ledger, index, now)
+    _, grant = lease(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
     counters = ledger.head.counters
+    oldest_lease = pc.min(ledger.ranges.filter(leased)["leased_at"].cast("int64")).as_py()
     return GroupStats(
         ready=unread + due,
         unread=unread,
@@ -76,18 +102,35 @@ def stats_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
         expired=counters.get("expired", 0) + expired,
         lost=counters.get("lost", 0),
         floor=ledger.head.floor,
-        tail=index.tail,
+        tail=index.last_sequence,
         tail_version=index.version,
         oldest_unsettled_age=_age(_oldest_unsettled(ledger, index), now),
-        oldest_lease_age=_age(pc.min(ledger.ranges.filter(leased)["leased_at"].cast("int64")).as_py(), now),
+        oldest_lease_age=_age(oldest_lease, now),
         ledger_ranges=len(ledger),
         blocked_because=grant.blocked_because,
     )
 
 
+def _unread_counts(ledger: Ledger, index: MessageIndex, now: int) -> tuple[int, int, int]:
+    """Count the unread messages that are due, due later, and expired."""
+    unread = unread_range(ledger, index)
+    if unread is None:
+        return 0, 0, 0
+    if not index.has_times_after(ledger.frontier):
+        return unread.message_count, 0, 0
+    pieces = split_by_time(unread, index, now, now)
+    later = sum(r.message_count for r in pieces.later)
+    expired = sum(r.message_count for r in pieces.expired)
+    return unread.message_count - later - expired, later, expired
+
+
 def _oldest_unsettled(ledger: Ledger, index: MessageIndex) -> int | None:
-    """When the first message was published that is not settled. (The lowest range of a ledger never is.)"""
-    first = ledger.firsts[0] if len(ledger) else index.at_or_after(ledger.head.floor + 1)
+    """Return the publish time of the first unsettled message, or None.
+
+    The lowest range of a ledger is never settled.
+    """
+    floor = ledger.head.floor
+    first = ledger.first_sequences[0] if len(ledger) else index.at_or_after(floor + 1)
     return None if first is None else index.file_at(first).committed_at
 
 

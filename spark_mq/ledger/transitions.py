@@ -1,19 +1,4 @@
-"""The delivery rules of a consumer group: every transition of a range, as pure functions from a ledger to the next.
-
-    state     how it got there                        leaves by
-    unread    published                               lease
-    leased    lease (counted)                         ack -> settled; nack, expiry -> waiting or past a limit; reject -> dead;
-                                                      release -> waiting, as before the lease
-    waiting   nack, expiry, release                   lease, when available_at <= now
-    dead      past a limit, or rejected               routing -> settled
-    blocked   past a limit, where the group blocks    unblock -> waiting, dead or settled
-    routing   being copied to the DLQ                 settled
-    settled   acked, routed, dropped, skipped         forgotten below the floor
-
-Time, the commit index and chance are arguments. The rules come out of an exhaustive search over small models; what a lease
-takes is chosen in ``selection.py``, how it is settled stands in ``settling.py``, what its owner does to a group in ``moving.py``. Each
-operation first folds: other leases past their deadline become waiting or dead. An operation never folds the lease that it names.
-"""
+"""Expire leases, apply limits and replay batches."""
 
 from __future__ import annotations
 
@@ -24,96 +9,146 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, WAITING, Ledger, Range
+from spark_mq.ledger.routing import freeze_dead, routed
 from spark_mq.ledger.settings import GroupSettings
 
 __all__ = [
-    "AGE_USED",
-    "ATTEMPTS_USED",
-    "FAILURES_USED",
-    "final",
+    "AGE_LIMIT",
+    "ATTEMPT_LIMIT",
+    "FAILURE_LIMIT",
+    "exhaust",
+    "exhausted_limit",
     "fold",
     "freeze_dead",
-    "give_back",
     "held_by_batch",
-    "past_limit",
+    "return_as_suspect",
     "routed",
     "take_over",
     "to_dead",
     "to_waiting",
+    "with_failure",
 ]
 
-ATTEMPTS_USED: Final = "max_delivery_attempts"
-FAILURES_USED: Final = "max_failures"
-AGE_USED: Final = "max_retry_age"
+ATTEMPT_LIMIT: Final = "max_delivery_attempts"
+FAILURE_LIMIT: Final = "max_failures"
+AGE_LIMIT: Final = "max_retry_age"
+
+_MAX_INT32: Final = 2**31 - 1
 
 
 def fold(ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()) -> Ledger:
-    """Turns leases past deadline + margin, but for those in `keep`, into waiting (due at once, suspect) or what is past a limit.
+    """Expire leases and apply limits, except for the leases in `keep`.
 
-    So with what waits beyond a limit that has been lowered: that applies before the next delivery; and with what is blocked, where the
-    group has ceased to block.
+    An expired range waits as a suspect and is due at once, unless it is past a limit.
+    A lowered limit applies to waiting ranges before their next delivery.
+    Blocked ranges become dead or settled if the group no longer blocks.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    now
+        The current time in microseconds.
+    rules
+        The group's settings. ``clock_skew`` is a margin after each deadline.
+    keep
+        Ids of leases to leave alone, such as the lease of the operation.
+
+    Returns
+    -------
+    Ledger
+        The next ledger. It is `ledger` itself if nothing changed.
     """
-    late = pc.and_(ledger.is_state(LEASED), pc.less(ledger.column("expires_at").cast(pa.int64()), now - rules.clock_skew))
-    mask = pc.or_(pc.fill_null(late, False), _spent(ledger, rules))
+    deadline = ledger.column("expires_at").cast(pa.int64())
+    late = pc.and_(ledger.is_state(LEASED), pc.less(deadline, now - rules.clock_skew))
+    mask = pc.or_(pc.fill_null(late, False), _exhausted_mask(ledger, rules))
     if rules.on_exhausted != "block":
         mask = pc.or_(mask, ledger.is_state(BLOCKED))
     kept = list(keep)
     if kept:
-        mask = pc.and_(mask, pc.invert(pc.is_in(ledger.column("lease_id"), value_set=pa.array(kept, pa.string()))))
-    draft = LedgerEditor(ledger)
-    for r in draft.take(ledger.where(mask)):
+        own = pc.is_in(ledger.column("lease_id"), value_set=pa.array(kept, pa.string()))
+        mask = pc.and_(mask, pc.invert(own))
+    editor = LedgerEditor(ledger)
+    for r in editor.remove(ledger.rows_where(mask)):
         if r.state == LEASED:
-            draft.put(_expired(r, rules), "lease_expired", of=r)
+            editor.add(_expired(r, rules), r, "lease_expired")
         else:
-            draft.put(past_limit(r, rules, r.reason or _limit_of(r, rules), r.error), "exhausted", of=r)
-    return draft.finish()
+            limit = r.reason or _limit_name(r, rules)
+            editor.add(exhaust(r, rules, limit, r.error), r, "exhausted")
+    return editor.build()
 
 
-def _spent(ledger: Ledger, rules: GroupSettings) -> pa.ChunkedArray:
-    """A mask of what waits past a limit. Failures of whole leases are no reason to die unheard: such a suspect gets its turn, alone."""
-    most = 2**31 - 1
-    spent = pc.greater_equal(ledger.column("delivery_count"), rules.max_delivery_attempts or most)
-    allowed = rules.failures_allowed(own=True)
-    if allowed is not None:
-        failed = pc.and_(pc.greater_equal(ledger.column("failure_count"), allowed), pc.invert(ledger.column("suspect")))
-        spent = pc.or_(spent, failed)
-    return pc.and_(ledger.is_state(WAITING), spent)
+def _exhausted_mask(ledger: Ledger, rules: GroupSettings) -> pa.ChunkedArray:
+    """Return a mask of the waiting ranges past a limit.
+
+    Failures of whole leases do not exhaust a suspect. It gets a delivery of its own first.
+    """
+    attempts = rules.max_delivery_attempts or _MAX_INT32
+    exhausted = pc.greater_equal(ledger.column("delivery_count"), attempts)
+    limit = rules.failure_limit(own=True)
+    if limit is not None:
+        failed = pc.greater_equal(ledger.column("failure_count"), limit)
+        exhausted = pc.or_(exhausted, pc.and_(failed, pc.invert(ledger.column("suspect"))))
+    return pc.and_(ledger.is_state(WAITING), exhausted)
 
 
-def _limit_of(r: Range, rules: GroupSettings) -> str:
-    return ATTEMPTS_USED if rules.max_delivery_attempts and r.delivery_count >= rules.max_delivery_attempts else FAILURES_USED
+def _limit_name(r: Range, rules: GroupSettings) -> str:
+    attempts = rules.max_delivery_attempts
+    return ATTEMPT_LIMIT if attempts and r.delivery_count >= attempts else FAILURE_LIMIT
 
 
 def _expired(r: Range, rules: GroupSettings) -> Range:
     error, at = f"lease {r.lease_id} of {r.worker_id} expired", r.expires_at or 0
-    r = failed(r, at)
-    if reason := final(r, rules, at, own=r.lease_size == 1):
-        return past_limit(r, rules, reason, error)
-    # What belongs to the lease stays with its id, for an extension would revive it.
+    r = with_failure(r, at)
+    if reason := exhausted_limit(r, rules, at, own=r.lease_size == 1):
+        return exhaust(r, rules, reason, error)
+    # The lease's own fields stay, because an extension would revive the lease.
     back = to_waiting(r, at, error)
-    return back._replace(lease_id=r.lease_id, worker_id=r.worker_id, leased_at=r.leased_at, lease_size=r.lease_size, suspect=True)
+    return back._replace(
+        lease_id=r.lease_id,
+        worker_id=r.worker_id,
+        leased_at=r.leased_at,
+        lease_size=r.lease_size,
+        suspect=True,
+    )
 
 
-def failed(r: Range, at: int) -> Range:
-    """With one failure more."""
-    return r._replace(failure_count=r.failure_count + 1, first_failed_at=r.first_failed_at or at)
+def with_failure(r: Range, at: int) -> Range:
+    """Return the range with one more failure."""
+    first = r.first_failed_at or at
+    return r._replace(failure_count=r.failure_count + 1, first_failed_at=first)
 
 
-def final(r: Range, rules: GroupSettings, now: int, *, own: bool) -> str | None:
-    """Why the failure that has just been counted is the last one, or None. ``own``: named in a nack, or alone in its lease."""
-    if rules.max_delivery_attempts is not None and r.delivery_count >= rules.max_delivery_attempts:
-        return ATTEMPTS_USED
-    allowed = rules.failures_allowed(own)
-    if allowed is not None and r.failure_count >= allowed:
-        return FAILURES_USED
-    # The age makes nobody die for the company it was in: the culprit is found first.
-    if own and rules.max_retry_age is not None and now - (r.first_failed_at or now) >= rules.max_retry_age:
-        return AGE_USED
+def exhausted_limit(r: Range, rules: GroupSettings, now: int, *, own: bool) -> str | None:
+    """Return the limit that the last failure reached, or None.
+
+    Parameters
+    ----------
+    r
+        The range, with that failure counted.
+    rules
+        The group's settings.
+    now
+        The current time in microseconds.
+    own
+        Whether the message failed by itself: a nack named it, or it was alone in its lease.
+    """
+    attempts = rules.max_delivery_attempts
+    if attempts is not None and r.delivery_count >= attempts:
+        return ATTEMPT_LIMIT
+    limit = rules.failure_limit(own)
+    if limit is not None and r.failure_count >= limit:
+        return FAILURE_LIMIT
+    # The age limit waits until the culprit of a whole lease is known.
+    age = now - (r.first_failed_at or now)
+    if own and rules.max_retry_age is not None and age >= rules.max_retry_age:
+        return AGE_LIMIT
     return None
 
 
 def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
+    """Return the range as waiting, without its lease."""
     return r._replace(
         state=WAITING,
         lease_id=None,
@@ -127,21 +162,33 @@ def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
 
 
 def to_dead(r: Range, reason: str, error: str | None) -> Range:
-    """Dead; ``leased_at`` stays, as the time of the last delivery."""
-    return to_waiting(r, 0, error)._replace(state=DEAD, leased_at=r.leased_at, available_at=None, suspect=False, reason=reason)
+    """Return the range as dead. ``leased_at`` stays as the time of the last delivery."""
+    return to_waiting(r, 0, error)._replace(
+        state=DEAD, leased_at=r.leased_at, available_at=None, suspect=False, reason=reason
+    )
 
 
-def past_limit(r: Range, rules: GroupSettings, reason: str, error: str | None, *, blocks: bool = True) -> Range:
-    """What becomes of a range past a limit, as the group wants it. A rejected one goes the same way, but never blocks."""
+def exhaust(
+    r: Range, rules: GroupSettings, reason: str, error: str | None, *, may_block: bool = True
+) -> Range:
+    """Return a range past a limit: dead, settled or blocked, as ``on_exhausted`` says.
+
+    A rejected range never blocks, so a reject passes ``may_block=False``.
+    """
     dead = to_dead(r, reason, error)
     if rules.on_exhausted == "drop":
         return dead._replace(state=SETTLED)
-    return dead._replace(state=BLOCKED) if blocks and rules.on_exhausted == "block" else dead
+    return dead._replace(state=BLOCKED) if may_block and rules.on_exhausted == "block" else dead
 
 
 def held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
-    """The rows of what the batch of a stream still holds, under whichever runner's lease id (``stream/n/runner``)."""
-    return ledger.where(pc.and_(ledger.is_state(LEASED, WAITING), pc.starts_with(ledger.column("lease_id"), prefix)))
+    """Return the rows that a stream's batch holds.
+
+    Each runner of the stream has a lease id of its own: ``stream/n/runner``. So the ids of a
+    batch share the prefix ``stream/n/``.
+    """
+    own = pc.starts_with(ledger.column("lease_id"), prefix)
+    return ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), own))
 
 
 def take_over(
@@ -155,18 +202,40 @@ def take_over(
     expires_at: int,
     granted_before: bool,
 ) -> tuple[Ledger, list[Range]]:
-    """The replay of a batch: what it still holds passes to `lease_id`, counted as a delivery. Returns what was granted.
+    """Replay a batch: move what it holds to a new lease, counted as a delivery.
 
-    A batch that was replayed before is not granted again. Nor is a message that has no attempt left, nor one whose last attempt that
-    would be, in company, unless it has failed by itself: they go back as suspects, without a lease id.
+    Some messages return to the group as suspects without a lease. These are all messages of a
+    batch that was replayed before, and messages without attempts. A message on its last attempt
+    returns too if it has company, unless it failed by itself.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    now
+        The current time in microseconds.
+    rules
+        The group's settings.
+    prefix
+        The common prefix of the batch's lease ids.
+    lease_id, worker_id, expires_at
+        The new lease. The deadline is in microseconds.
+    granted_before
+        Whether the batch was replayed before.
+
+    Returns
+    -------
+    tuple of Ledger and list of Range
+        The next ledger and the ranges of the new lease.
     """
-    draft = LedgerEditor(ledger)
-    held = draft.take(held_by_batch(ledger, prefix))
+    editor = LedgerEditor(ledger)
+    held = editor.remove(held_by_batch(ledger, prefix))
     crowded = sum(r.message_count for r in held) > 1
     kept: list[Range] = []
     for r in held:
-        if granted_before or _is_last(r, rules, 0) or (crowded and _is_last(r, rules, 1) and not _own_failure(r)):
-            draft.put(give_back(r, now, rules), "given_back", of=r)
+        in_company = crowded and _is_last(r, rules, 1) and not _failed_by_itself(r)
+        if granted_before or _is_last(r, rules, 0) or in_company:
+            editor.add(return_as_suspect(r, now, rules), r, "given_back")
         else:
             kept.append(r)
     size = sum(r.message_count for r in kept)
@@ -183,46 +252,32 @@ def take_over(
         )
         for r in kept
     ]
-    for r in granted:
-        draft.put(r, "replayed")
-    return draft.finish(), granted
+    for before, r in zip(kept, granted, strict=True):
+        editor.add(r, before, "replayed")
+    return editor.build(), granted
 
 
-def _is_last(r: Range, rules: GroupSettings, left: int) -> bool:
-    """Whether a limit is reached with so many deliveries more, if they fail."""
-    attempts, failures = rules.max_delivery_attempts, rules.failures_allowed(own=False)
-    return (attempts is not None and r.delivery_count + left >= attempts) or (failures is not None and r.failure_count + left >= failures)
+def _is_last(r: Range, rules: GroupSettings, more: int) -> bool:
+    """Return whether the range reaches a limit if `more` deliveries fail."""
+    attempts, failures = rules.max_delivery_attempts, rules.failure_limit(own=False)
+    if attempts is not None and r.delivery_count + more >= attempts:
+        return True
+    return failures is not None and r.failure_count + more >= failures
 
 
-def _own_failure(r: Range) -> bool:
-    """Whether its last failure was its own. Of what is leased, ``suspect`` tells how it was before, so a batch under way blames nobody."""
+def _failed_by_itself(r: Range) -> bool:
+    """Return whether the last failure was the range's own.
+
+    A leased range keeps the ``suspect`` of its time before the lease. So a batch in progress
+    blames nobody.
+    """
     return r.failure_count > 0 and not r.suspect
 
 
-def give_back(r: Range, now: int, rules: GroupSettings) -> Range:
-    """A range of a batch that died: due at once, suspect, no claim left; dead if it has no attempt left."""
-    r = failed(r, now) if r.state == LEASED else r
+def return_as_suspect(r: Range, now: int, rules: GroupSettings) -> Range:
+    """Return a range of a dead batch to its group, due at once, or apply its limit."""
+    r = with_failure(r, now) if r.state == LEASED else r
     error = r.error or f"batch {r.lease_id} died"
-    if reason := final(r, rules, now, own=r.lease_size == 1):
-        return past_limit(r, rules, reason, error)
+    if reason := exhausted_limit(r, rules, now, own=r.lease_size == 1):
+        return exhaust(r, rules, reason, error)
     return to_waiting(r, now, error)._replace(suspect=True)
-
-
-def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, list[Range]]:
-    """First step of routing: up to `limit` dead ranges are set aside under a routing id."""
-    draft = LedgerEditor(ledger)
-    frozen = [r._replace(state=ROUTING, lease_id=routing_id) for r in draft.take(ledger.where(ledger.is_state(DEAD))[:limit])]
-    for r in frozen:
-        draft.put(r)
-    return draft.finish(), frozen
-
-
-def routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tuple[Ledger, int]:
-    """Last step of routing: what was set aside under the id is settled. Returns how many messages."""
-    draft = LedgerEditor(ledger)
-    rows = ledger.where(pc.and_(ledger.is_state(ROUTING), pc.equal(ledger.column("lease_id"), routing_id)))
-    total = 0
-    for r in draft.take(rows):
-        draft.put(r.settled(), event, of=r)
-        total += r.message_count
-    return draft.finish(), total

@@ -1,4 +1,4 @@
-"""Group commit: what several threads hand in while one commits is committed by the next of them, all at once."""
+"""Run the concurrent calls of several threads as one call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class _Call(Generic[T, R]):
-    """What one thread has handed in, and what came of it."""
+    """The call of one thread, and its result."""
 
     def __init__(self, item: T) -> None:
         self.item = item
@@ -23,54 +23,78 @@ class _Call(Generic[T, R]):
         self.result: Any = None
 
     def finish(self, result: R | Exception) -> None:
+        """Store the result."""
         self.result, self.done = result, True
 
 
 class CallBatcher(Generic[T, R]):
-    """``run(items)`` does several items at once and returns a result or an exception for each.
+    """Batches the calls of threads while one call runs.
 
-    A thread that calls alone runs at once. Those that come meanwhile wait; then one of them runs for all. Where `run` itself raises, each
-    item is run by itself: the error of one is not that of another.
+    A single call runs at once. Calls that arrive during a run wait, and one of their threads
+    then runs all of them. If `run` raises, each item runs again by itself, so that no call fails
+    because of another.
+
+    Parameters
+    ----------
+    run
+        Takes several items and returns a result or an exception for each.
     """
 
     def __init__(self, run: Callable[[Sequence[T]], Sequence[R | Exception]]) -> None:
         self._run = run
-        self._turn = threading.Condition()
+        self._condition = threading.Condition()
         self._busy = False
         self._waiting: list[_Call[T, R]] = []
 
     def do(self, item: T) -> R:
-        """Does an item, together with those of other threads. Returns once it is done; raises what it raised."""
+        """Run an item, together with those of other threads, and return its result.
+
+        Raises
+        ------
+        Exception
+            The error that `run` returned or raised for this item.
+        """
         call: _Call[T, R] = _Call(item)
-        with self._turn:
-            self._waiting.append(call)
-            while self._busy and not call.done:
-                self._turn.wait()
-            calls: list[_Call[T, R]] = []
-            if not call.done:
-                self._busy, calls, self._waiting = True, self._waiting, []
+        calls = self._enqueue(call)
         if calls:
             try:
-                self._lead(calls)
+                self._run_batch(calls)
             finally:
-                with self._turn:
-                    # Where this thread was interrupted, another of them takes over.
-                    self._waiting[:0] = [left for left in calls if not left.done and left is not call]
-                    self._busy = False
-                    self._turn.notify_all()
+                self._release(call, calls)
         if isinstance(call.result, Exception):
             raise call.result
         result: R = call.result
         return result
 
-    def _lead(self, calls: Sequence[_Call[T, R]]) -> None:
+    def _enqueue(self, call: _Call[T, R]) -> list[_Call[T, R]]:
+        """Wait until the call is done, or return the batch that this thread must run."""
+        with self._condition:
+            self._waiting.append(call)
+            while self._busy and not call.done:
+                self._condition.wait()
+            if call.done:
+                return []
+            calls, self._waiting = self._waiting, []
+            self._busy = True
+            return calls
+
+    def _release(self, own: _Call[T, R], calls: Sequence[_Call[T, R]]) -> None:
+        """Let the next thread run. It takes over the calls of an interrupted thread."""
+        with self._condition:
+            self._waiting[:0] = [call for call in calls if not call.done and call is not own]
+            self._busy = False
+            self._condition.notify_all()
+
+    def _run_batch(self, calls: Sequence[_Call[T, R]]) -> None:
         try:
-            for call, result in zip(calls, self._run([call.item for call in calls]), strict=True):
+            results = self._run([call.item for call in calls])
+            for call, result in zip(calls, results, strict=True):
                 call.finish(result)
         except Exception as error:
-            if len(calls) == 1 or isinstance(error, ContentionTimeout):  # their time is up, for all alike
+            # All calls of a batch share one timeout, so no second try.
+            if len(calls) == 1 or isinstance(error, ContentionTimeout):
                 for call in calls:
                     call.finish(error)
             else:
                 for call in calls:
-                    self._lead([call])
+                    self._run_batch([call])

@@ -1,19 +1,68 @@
-"""The clock of a queue, and the form in which users give durations."""
+"""Convert instants and read the clock. Instants and durations are integers of microseconds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
-__all__ = ["Clock", "Duration", "system_clock"]
+from spark_mq.errors import InvalidOption
+
+__all__ = ["EARLIEST", "LATEST", "SECOND", "Clock", "Duration", "system_clock", "to_datetime", "to_micros"]
+
+SECOND: Final = 1_000_000
+"""One second in microseconds."""
+
+EARLIEST: Final = -62_135_596_800 * SECOND
+"""The first microsecond of a datetime: the start of year 1."""
+LATEST: Final = 253_402_300_800 * SECOND - 1
+"""The last microsecond of a datetime: the end of year 9999."""
 
 Clock = Callable[[], datetime]
-"""Returns the present as an aware datetime."""
+"""A function that returns the current time as an aware datetime."""
 
 Duration = float | int | str | timedelta
 """Seconds, a timedelta, or text such as "30s", "5m" and "7d"."""
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 def system_clock() -> datetime:
-    """Return the time of this machine."""
+    """Return this machine's time. A module's function, so that a queue can be pickled."""
     return datetime.now(UTC)
+
+
+def to_micros(instant: datetime) -> int:
+    """Convert an aware datetime to microseconds since 1970-01-01 UTC.
+
+    Raises
+    ------
+    InvalidOption
+        The datetime has no time zone, or is out of range in UTC.
+
+    Examples
+    --------
+    >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+    1000000
+    """
+    if instant.tzinfo is None:
+        raise InvalidOption(
+            f"{instant!r} has no time zone; use datetime.now(timezone.utc) or another aware "
+            "datetime",
+            option="datetime",
+            value=instant,
+        )
+    try:
+        delta = instant.astimezone(UTC) - _EPOCH
+    except OverflowError:
+        raise InvalidOption(
+            f"{instant!r} is out of range in UTC: use years 1 to 9999",
+            option="datetime",
+            value=instant,
+        ) from None
+    return (delta.days * 86_400 + delta.seconds) * SECOND + delta.microseconds
+
+
+def to_datetime(instant: int) -> datetime:
+    """Convert microseconds since 1970 to an aware UTC datetime."""
+    return _EPOCH + timedelta(microseconds=instant)

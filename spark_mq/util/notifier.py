@@ -1,4 +1,4 @@
-"""Waking those who wait for messages: at once for what happens in this process, and at the right moment for what time alone changes."""
+"""Wake waiting threads of this process when something changed."""
 
 from __future__ import annotations
 
@@ -11,48 +11,51 @@ __all__ = ["Notifier", "notifier_for", "subscribed"]
 
 
 class Notifier:
-    """Rung by whoever has changed something; sets the events of all who listen. Thread-safe."""
+    """Sets the events of all subscribers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: WeakSet[threading.Event] = WeakSet()
+        self._subscribers: WeakSet[threading.Event] = WeakSet()
 
     def ring(self) -> None:
+        """Set the events of all subscribers."""
         with self._lock:
-            listeners = list(self._listeners)
-        for event in listeners:
+            subscribers = list(self._subscribers)
+        for event in subscribers:
             event.set()
 
-    def listen(self, event: threading.Event) -> None:
+    def subscribe(self, event: threading.Event) -> None:
+        """Add an event to set at each notification."""
         with self._lock:
-            self._listeners.add(event)
+            self._subscribers.add(event)
 
-    def leave(self, event: threading.Event) -> None:
+    def unsubscribe(self, event: threading.Event) -> None:
+        """Remove an event. An unknown event is ignored."""
         with self._lock:
-            self._listeners.discard(event)
+            self._subscribers.discard(event)
 
 
-_bells: WeakValueDictionary[str, Notifier] = WeakValueDictionary()
+_notifiers: WeakValueDictionary[str, Notifier] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
 def notifier_for(path: str) -> Notifier:
-    """The bell of all handles on the table at a path in this process."""
+    """Return the one notifier of this process for the table at a path."""
     with _lock:
-        bell = _bells.get(path)
-        if bell is None:
-            bell = _bells[path] = Notifier()
-        return bell
+        notifier = _notifiers.get(path)
+        if notifier is None:
+            notifier = _notifiers[path] = Notifier()
+        return notifier
 
 
 @contextlib.contextmanager
-def subscribed(*bells: Notifier) -> Iterator[threading.Event]:
-    """An event that any of some bells sets."""
+def subscribed(*notifiers: Notifier) -> Iterator[threading.Event]:
+    """Yield an event that any of some notifiers sets."""
     event = threading.Event()
-    for bell in bells:
-        bell.listen(event)
+    for notifier in notifiers:
+        notifier.subscribe(event)
     try:
         yield event
     finally:
-        for bell in bells:
-            bell.leave(event)
+        for notifier in notifiers:
+            notifier.unsubscribe(event)

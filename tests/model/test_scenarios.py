@@ -8,10 +8,10 @@ import pytest
 
 from spark_mq.spark import settle_rows as settle
 
-from .catalogue import LARGE, WORLDS
-from .kernel import Violation, explore
+from .actors import frame_verdicts
+from .explorer import Violation, explore
 from .mutants import ALL, Mutant
-from .processes import frame_verdicts
+from .scenarios import LARGE, WORLDS
 from .storage import deterministic
 
 

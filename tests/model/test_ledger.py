@@ -7,17 +7,17 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from naive import Message, Naive
 
-from spark_mq.ledger import admin as moving
-from spark_mq.ledger import settle as settling
-from spark_mq.ledger import transitions as rules_of
+from spark_mq.ledger import admin, transitions
+from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, lease
 from spark_mq.ledger.editor import outcome_of
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.storage.ledger_rows import from_rows, to_rows
+
+from .naive import Message, Naive
 
 SECOND = 1_000_000
 MOST = 400
@@ -88,7 +88,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def fold(self, keep=()):
         """What every operation does first, on both sides."""
-        self.ledger = rules_of.fold(self.ledger, self.now, self.rules, keep)
+        self.ledger = transitions.fold(self.ledger, self.now, self.rules, keep)
         self.naive.fold(self.now, tuple(keep))
         self.compare()
 
@@ -162,7 +162,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def extend(self, which, timeout):
         lease_id = self.some_lease(which)
         self.fold([lease_id])
-        self.ledger, outcome = settling.extend(self.ledger, lease_id, self.now + timeout * SECOND)
+        self.ledger, outcome = settle_rules.extend(self.ledger, lease_id, self.now + timeout * SECOND)
         assert outcome.settled == self.naive.extend(lease_id, self.now + timeout * SECOND)
 
     @precondition(lambda self: self.batches)
@@ -174,7 +174,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease_id = self.new_id(f"{prefix}runner")
         given = {"lease_id": lease_id, "worker_id": "driver", "expires_at": self.now + timeout * SECOND}
         again = self.batches[prefix] > 0
-        self.ledger, granted = rules_of.take_over(self.ledger, self.now, self.rules, prefix, **given, granted_before=again)
+        self.ledger, granted = transitions.take_over(self.ledger, self.now, self.rules, prefix, **given, granted_before=again)
         expected = self.naive.take_over(prefix, now=self.now, granted_before=again, **given)
         assert [seq for r in granted for seq in self.expand(r)] == [m.seq for m in expected]
         self.batches[prefix] += 1
@@ -221,8 +221,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.fold([lease_id])
         delay = None if delay is None else delay * SECOND
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        wanted = settling.SettleCommand(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
-        self.ledger, outcome = settling.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        wanted = settle_rules.SettleCommand(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
+        self.ledger, outcome = settle_rules.settle(self.ledger, self.index, self.now, self.rules, wanted)
         settled, already, lost = self.naive.settle(verb, lease_id, seqs, self.now, whole=whole, delay=delay, jitter=jitter)
         assert (outcome.settled, outcome.already_settled) == (settled, already)
         known = {m.seq for m in self.naive.messages}
@@ -239,7 +239,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def freeze(self, ranges):
         self.fold()
         routing_id = self.new_id("routing")
-        self.ledger, frozen = rules_of.freeze_dead(self.ledger, routing_id, ranges)
+        self.ledger, frozen = transitions.freeze_dead(self.ledger, routing_id, ranges)
         expected = self.naive.freeze(routing_id, ranges)
         assert [seq for r in frozen for seq in self.expand(r)] == [m.seq for m in expected]
         if frozen:
@@ -250,15 +250,15 @@ class LedgerMachine(RuleBasedStateMachine):
     def routed(self, which):
         routing_id = self.routings[which % len(self.routings)]
         self.fold()
-        self.ledger, total = rules_of.routed(self.ledger, routing_id)
+        self.ledger, total = transitions.routed(self.ledger, routing_id)
         assert total == self.naive.routed(routing_id)
 
     @rule(where=numbers, gap=st.sampled_from([0, 0, 1]))
     def seek(self, where, gap):
-        places = [0, *self.pool()[:-1], self.index.tail + 1]
-        target = min(places[where % len(places)] + gap, self.index.tail + 1)
+        places = [0, *self.pool()[:-1], self.index.last_sequence + 1]
+        target = min(places[where % len(places)] + gap, self.index.last_sequence + 1)
         self.fold()
-        self.ledger = moving.seek(self.ledger, self.index, target)
+        self.ledger = admin.seek(self.ledger, self.index, target)
         self.naive.seek(target)
 
     # -- what blocks, what is gone
@@ -269,7 +269,7 @@ class LedgerMachine(RuleBasedStateMachine):
         pool = self.pool()
         seqs = None if names is None else [pool[name % len(pool)] for name in names]
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        self.ledger, total = moving.unblock(self.ledger, self.index, self.now, how, intervals)
+        self.ledger, total = admin.unblock(self.ledger, self.index, self.now, how, intervals)
         assert total == self.naive.unblock(how, self.now, seqs)
 
     @precondition(lambda self: self.ids > 3)
@@ -277,7 +277,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def cut(self, where):
         horizon = self.pool()[where % len(self.pool())]
         self.fold()
-        self.ledger, lost = moving.cut(self.ledger, self.index, horizon)
+        self.ledger, lost = admin.cut(self.ledger, self.index, horizon)
         assert lost == self.naive.cut(horizon)
 
     # -- helpers
@@ -285,7 +285,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def pool(self):
         """All messages, a place in each gap, and one that is not published yet."""
         ends = [b.last + 1 for b in self.index.files]
-        return sorted({m.seq for m in self.naive.messages} | set(ends) | {self.index.tail + 5})
+        return sorted({m.seq for m in self.naive.messages} | set(ends) | {self.index.last_sequence + 5})
 
     def some_lease(self, which):
         """Mostly one of the last few; any other, too."""
@@ -322,7 +322,7 @@ class LedgerMachine(RuleBasedStateMachine):
             below = r.last
         assert ledger.frontier == below
         assert not ranges or ranges[0].state != "settled", "the floor could be higher"
-        assert not any(a.alike(b) for a, b in pairwise(ranges)), "neighbours alike are one range"
+        assert not any(a.same_state_as(b) for a, b in pairwise(ranges)), "neighbours alike are one range"
         for m in messages:
             if m.seq not in covered:
                 assert m.state == ("settled" if m.seq <= head.floor else "unread"), f"message {m.seq:x} is lost"

@@ -31,7 +31,7 @@ from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.memory import MemoryLedgers, MemoryMessages
 from spark_mq.testing import ManualClock
 
-from .kernel import EFFECT, FREE, READ, Tape
+from .explorer import EFFECT, FREE, READ, Tape
 
 SECOND = 1_000_000
 BEGIN = 1_000_000 * SECOND
@@ -167,7 +167,7 @@ class Rig:
         stopped = ManualClock(EPOCH)
         self.log, self.dead_log = MemoryMessages(stopped), MemoryMessages(stopped)
         self.leases, self.dead_leases = MemoryLedgers(stopped), MemoryLedgers(stopped)
-        self.settings = QueueSettings.checked(GroupSettings.checked(retry_jitter=0, **settings), **of_queue)
+        self.settings = QueueSettings.validated(GroupSettings.validated(retry_jitter=0, **settings), **of_queue)
         self._books: dict[Hashable, Book] = {}
         self._indexes: dict[Log, MessageIndex] = {}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq.util import fair_lock as doors
+from spark_mq.util import fair_lock
 from spark_mq.util.fair_lock import FairLock, FileLock, door_at
 
 
@@ -25,18 +25,18 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_threads_enter_in_the_order_in_which_they_came() -> None:
-    door, order = FairLock(), list[int]()
+    lock, order = FairLock(), list[int]()
 
     def enter(number: int) -> None:
-        with door.turn(30):
+        with lock.hold(30):
             order.append(number)
 
-    with door.turn():
+    with lock.hold():
         threads = []
         for number in range(6):
             threads.append(threading.Thread(target=enter, args=(number,)))
             threads[-1].start()
-            until(lambda expected=number + 1: len(door._line) == expected)
+            until(lambda expected=number + 1: len(lock._queue) == expected)
         assert order == []
     for thread in threads:
         thread.join(30)
@@ -44,26 +44,26 @@ def test_threads_enter_in_the_order_in_which_they_came() -> None:
 
 
 def test_the_thread_that_has_it_enters_again() -> None:
-    door = FairLock()
-    with door.turn(), door.turn(0):
-        assert door._depth == 2
-    assert door._owner is None
+    lock = FairLock()
+    with lock.hold(), lock.hold(0):
+        assert lock._depth == 2
+    assert lock._owner is None
 
 
 def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
-    door, inside = FairLock(), threading.Event()
+    lock, inside = FairLock(), threading.Event()
 
     def impatient() -> None:
-        with door.turn(0.01):
+        with lock.hold(0.01):
             inside.set()
 
-    with door.turn():
+    with lock.hold():
         thread = threading.Thread(target=impatient)
         thread.start()
         assert inside.wait(30)
         thread.join(30)
-        assert door._owner == threading.get_ident()
-    assert (door._owner, len(door._line)) == (None, 0)
+        assert lock._owner == threading.get_ident()
+    assert (lock._owner, len(lock._queue)) == (None, 0)
 
 
 def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +73,10 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(monkeypatch: pyte
         def wait(self, timeout: float | None = None) -> bool:
             raise KeyboardInterrupt
 
-    door, entered, leave = FairLock(), threading.Event(), threading.Event()
+    lock, entered, leave = FairLock(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with door.turn():
+        with lock.hold():
             entered.set()
             leave.wait(30)
 
@@ -84,13 +84,13 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(monkeypatch: pyte
     thread.start()
     assert entered.wait(30)
     with monkeypatch.context() as patched:
-        patched.setattr(doors.threading, "Event", Broken)
-        with pytest.raises(KeyboardInterrupt), door.turn(30):
+        patched.setattr(fair_lock.threading, "Event", Broken)
+        with pytest.raises(KeyboardInterrupt), lock.hold(30):
             pass
-    assert len(door._line) == 0
+    assert len(lock._queue) == 0
     leave.set()
     thread.join(30)
-    assert door._owner is None
+    assert lock._owner is None
 
 
 def test_handles_of_one_process_share_a_door(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_handles_of_one_process_share_a_door(tmp_path: Path) -> None:
 
 def _hold(path: str, taken: Any) -> None:
     lock = FileLock(path)
-    assert lock.take(30)
+    assert lock.acquire(30)
     taken.set()
     threading.Event().wait()  # until it is killed
 
@@ -123,15 +123,15 @@ def holder(tmp_path: Path) -> Any:
 def test_a_lock_is_given_back_and_taken_from_the_dead(tmp_path: Path, holder: Any) -> None:
     lock = FileLock(str(tmp_path / "locks" / "g"))
     won: list[bool] = []
-    thread = threading.Thread(target=lambda: won.append(lock.take(30)))
+    thread = threading.Thread(target=lambda: won.append(lock.acquire(30)))
     thread.start()
     os.kill(holder.pid, signal.SIGKILL)
     thread.join(30)
     assert won == [True]
-    lock.give_back()
+    lock.release()
     other = FileLock(str(tmp_path / "locks" / "g"))
-    assert other.take(0)
-    assert not lock.take(0)
+    assert other.acquire(0)
+    assert not lock.acquire(0)
 
 
 def test_a_frozen_holder_costs_its_patience_once(tmp_path: Path, holder: Any) -> None:
@@ -139,9 +139,9 @@ def test_a_frozen_holder_costs_its_patience_once(tmp_path: Path, holder: Any) ->
     try:
         lock = FileLock(str(tmp_path / "locks" / "g"))
         started = time.monotonic()
-        assert not lock.take(0.2)
+        assert not lock.acquire(0.2)
         first = time.monotonic() - started
-        assert not lock.take(30)
+        assert not lock.acquire(30)
         assert 0.2 <= first < 10
         assert time.monotonic() - started < 10
     finally:
@@ -150,9 +150,9 @@ def test_a_frozen_holder_costs_its_patience_once(tmp_path: Path, holder: Any) ->
 
 def test_where_no_lock_can_be_had_one_goes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    assert not FileLock(str(tmp_path / "file" / "locks" / "g")).take(30)
-    with FairLock(FileLock(str(tmp_path / "file" / "locks" / "g"))).turn():
+    assert not FileLock(str(tmp_path / "file" / "locks" / "g")).acquire(30)
+    with FairLock(FileLock(str(tmp_path / "file" / "locks" / "g"))).hold():
         pass
-    monkeypatch.setattr(doors, "fcntl", None)
-    assert not FileLock(str(tmp_path / "locks" / "g")).take(30)
+    monkeypatch.setattr(fair_lock, "fcntl", None)
+    assert not FileLock(str(tmp_path / "locks" / "g")).acquire(30)
     assert not (tmp_path / "locks").exists()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .actors import SECOND, Driver, Fickle, Poison, Worker, failing, flaky, refuses, releases
 from .chores import Joiner, Redriver, Rejecter, Router, Seeker, Trimmer
 from .delivery import Bounds, Delivery, Redriven, Routed, Trimmed
-from .kernel import World
-from .processes import SECOND, Driver, Fickle, Poison, Worker, failing, flaky, refuses, releases
+from .explorer import World
 
 
 def _pair(handler: object = "good", **options: object) -> list[Driver]:

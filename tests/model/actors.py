@@ -21,7 +21,7 @@ from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util.validation import micros
 
-from .kernel import EFFECT, FREE, Killed, Suspend, Tape
+from .explorer import EFFECT, FREE, Killed, Suspend, Tape
 from .storage import SECOND, Rig, Store, stored_key
 
 OFF = "off"

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from spark_mq.ledger.ranges import Range
 from spark_mq.streaming.offset import fence_app_id, parse_lease_id
 
-from .kernel import Violation
-from .processes import Event
+from .actors import Event
+from .explorer import Violation
 from .storage import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING, Book, Store
 
 Batch = tuple[str, Any]

@@ -13,7 +13,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.acquire import AcquireRequest
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.ranges import WAITING, Ledger, Range
-from spark_mq.ledger.schedule import sort_out
+from spark_mq.ledger.schedule import split_by_time
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -173,10 +173,10 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
     times = ((2, 5_000_000, None), (2, None, 7_000_000), (1, None, None))
     index = MessageIndex([DataFile(sequence(1, 0), 5, "f", 50, 0, DeliveryTimes.of(times))], 1)
     whole = Range(sequence(1, 0), sequence(1, 4), WAITING, 5)
-    pieces = sort_out(whole, index, now=6_000_000, by=4_000_000)
+    pieces = split_by_time(whole, index, now=6_000_000, by=4_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(2, 4)]
     assert [(r.first & 0xF, r.last & 0xF, r.available_at) for r in pieces.later] == [(0, 1, 5_000_000)]
-    pieces = sort_out(whole, index, now=7_000_000, by=7_000_000)
+    pieces = split_by_time(whole, index, now=7_000_000, by=7_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(0, 1), (4, 4)]
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.expired] == [(2, 3)]
 
@@ -184,10 +184,10 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
 def test_the_index_knows_where_times_are(queue: Queue) -> None:
     times = ((1, 5, None), (1, None, None))
     index = MessageIndex([DataFile(sequence(v, 0), 2, f"f{v}", 10, 0, DeliveryTimes.of(times) if v == 3 else None) for v in range(1, 6)], 5)
-    assert [index.is_timed(sequence(v, 0), sequence(v, 1)) for v in range(1, 6)] == [False, False, True, False, False]
-    assert index.is_timed(sequence(1, 0), sequence(5, 0))
-    assert index.timed_after(sequence(3, 0))
-    assert not index.timed_after(sequence(3, 1))
+    assert [index.has_times(sequence(v, 0), sequence(v, 1)) for v in range(1, 6)] == [False, False, True, False, False]
+    assert index.has_times(sequence(1, 0), sequence(5, 0))
+    assert index.has_times_after(sequence(3, 0))
+    assert not index.has_times_after(sequence(3, 1))
     assert [file.path for file in index.timed_files(sequence(2, 0))] == ["f3"]
     assert [file.path for file in index.timed_files(sequence(3, 0))] == ["f3"]
     assert index.timed_files(sequence(3, 1)) == []

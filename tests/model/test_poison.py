@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_mq.ledger import settle as settling
-from spark_mq.ledger import transitions as rules_of
+from spark_mq.ledger import settle as settle_rules
+from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import AcquireRequest, isolation_size, lease
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import DEAD, Ledger, LedgerHeader
@@ -58,7 +58,7 @@ class World:
         most = 60 + self.n * (20 * len(self.poison) + self.messages // self.batch * 4 + self.messages)
         while True:
             self.now += 100 * SECOND
-            self.ledger = rules_of.fold(self.ledger, self.now, self.rules)
+            self.ledger = transitions.fold(self.ledger, self.now, self.rules)
             if self.ledger.head.counters.get("acked", 0) + self.ledger.count(self.ledger.is_state(DEAD)) == self.messages:
                 return
             self.leases += 1
@@ -76,9 +76,9 @@ class World:
         for attempt in range(1, 4):
             if self.chance.random() < 0.3:
                 self.now += 100 * SECOND
-                self.ledger = rules_of.fold(self.ledger, self.now, self.rules)
+                self.ledger = transitions.fold(self.ledger, self.now, self.rules)
             lease_id = f"{prefix}{attempt}"
-            self.ledger, granted = rules_of.take_over(
+            self.ledger, granted = transitions.take_over(
                 self.ledger,
                 self.now,
                 self.rules,
@@ -116,8 +116,8 @@ class World:
             self.settle("ack", lease_id, [seq for seq in held if seq not in set(bad)])
 
     def settle(self, verb: str, lease_id: str, seqs: list[int] | None) -> None:
-        wanted = settling.SettleCommand(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs])
-        self.ledger, outcome = settling.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        wanted = settle_rules.SettleCommand(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs])
+        self.ledger, outcome = settle_rules.settle(self.ledger, self.index, self.now, self.rules, wanted)
         assert not outcome.lost
 
     def dead(self) -> set[int]:

@@ -7,7 +7,7 @@ from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.retention import trim
 
-from .processes import Context, Proc, Program, Worker
+from .actors import Context, Proc, Program, Worker
 from .storage import Store
 
 ENDED = "ended"

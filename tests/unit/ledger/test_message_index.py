@@ -46,7 +46,7 @@ def test_totals(log):
     files, version = log
     index, seqs = MessageIndex(files, version), everything(files)
     assert index.total == len(seqs)
-    assert index.tail == (seqs[-1] if seqs else -1)
+    assert index.last_sequence == (seqs[-1] if seqs else -1)
     assert index.version == version
     assert all(f.rows for f in index.files), "an empty file holds no sequence"
 
@@ -58,7 +58,7 @@ def test_count_and_neighbours(log, data):
     first, last = data.draw(st.sampled_from(places(files))), data.draw(st.sampled_from(places(files)))
     assert index.count(first, last) == len([seq for seq in seqs if first <= seq <= last])
     assert index.at_or_after(first) == next((seq for seq in seqs if seq >= first), None)
-    assert index.at_or_before(last) == next((seq for seq in reversed(seqs) if seq <= last), None)
+    assert index.last_at_or_before(last) == next((seq for seq in reversed(seqs) if seq <= last), None)
 
 
 @given(logs(), st.data())
@@ -68,11 +68,11 @@ def test_cut(log, data):
     first, count = data.draw(st.sampled_from(places(files))), data.draw(st.integers(-1, len(seqs) + 1))
     at = bisect_left(seqs, first) + count - 1
     if count >= 1 and at < len(seqs):
-        assert index.cut(first, count) == seqs[at]
-        assert index.count(first, index.cut(first, count)) == count
+        assert index.nth_from(first, count) == seqs[at]
+        assert index.count(first, index.nth_from(first, count)) == count
     else:
         with pytest.raises(IndexError, match="no "):
-            index.cut(first, count)
+            index.nth_from(first, count)
 
 
 @given(logs(), st.data())
@@ -99,14 +99,14 @@ def test_growing_is_as_being_built_at_once(log, at):
     index = MessageIndex(files[:at], 0)
     index.extend(files[at:], version)
     whole = MessageIndex(files, version)
-    assert (index.files, index.total, index.tail, index.version) == (whole.files, whole.total, whole.tail, version)
+    assert (index.files, index.total, index.last_sequence, index.version) == (whole.files, whole.total, whole.last_sequence, version)
     assert [index.count(0, place) for place in places(files)] == [whole.count(0, place) for place in places(files)]
 
 
 def test_an_empty_log():
     index = MessageIndex()
-    assert (index.total, index.tail, index.version, index.count(0, 2**62)) == (0, -1, -1, 0)
-    assert index.at_or_after(0) is index.at_or_before(2**62) is None
+    assert (index.total, index.last_sequence, index.version, index.count(0, 2**62)) == (0, -1, -1, 0)
+    assert index.at_or_after(0) is index.last_at_or_before(2**62) is None
     assert list(index.slices(0, 2**62)) == []
 
 

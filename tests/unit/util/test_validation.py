@@ -163,14 +163,14 @@ def test_instants_come_back_exactly(instant):
 
 
 def test_settings_of_a_group_are_checked():
-    clean = GroupSettings.checked(
+    clean = GroupSettings.validated(
         visibility_timeout="2m", max_delivery_attempts="3", clock_skew=0, retry_delay=timedelta(seconds=1), max_in_flight=None
     )
     assert clean == GroupSettings(
         visibility_timeout=120 * SECOND, max_delivery_attempts=3, clock_skew=0, retry_delay=SECOND, max_in_flight=None
     )
-    assert GroupSettings.checked() == GroupSettings()
-    assert GroupSettings.checked(max_delivery_attempts=None).max_delivery_attempts is None
+    assert GroupSettings.validated() == GroupSettings()
+    assert GroupSettings.validated(max_delivery_attempts=None).max_delivery_attempts is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_settings_of_a_group_are_checked():
 )
 def test_wrong_settings_of_a_group_are_refused(wrong):
     with pytest.raises(InvalidOption) as caught:
-        GroupSettings.checked(**wrong)
+        GroupSettings.validated(**wrong)
     assert caught.value.data == {"option": next(iter(wrong)), "value": next(iter(wrong.values()))}
 
 

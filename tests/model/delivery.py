@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .kernel import EFFECT, State, Suspend, Tape, Untaped, Violation, World
-from .onlooker import Batch, Notes, Onlooker
-from .processes import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
+from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
+from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
+from .invariants import Batch, Notes, Onlooker
 from .storage import BLOCKED, DEAD, IDS, LEASED, ROUTING, SECOND, SETTLED, WAITING, Book, Rig, Store, log_key
 
 SettleOutcome = tuple[str, Proc, Store, tuple[Event, ...]]

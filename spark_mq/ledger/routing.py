@@ -1,0 +1,90 @@
+"""Freeze ranges for the copy to another queue, and settle them after it.
+
+A routing id identifies one copy. Only the routing id gives the right to settle its ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow.compute as pc
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import DEAD, ROUTING, UNREAD, WAITING, Ledger, Range
+
+__all__ = ["freeze_dead", "routed", "set_aside"]
+
+
+def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, list[Range]]:
+    """Freeze up to `limit` dead ranges under a routing id. This is the first step of routing.
+
+    Returns
+    -------
+    tuple of Ledger and list of Range
+        The next ledger and the frozen ranges.
+    """
+    editor = LedgerEditor(ledger)
+    frozen: list[Range] = []
+    for r in editor.remove(ledger.rows_where(ledger.is_state(DEAD))[:limit]):
+        frozen.append(r._replace(state=ROUTING, lease_id=routing_id))
+        editor.add(frozen[-1], r)
+    return editor.build(), frozen
+
+
+def set_aside(
+    ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]
+) -> tuple[Ledger, int]:
+    """Freeze the waiting and unread messages of some intervals under a routing id.
+
+    Unread messages below the last interval enter the ledger as waiting.
+
+    Returns
+    -------
+    tuple of Ledger and int
+        The next ledger and the number of frozen messages.
+    """
+    editor, total = LedgerEditor(ledger), 0
+    wanted = normalise(intervals)
+    for r in _waiting_or_unread(editor, index, wanted):
+        rest = subtract([(r.first, r.last)], wanted)
+        for low, high in rest:
+            piece = r.slice(low, high, index)
+            editor.add(piece._replace(state=WAITING, available_at=r.available_at or 0), r)
+        for low, high in subtract([(r.first, r.last)], rest):
+            piece = r.slice(low, high, index)
+            frozen = piece._replace(state=ROUTING, lease_id=routing_id, available_at=None)
+            editor.add(frozen, r, "set_aside")
+            total += piece.message_count
+    return (editor.build(), total) if total else (ledger, 0)
+
+
+def _waiting_or_unread(
+    editor: LedgerEditor, index: MessageIndex, wanted: Sequence[Interval]
+) -> list[Range]:
+    """Remove the waiting ranges in some intervals, and return them with the unread range."""
+    ledger = editor.ledger
+    rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
+    found = editor.remove([row for row in rows if ledger.state_at(row) == WAITING])
+    first, last = ledger.frontier + 1, max((last for _, last in wanted), default=-1)
+    if unread := index.count(first, last):
+        low, high = index.nth_from(first, 1), index.nth_from(first, unread)
+        found.append(Range(low, high, UNREAD, unread))
+    return found
+
+
+def routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tuple[Ledger, int]:
+    """Settle the ranges under a routing id. This is the last step of routing.
+
+    Returns
+    -------
+    tuple of Ledger and int
+        The next ledger and the number of settled messages.
+    """
+    editor, total = LedgerEditor(ledger), 0
+    own = pc.equal(ledger.column("lease_id"), routing_id)
+    for r in editor.remove(ledger.rows_where(pc.and_(ledger.is_state(ROUTING), own))):
+        editor.add(r.as_settled(), r, event)
+        total += r.message_count
+    return editor.build(), total

@@ -1,0 +1,101 @@
+"""Take the messages of a lease from waiting and unread ranges."""
+
+from __future__ import annotations
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import UNREAD, Ledger, Range
+from spark_mq.ledger.schedule import TimeSplit, split_by_time
+
+__all__ = ["limit_bytes", "take_unread", "take_waiting"]
+
+
+def take_waiting(
+    editor: LedgerEditor, rows: list[int], limit: int, upto: int | None, index: MessageIndex
+) -> list[Range]:
+    """Take up to `limit` messages from rows that begin at or before `upto`.
+
+    The rest of the last row stays in the ledger.
+    """
+    counts, enough = editor.ledger.message_counts, 0
+    for size, row in enumerate(rows):
+        if enough >= limit:
+            rows = rows[:size]
+            break
+        enough += counts[row]
+    taken = editor.remove(rows)
+    if taken:
+        r = taken.pop()
+        end = index.nth_from(r.first, r.message_count - max(0, enough - limit))
+        if upto is not None:
+            end = min(end, upto)
+        editor.add(r.slice(end + 1, r.last, index), r)
+        taken.append(r.slice(r.first, end, index))
+    return taken
+
+
+def take_unread(
+    ledger: Ledger, index: MessageIndex, *, limit: int, end: int, now: int, cutoff: int
+) -> tuple[TimeSplit, int]:
+    """Return the first unread messages up to `end`, with up to `limit` that are due.
+
+    The second value is the last sequence that was looked at. No other message up to it is due.
+    """
+    out, first, reach = TimeSplit(), index.at_or_after(ledger.frontier + 1), -1
+    while limit > 0 and first is not None and first <= end:
+        # Without times ahead, all unread messages are one range. Otherwise it goes by file.
+        last = min(end, index.file_at(first).last) if index.has_times_after(first - 1) else end
+        unread = Range(first, last, UNREAD, index.count(first, last))
+        found = split_by_time(unread, index, now, cutoff)
+        reach = last
+        for r in found.due:
+            if limit < r.message_count:
+                reach = min(reach, r.first - 1 if limit == 0 else index.nth_from(r.first, limit))
+            if limit > 0:
+                stop = index.nth_from(r.first, min(limit, r.message_count))
+                out.due.append(r.slice(r.first, stop, index))
+                limit -= out.due[-1].message_count
+        out.later += found.later
+        out.expired += found.expired
+        first = index.at_or_after(last + 1)
+    return out, reach
+
+
+def limit_bytes(
+    editor: LedgerEditor, taken: list[Range], index: MessageIndex, max_bytes: int | None
+) -> list[Range]:
+    """Return the first messages of estimated `max_bytes`, and one at least.
+
+    The others go back into the ledger.
+    """
+    if max_bytes is None:
+        return taken
+    kept: list[Range] = []
+    for at, r in enumerate(taken):
+        fits, max_bytes = _fit_bytes(r, index, max_bytes)
+        if fits == r.message_count:
+            kept.append(r)
+            continue
+        if fits or not kept:
+            end = index.nth_from(r.first, max(1, fits))
+            kept.append(r.slice(r.first, end, index))
+            r = r.slice(end + 1, r.last, index)
+        for back in [r, *taken[at + 1 :]]:
+            if back.state != UNREAD:  # unread messages need no range
+                editor.add(back, back)
+        break
+    return kept
+
+
+def _fit_bytes(r: Range, index: MessageIndex, max_bytes: int) -> tuple[int, int]:
+    """Return how many of the first messages fit, and the bytes that remain.
+
+    It goes by file, because their message sizes differ.
+    """
+    fits = 0
+    for piece in index.slices(r.first, r.last):
+        if piece.size > max_bytes:
+            return fits + piece.rows * max_bytes // piece.size, 0
+        fits += piece.rows
+        max_bytes -= piece.size
+    return fits, max_bytes

@@ -1,0 +1,112 @@
+"""A consumer group on a log of numbered messages, for tests of the delivery rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spark_mq.ledger import admin, transitions
+from spark_mq.ledger import settle as settle_rules
+from spark_mq.ledger.acquire import AcquireRequest, Grant, lease
+from spark_mq.ledger.message_index import DataFile, MessageIndex
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settle import REJECT, SettleCommand, SettleOutcome
+
+SECOND = 1_000_000
+TIMEOUT = 60 * SECOND
+
+
+@dataclass
+class Group:
+    """A group on a log whose messages are 0, 1, 2, ... (commit 0), unless `files` say otherwise. Each operation folds first."""
+
+    messages: int = 10
+    rules: GroupSettings = field(default_factory=lambda: GroupSettings(clock_skew=0))
+    files: list[DataFile] | None = None
+    now: int = 1_000 * SECOND
+
+    def __post_init__(self):
+        files = [DataFile(0, self.messages, "a", self.messages * 10, 0)] if self.files is None else self.files
+        self.index = MessageIndex(files, 9)
+        self.ledger = Ledger(LedgerHeader())
+
+    def fold(self, *keep: str) -> None:
+        self.ledger = transitions.fold(self.ledger, self.now, self.rules, keep)
+
+    def ask(self, lease_id: str, limit: int = 1, **more) -> Grant:
+        self.fold()
+        wanted = AcquireRequest(lease_id, f"worker of {lease_id}", limit, self.now + TIMEOUT, **more)
+        self.ledger, grant = lease(self.ledger, self.index, self.now, self.rules, wanted)
+        return grant
+
+    def lease(self, lease_id: str, limit: int = 1, **more) -> list[int]:
+        """The sequences of a new lease."""
+        grant = self.ask(lease_id, limit, **more)
+        return [
+            seq
+            for r in grant.ranges
+            for piece in self.index.slices(r.first, r.last)
+            for seq in range(piece.first, piece.first + piece.rows)
+        ]
+
+    def settle(self, verb: str, lease_id: str, seqs: list[int] | None = None, **more) -> SettleOutcome:
+        self.fold(lease_id)
+        wanted = SettleCommand(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more)
+        self.ledger, outcome = settle_rules.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        return outcome
+
+    def extend(self, lease_id: str, timeout: int = TIMEOUT) -> SettleOutcome:
+        self.fold(lease_id)
+        self.ledger, outcome = settle_rules.extend(self.ledger, lease_id, self.now + timeout)
+        return outcome
+
+    def take_over(self, prefix: str, lease_id: str, again: bool = False) -> int:
+        """How many messages were granted."""
+        self.ledger, granted = transitions.take_over(
+            self.ledger,
+            self.now,
+            self.rules,
+            prefix,
+            lease_id=lease_id,
+            worker_id="driver",
+            expires_at=self.now + TIMEOUT,
+            granted_before=again,
+        )
+        return sum(r.message_count for r in granted)
+
+    def expire(self) -> None:
+        """Past the deadline of all leases, and folded."""
+        self.now += TIMEOUT + 1
+        self.fold()
+
+    def at(self, seq: int) -> Range | None:
+        """The range that a message is in; None if it is unread or below the floor."""
+        return next((r for r in self.ledger if r.first <= seq <= r.last), None)
+
+    def state(self, seq: int) -> str:
+        r = self.at(seq)
+        return r.state if r else "settled" if seq <= self.ledger.head.floor else "unread"
+
+    def states(self) -> str:
+        """One letter a message: U(nread), L(eased), W(aiting), D(ead), R(outing), S(ettled)."""
+        return "".join(self.state(seq)[0].upper() for seq in range(self.messages))
+
+
+def limits(**given) -> GroupSettings:
+    return GroupSettings(**{"clock_skew": 0, **given})
+
+
+def dead_ones() -> Group:
+    group = Group()
+    group.lease("a", 8)
+    for seq in (1, 3, 5):
+        group.settle(REJECT, "a", [seq], error=str(seq))
+    return group
+
+
+def freeze(group: Group) -> None:
+    group.ledger, _ = transitions.freeze_dead(group.ledger, "routing", 10)
+
+
+def seek(group: Group, target: int) -> None:
+    group.ledger = admin.seek(group.ledger, group.index, target)

@@ -1,0 +1,43 @@
+"""Ranges of a few kinds, and ledgers of them."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from hypothesis import strategies as st
+
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, WAITING, Ledger, LedgerHeader, Range
+
+FILES = [DataFile(0, 5, "a", 5, 0), DataFile(sequence(2, 0), 4, "b", 4, 0), DataFile(sequence(2, 4), 3, "c", 3, 0)]
+INDEX = MessageIndex(FILES, 2)
+SEQS = [f.first + row for f in FILES for row in range(f.rows)]
+
+KINDS = [
+    Range(0, 0, SETTLED, 1),
+    Range(0, 0, WAITING, 1, available_at=5, delivery_count=1, failure_count=1, first_leased_at=1),
+    Range(0, 0, WAITING, 1, available_at=5, delivery_count=1, failure_count=1, first_leased_at=1, suspect=True, lease_id="a"),
+    Range(0, 0, LEASED, 1, lease_id="a", worker_id="w", leased_at=1, expires_at=9, first_leased_at=1, delivery_count=1),
+    Range(0, 0, LEASED, 1, lease_id="b", worker_id="w", leased_at=1, expires_at=9, first_leased_at=1, delivery_count=1),
+    Range(0, 0, DEAD, 1, reason="rejected", error="é\n"),
+]
+"""What a message may be; two are leased, two waiting, and differ in little."""
+
+
+def ranges_of(kinds, first=0) -> list[Range]:
+    """The ranges of messages of some kinds, alike neighbours joined, by counting on fingers."""
+    out = []
+    for kind, run in groupby(enumerate(kinds, first), key=lambda pair: pair[1]):
+        at = [number for number, _ in run]
+        out.append(KINDS[kind]._replace(first=SEQS[at[0]], last=SEQS[at[-1]], message_count=len(at)))
+    return out
+
+
+def ledger_of(kinds) -> Ledger:
+    """A ledger in which the messages, from the first, are of these kinds; settled ones at the start are below the floor."""
+    floor = next((at for at, kind in enumerate(kinds) if kind), len(kinds))
+    head = LedgerHeader(floor=SEQS[floor - 1] if floor else -1, forgotten=floor)
+    return Ledger.from_ranges(head, ranges_of(kinds[floor:], floor))
+
+
+kind_lists = st.lists(st.integers(0, len(KINDS) - 1), max_size=len(SEQS))

@@ -1,0 +1,290 @@
+"""Select the messages of a lease."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from spark_mq.ledger.acquire import Grant, isolation_size
+from spark_mq.ledger.message_index import DataFile, sequence
+from spark_mq.ledger.ranges import LEASED, Range
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
+
+from .group import SECOND, TIMEOUT, Group, freeze, limits
+
+# -- leasing
+
+
+def test_unread_messages_are_leased_in_order_and_counted():
+    group = Group()
+    assert group.lease("a", 3) == [0, 1, 2]
+    assert group.lease("b", 100) == [3, 4, 5, 6, 7, 8, 9]
+    held = group.at(0)
+    assert held == Range(
+        0,
+        2,
+        LEASED,
+        3,
+        lease_id="a",
+        worker_id="worker of a",
+        leased_at=group.now,
+        expires_at=group.now + TIMEOUT,
+        lease_size=3,
+        first_leased_at=group.now,
+        delivery_count=1,
+    )
+
+
+def test_a_lease_spans_commits_and_their_gaps():
+    group = Group(files=[DataFile(sequence(1, 0), 2, "a", 2, 0), DataFile(sequence(5, 0), 3, "b", 3, 0)])
+    assert group.lease("a", 3) == [sequence(1, 0), sequence(1, 1), sequence(5, 0)]
+    (held,) = group.ledger
+    assert (held.first, held.last, held.message_count) == (sequence(1, 0), sequence(5, 0), 3)
+
+
+def test_nothing_is_leased_where_nothing_is_due():
+    group = Group(messages=1)
+    group.lease("a")
+    before = group.ledger
+    assert group.ask("b") == Grant((), "")
+    assert group.ledger is before
+
+
+def test_redelivery_goes_to_the_head():
+    group = Group()
+    group.lease("a", 4)
+    group.settle(RELEASE, "a", [1, 2])
+    assert group.lease("b", 4) == [1, 2, 4, 5]
+
+
+def test_a_first_lease_is_remembered_over_redelivery():
+    group = Group()
+    first = group.now
+    group.lease("a")
+    group.expire()
+    group.lease("b")
+    assert group.at(0).first_leased_at == first
+    assert group.at(0).delivery_count == 2
+
+
+# -- isolation and turns
+
+
+@pytest.mark.parametrize(("deliveries", "size"), [(1, 1000), (2, 100), (3, 10), (4, 1), (5, 1), (9, 1)])
+def test_isolation_of_ten_thousand_in_five_attempts(deliveries, size):
+    assert isolation_size(10_000, deliveries, 5) == size
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 100, 999, 10_000, 1_000_000])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
+def test_isolation_ends_alone_and_never_grows(limit, n):
+    sizes = [isolation_size(limit, d, n) for d in range(n + 2)]
+    assert sizes[0] == limit
+    assert sizes[n - 1 :] == [1, 1, 1]
+    assert sizes == sorted(sizes, reverse=True)
+    for d, size in enumerate(sizes[: n - 1]):  # exactly: size is the floor of limit ** ((n-1-d)/(n-1))
+        assert size ** (n - 1) <= limit ** (n - 1 - d) < (size + 1) ** (n - 1)
+
+
+@pytest.mark.parametrize("attempts", [1, 0])
+def test_with_one_attempt_every_lease_is_of_one_message(attempts):
+    assert isolation_size(1000, 0, attempts) == 1
+    group = Group(rules=limits(max_delivery_attempts=1))
+    assert group.lease("a", 100) == [0]
+    group.expire()
+    assert group.state(0) == "dead"
+
+
+def test_an_expired_lease_comes_back_in_smaller_pieces_of_it_alone():
+    group = Group(messages=10_000)
+    group.lease("a", 10_000)
+    group.expire()
+    for size in (1_000, 100, 10, 1):
+        assert group.lease("next", 10_000) == list(range(size))
+        group.expire()
+    assert group.state(0) == "dead"
+    assert group.state(1) == "waiting"
+
+
+def test_a_suspect_piece_never_spans_two_ranges():
+    group = Group()
+    group.lease("a", 3)
+    group.lease("b", 3)
+    group.now += 1
+    group.lease("c", 1)
+    group.expire()
+    assert len([r for r in group.ledger if r.suspect]) == 3, "their last errors differ: each is a range"
+    assert len(group.lease("d", 10_000)) == 3
+
+
+def test_isolation_follows_the_limit_of_the_current_lease():
+    group = Group(messages=1000, rules=limits(max_delivery_attempts=3))
+    group.lease("a", 900)
+    group.expire()
+    assert len(group.lease("b", 100)) == 10
+
+
+def test_spare_attempts_are_kept_for_a_replay():
+    """The source keeps one: with n = 5 it isolates as if n were 4."""
+    group = Group(messages=1000)
+    group.lease("a", 1000, spare=1)
+    group.expire()
+    assert len(group.lease("b", 1000, spare=1)) == 100
+    group.expire()
+    assert len(group.lease("c", 1000, spare=1)) == 10
+    group.expire()
+    assert len(group.lease("d", 1000, spare=1)) == 1
+    group.expire()
+    assert group.state(0) == "waiting"
+    assert group.lease("e", 1000, spare=1) == [0]
+    group.expire()
+    assert group.state(0) == "dead"
+
+
+def test_suspects_and_the_rest_take_turns():
+    """Suspects first met, yet each second lease is of the rest, and the other way round."""
+    group = Group(messages=100)
+    group.lease("poisoned", 50)
+    group.expire()
+    kinds = ["suspect" if group.lease(f"l{i}", 5)[0] < 50 else "rest" for i in range(8)]
+    assert kinds.count("suspect") == kinds.count("rest") == 4
+    assert all(one != other for one, other in pairwise(kinds))
+
+
+def test_without_a_limit_no_suspect_starves_another():
+    """The first one kills its worker each time and for ever; all behind it get through."""
+    group = Group(messages=4, rules=limits(max_delivery_attempts=None))
+    acked = set()
+    for i in range(40):
+        taken = group.lease(f"l{i}", 100)
+        if 0 in taken:
+            group.expire()
+        else:
+            acked.update(taken)
+            group.settle(ACK, f"l{i}")
+    assert acked == {1, 2, 3}
+
+
+def test_messages_on_their_last_attempt_are_leased_apart_from_the_rest():
+    group = Group(rules=limits(max_delivery_attempts=2))
+    group.lease("a", 4)
+    group.settle(NACK, "a", [1, 3], delay=0)
+    group.settle(ACK, "a")
+    leases = [group.lease(f"l{i}", 100) for i in range(2)]
+    assert sorted(leases) == [[1, 3], [4, 5, 6, 7, 8, 9]]
+
+
+def test_neither_last_attempts_nor_suspects_nor_the_rest_starve():
+    group = Group(messages=300, rules=limits(max_delivery_attempts=2))
+    group.lease("named", 20)
+    group.lease("whole", 20)
+    group.settle(NACK, "named", list(range(20)), delay=0)
+    group.settle(NACK, "whole", delay=0)
+    kinds = [group.lease(f"l{i}", 1)[0] // 20 for i in range(9)]
+    assert sorted(kinds) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert len(set(kinds[:3])) == len(set(kinds[3:6])) == 3
+
+
+# -- caps
+
+
+def test_max_in_flight_cuts_a_lease_to_what_fits_then_says_why():
+    group = Group(rules=limits(max_in_flight=5))
+    assert len(group.lease("a", 3)) == 3
+    assert len(group.lease("b", 3)) == 2
+    assert group.ask("c", 3) == Grant((), "max_in_flight")
+    group.settle(ACK, "a", [0])
+    assert group.lease("c", 3) == [5]
+
+
+def test_max_in_flight_is_no_reason_where_nothing_is_due():
+    group = Group(messages=2, rules=limits(max_in_flight=2))
+    group.lease("a", 2)
+    assert group.ask("b") == Grant((), "")
+
+
+def test_a_full_ledger_stops_unread_and_says_why_but_waiting_work_goes_on():
+    group = Group(rules=limits(max_ledger_ranges=2))
+    group.lease("a", 1)
+    group.lease("b", 1)
+    assert group.ask("c") == Grant((), "max_ledger_ranges")
+    group.settle(RELEASE, "a")
+    assert group.lease("c", 10) == [0]
+    group.settle(ACK, "c")
+    group.settle(ACK, "b")
+    assert group.lease("d") == [2]
+
+
+def test_dead_routing_and_delayed_ranges_do_not_fill_a_ledger():
+    group = Group(rules=limits(max_ledger_ranges=2))
+    for lease_id, verb in (("a", REJECT), ("b", NACK), ("c", REJECT)):
+        assert group.lease(lease_id)
+        group.settle(verb, lease_id, delay=1000 * SECOND)
+        if lease_id == "a":
+            freeze(group)
+    assert group.states().startswith("RWDU")
+    assert group.lease("d") == [3]
+    assert group.lease("e") == [4]
+    assert group.ask("f").blocked_because == "max_ledger_ranges"
+    group.now += 1000 * SECOND
+    assert group.lease("f") == [1], "due now, so it goes on"
+
+
+# -- Trigger.AvailableNow, sizes
+
+
+def test_available_now_takes_nothing_past_its_end():
+    group = Group()
+    assert group.lease("a", 100, upto=3) == [0, 1, 2, 3]
+    assert group.ask("b", 100, upto=3) == Grant((), "")
+
+
+@pytest.mark.parametrize("how", [RELEASE, "expire"])
+def test_available_now_cuts_a_waiting_range_at_its_end(how):
+    group = Group()
+    group.lease("a", 8)
+    group.settle(RELEASE, "a") if how == RELEASE else group.expire()
+    assert group.lease("b", 10_000, upto=0) == [0]
+    assert group.lease("c", 10_000, upto=0) == []
+    assert group.state(1) == "waiting"
+
+
+def test_available_now_does_not_wait_for_what_became_due_later():
+    group = Group(messages=4)
+    start = group.now
+    group.lease("a", 2)
+    group.lease("b", 2)
+    group.settle(NACK, "a", [0], delay=0)
+    group.settle(NACK, "a", [1], delay=1)
+    group.expire()
+    assert group.lease("c", 100, due_by=start) == [0]
+    assert group.lease("d", 100, due_by=start) == []
+    assert group.lease("e", 100)
+
+
+@pytest.mark.parametrize(("max_bytes", "taken"), [(0, 1), (9, 1), (10, 1), (35, 3), (100, 10), (1000, 10)])
+def test_max_bytes_cuts_but_always_leaves_one(max_bytes, taken):
+    group = Group()  # of 10 bytes a message
+    assert len(group.lease("a", 100, max_bytes=max_bytes)) == taken
+    assert group.states() == "L" * taken + "U" * (10 - taken)
+
+
+def test_max_bytes_goes_by_the_sizes_of_the_files():
+    group = Group(files=[DataFile(0, 2, "big", 2000, 0), DataFile(2, 100, "small", 100, 0)])
+    assert len(group.lease("a", 1000, max_bytes=2010)) == 12
+    group = Group(files=[DataFile(0, 100, "small", 100, 0), DataFile(100, 2, "big", 2000, 0)])
+    assert len(group.lease("a", 1000, max_bytes=1100)) == 101
+
+
+def test_what_max_bytes_leaves_out_goes_back_as_it_was():
+    group = Group()
+    group.lease("a", 6)
+    group.settle(NACK, "a", [0, 4], delay=0)
+    group.settle(RELEASE, "a")
+    before = {seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(6)}
+    assert group.lease("b", 100, max_bytes=20) == [0, 1]
+    assert {seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(2, 6)} == {
+        seq: before[seq] for seq in range(2, 6)
+    }
+    assert group.states() == "LLWWWWUUUU"

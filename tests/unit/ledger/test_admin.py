@@ -1,0 +1,75 @@
+"""Seek."""
+
+from __future__ import annotations
+
+from spark_mq.ledger import transitions
+from spark_mq.ledger.message_index import DataFile, sequence
+from spark_mq.ledger.ranges import ROUTING, WAITING
+from spark_mq.ledger.settle import ACK, NACK, REJECT
+
+from .group import Group, dead_ones, freeze, seek
+
+# -- seek
+
+
+def test_a_seek_skips_all_before_and_makes_unread_all_after():
+    group = Group()
+    group.lease("a", 8)
+    group.settle(ACK, "a", [0, 6])
+    group.settle(NACK, "a", [1])
+    seek(group, 5)
+    assert group.states() == "SSSSSUUUUU"
+    assert group.ledger.head.counters == {"acked": 2, "skipped": 4}
+    assert group.settle(ACK, "a", [7]).lost == [(7, 7, "unread")], "its leases are fenced"
+    assert group.lease("b", 100) == [5, 6, 7, 8, 9]
+    assert group.at(5).delivery_count == 1
+
+
+def test_a_seek_back_makes_settled_messages_unread_again():
+    group = Group()
+    group.lease("a", 8)
+    group.settle(ACK, "a")
+    seek(group, 2)
+    assert (group.states(), group.ledger.head.floor, group.ledger.head.forgotten) == ("SSUUUUUUUU", 1, 2)
+    assert "skipped" not in group.ledger.head.counters
+
+
+def test_a_seek_counts_what_it_skips_where_a_settled_range_straddles_its_target():
+    group = Group()
+    group.lease("a", 8)
+    group.settle(ACK, "a", [2, 3, 4, 5])
+    seek(group, 4)
+    assert group.ledger.head.counters == {"acked": 4, "skipped": 2}
+
+
+def test_a_seek_leaves_routing_alone():
+    group = dead_ones()
+    group.ledger, _ = transitions.freeze_dead(group.ledger, "r1", 2)
+    seek(group, 2)
+    assert group.states() == "SRWRUUUUUU", "what lies between is due since ever"
+    assert group.ledger.head.counters == {"skipped": 1}
+    assert group.lease("b", 3) == [2, 4, 5]
+    seek(group, 9)
+    assert group.states() == "SRSRSSSSSU"
+    group.ledger, total = transitions.routed(group.ledger, "r1")
+    assert (total, group.ledger.head.floor, len(group.ledger)) == (2, 8, 0)
+
+
+def test_a_seek_leaves_no_range_that_begins_or_ends_in_a_gap():
+    group = Group(files=[DataFile(0, 2, "a", 2, 0), DataFile(sequence(2, 0), 2, "b", 2, 0)])
+    group.lease("a", 4)
+    group.settle(REJECT, "a", [1])
+    freeze(group)
+    seek(group, sequence(1, 0))
+    assert [(r.first, r.state) for r in group.ledger] == [(1, ROUTING)]
+    group.settle(REJECT, "a")
+    group.lease("b", 4)
+    group.settle(REJECT, "b", [sequence(2, 1)])
+    freeze(group)
+    seek(group, 0)
+    assert [(r.first, r.last, r.state, r.message_count) for r in group.ledger] == [
+        (0, 0, WAITING, 1),
+        (1, 1, ROUTING, 1),
+        (sequence(2, 0), sequence(2, 0), WAITING, 1),
+        (sequence(2, 1), sequence(2, 1), ROUTING, 1),
+    ]

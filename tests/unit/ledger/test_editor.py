@@ -1,0 +1,143 @@
+"""Edits of a ledger: remove, add, join, and raise the floor."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.errors import IllegalTransition
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.ranges import LEASED, SETTLED, UNREAD, WAITING, Ledger, LedgerHeader, Range, State, validate_transition
+
+from .kinds import KINDS, SEQS, kind_lists, ledger_of
+
+LEGAL = {
+    "unread": {"leased", "waiting", "routing", "settled"},
+    "leased": {"waiting", "dead", "blocked", "settled"},
+    "waiting": {"leased", "dead", "blocked", "routing", "settled"},
+    "dead": {"routing", "settled"},
+    "blocked": {"waiting", "dead", "settled"},
+    "routing": {"settled"},
+    "settled": set(),
+}
+"""The moves of the state diagram, written down once more."""
+
+
+@pytest.mark.parametrize("before", State)
+@pytest.mark.parametrize("after", State)
+def test_only_the_moves_of_the_diagram_are_legal(before, after):
+    editor = LedgerEditor(Ledger(LedgerHeader()))
+    piece, was = Range(3, 4, after.value, 2), Range(0, 9, before.value, 10)
+    if after == before or after in LEGAL[before]:
+        validate_transition(before, after)
+        editor.add(piece, was)
+        assert editor.changed
+    else:
+        with pytest.raises(IllegalTransition) as caught:
+            editor.add(piece, was, "event")
+        assert (caught.value.before, caught.value.after) == (before, after)
+        assert isinstance(caught.value, AssertionError), "a bug, not a user's mistake"
+        assert not editor.changed
+
+
+def test_an_event_shows_the_new_state_and_the_old_lease():
+    was = Range(0, 9, LEASED, 10, lease_id="a", worker_id="w", leased_at=1, expires_at=9)
+    editor = LedgerEditor(Ledger.from_ranges(LedgerHeader(), [was]))
+    editor.remove([0])
+    editor.add(Range(0, 3, SETTLED, 4), was, "acked")
+    editor.add(Range(4, 9, WAITING, 6, available_at=5), was, "nacked")
+    assert editor.build().events == [
+        ("acked", was._replace(last=3, message_count=4, state=SETTLED)),
+        ("nacked", was._replace(first=4, message_count=6, state=WAITING, available_at=5)),
+    ]
+
+
+def kinds_after(state: str) -> list[int]:
+    """The kinds that a message in a state may become."""
+    return [at for at, kind in enumerate(KINDS) if kind.state == state or kind.state in LEGAL[state]]
+
+
+@given(kind_lists, st.data())
+def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
+    """Some ranges are removed, and their messages added as any legal kind, in any order, with unread ones or without."""
+    ledger = ledger_of(kinds)
+    floor = ledger.head.forgotten
+    editor = LedgerEditor(ledger)
+    after = list(kinds)
+    rows = sorted(data.draw(st.sets(st.integers(0, len(ledger) - 1)))) if len(ledger) else []
+    added = []
+    for r in editor.remove(rows):
+        for seq in [seq for seq in SEQS if r.first <= seq <= r.last]:
+            at = SEQS.index(seq)
+            after[at] = data.draw(st.sampled_from(kinds_after(r.state)))
+            added.append((KINDS[after[at]]._replace(first=seq, last=seq), r))
+    for _ in range(data.draw(st.integers(0, len(SEQS) - len(kinds)))):
+        after.append(data.draw(st.sampled_from(kinds_after(UNREAD))))
+        seq = SEQS[len(after) - 1]
+        added.append((KINDS[after[-1]]._replace(first=seq, last=seq), Range(seq, seq, UNREAD, 1)))
+    for piece, before in data.draw(st.permutations(added)):
+        editor.add(piece, before)
+    finished = editor.build()
+    expected = ledger_of(after)
+    assert list(finished) == list(expected)
+    assert (finished.head.floor, finished.head.forgotten) == (expected.head.floor, expected.head.forgotten)
+    assert finished.head.forgotten >= floor
+    assert list(ledger) == list(ledger_of(kinds)), "the ledger before is as it was"
+
+
+def test_a_draft_without_changes_is_the_same_ledger():
+    ledger = ledger_of([1, 3, 5])
+    editor = LedgerEditor(ledger)
+    editor.remove([])
+    editor.add(Range(9, 9, LEASED, 0), Range(9, 9, UNREAD, 0))
+    assert not editor.changed
+    assert editor.build() is ledger
+
+
+def test_a_changed_head_alone_is_a_change():
+    ledger = ledger_of([1, 3])
+    editor = LedgerEditor(ledger)
+    editor.head = editor.head.counted({"acked": 2})
+    assert editor.changed
+    assert editor.build().head.counters == {"acked": 2}
+    assert list(editor.build()) == list(ledger)
+
+
+def test_a_piece_put_between_alike_neighbours_joins_all_three():
+    editor = LedgerEditor(ledger_of([3, 1, 4, 1]))
+    (piece,) = editor.remove([2])
+    editor.add(KINDS[1]._replace(first=piece.first, last=piece.last), piece)
+    assert [(r.first, r.last, r.message_count) for r in editor.build()] == [(0, 0, 1), (1, 3, 3)]
+
+
+def test_alike_ranges_with_another_between_stay_apart():
+    editor = LedgerEditor(ledger_of([3, 4, 3]))
+    for r in editor.remove([0, 2]):
+        editor.add(r, r)
+    assert [r.lease_id for r in editor.build()] == ["a", "b", "a"]
+
+
+def test_ranges_join_across_a_gap_of_the_log():
+    """Commits are far apart in sequence, yet neighbours: nothing lies between."""
+    editor = LedgerEditor(ledger_of([3, 3, 3, 3, 3]))
+    editor.add(KINDS[3]._replace(first=SEQS[5], last=SEQS[6], message_count=2), Range(SEQS[5], SEQS[6], UNREAD, 2))
+    assert [(r.first, r.last, r.message_count) for r in editor.build()] == [(0, SEQS[6], 7)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "settle", "floor", "forgotten", "left"),
+    [
+        ([3, 1, 5], [0], 0, 1, 2),  # the lowest alone
+        ([3, 0, 0, 1], [0], 2, 3, 1),  # with the settled ones behind it
+        ([3, 1], [1], -1, 0, 2),  # a hole: the floor stays
+        ([3, 1], [0, 1], 1, 2, 0),
+        ([0, 0, 3, 1], [0], 2, 3, 1),
+    ],
+)
+def test_the_floor_rises_over_all_that_is_settled(kinds, settle, floor, forgotten, left):
+    editor = LedgerEditor(ledger_of(kinds))
+    for r in editor.remove(settle):
+        editor.add(r.as_settled(), r)
+    after = editor.build()
+    assert (after.head.floor, after.head.forgotten, len(after)) == (floor, forgotten, left)

@@ -1,0 +1,159 @@
+"""Ranges, their states, and the ledger that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from spark_mq.errors import NotAQueue
+from spark_mq.ledger.message_index import sequence
+from spark_mq.ledger.ranges import DEAD, LEASED, RANGE_SCHEMA, ROUTING, SETTLED, STATES, Ledger, LedgerHeader, Range
+from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+
+from .kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
+
+# -- Range
+
+
+@pytest.mark.parametrize("field", [f for f in RANGE_SCHEMA.names if f not in ("first", "last", "message_count")])
+def test_ranges_are_alike_only_if_they_differ_in_nothing_but_place(field):
+    one = KINDS[3]
+    other = one._replace(first=7, last=9, message_count=3)
+    assert one.same_state_as(other)
+    assert not one.same_state_as(other._replace(**{field: "something else"}))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        (0, 4, (0, 4, 5)),
+        (1, 3, (1, 3, 3)),
+        (3, sequence(2, 0), (3, sequence(2, 0), 3)),
+        (5, sequence(2, 1), (sequence(2, 0), sequence(2, 1), 2)),
+        (2, sequence(1, 7), (2, 4, 3)),
+        (-5, 2**62, (0, sequence(2, 6), 12)),
+    ],
+)
+def test_a_part_begins_and_ends_with_messages(first, last, expected):
+    whole = Range(0, sequence(2, 6), LEASED, 12, lease_id="a")
+    part = whole.slice(first, last, INDEX)
+    assert (part.first, part.last, part.message_count) == expected
+    assert part.same_state_as(whole)
+
+
+@pytest.mark.parametrize(("first", "last"), [(5, sequence(2, 0) - 1), (3, 2), (sequence(9, 0), sequence(9, 9))])
+def test_a_part_in_a_gap_is_empty(first, last):
+    assert Range(0, sequence(2, 6), LEASED, 12, lease_id="a").slice(first, last, INDEX).message_count == 0
+
+
+def test_a_settled_range_forgets_all_else():
+    assert KINDS[3].as_settled() == KINDS[0]
+
+
+def test_a_range_is_immutable():
+    with pytest.raises(AttributeError):
+        KINDS[0].state = DEAD
+
+
+# -- Ledger
+
+
+@given(kind_lists)
+def test_a_ledger_gives_back_its_ranges(kinds):
+    ledger, expected = ledger_of(kinds), ranges_of(kinds)
+    if expected and expected[0].state == SETTLED:
+        expected.pop(0)
+    assert list(ledger) == expected
+    assert len(ledger) == len(expected)
+    assert [ledger.range_at(row) for row in range(len(ledger))] == expected
+    assert [ledger.state_at(row) for row in range(len(ledger))] == [r.state for r in expected]
+    assert ledger.ranges_at(range(len(ledger))[::-1]) == expected[::-1]
+    assert ledger.ranges_at([]) == []
+    assert list(ledger.first_sequences) == [r.first for r in expected]
+    assert list(ledger.last_sequences) == [r.last for r in expected]
+    assert list(ledger.message_counts) == [r.message_count for r in expected]
+    assert ledger.frontier == (SEQS[len(kinds) - 1] if kinds else -1)
+    assert ledger.count() == sum(r.message_count for r in expected)
+    for state in STATES:
+        assert ledger.ranges_at(ledger.rows_where(ledger.is_state(state))) == [r for r in expected if r.state == state]
+        assert ledger.count(ledger.is_state(state)) == sum(r.message_count for r in expected if r.state == state)
+    assert ledger.ranges_at(ledger.rows_where(ledger.held_by("a"))) == [r for r in expected if r.lease_id == "a"]
+
+
+places = st.sampled_from([-1, *SEQS, SEQS[-1] + 1, sequence(1, 0), sequence(9, 0)])
+
+
+@given(kind_lists, places, places)
+@example([1, 1], 1, 0)
+def test_the_ranges_over_an_interval(kinds, first, last):
+    ledger = ledger_of(kinds)
+    over = [ledger.range_at(row) for row in ledger.overlapping(first, last)]
+    assert over == [r for r in ledger if first <= last and r.first <= last and r.last >= first]
+
+
+def test_a_slice_of_a_table_makes_the_same_ledger():
+    """Views of integers must heed a table's offset and chunks."""
+    ranges = ranges_of([1, 2, 3, 4, 5, 1, 2])
+    table = Ledger.from_ranges(LedgerHeader(), ranges).ranges
+    for sliced in (table.slice(2, 4), pa.concat_tables([table.slice(2, 1), table.slice(3, 3)])):
+        ledger = Ledger(LedgerHeader(), sliced)
+        assert list(ledger) == ranges[2:6]
+        assert list(ledger.first_sequences) == [r.first for r in ranges[2:6]]
+        assert list(ledger.overlapping(ranges[3].first, ranges[4].last)) == [1, 2]
+
+
+def test_the_largest_sequences_and_counts_fit():
+    big = Range(2**63 - 5, 2**63 - 1, LEASED, 5, "a", "w", 2**52, 2**52 + 1, 2**63 - 1, 0, 1, 2**31 - 1, 2**31 - 1, True, None, "r", "e")
+    assert list(Ledger.from_ranges(LedgerHeader(), [big])) == [big]
+
+
+def test_routing_gives_no_hold():
+    ledger = Ledger.from_ranges(LedgerHeader(), [Range(0, 0, ROUTING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")])
+    assert ledger.rows_where(ledger.held_by("a")) == []
+
+
+# -- header
+def test_counting_nothing_is_no_change():
+    head = LedgerHeader()
+    assert head.counted({}) is head
+    assert head.counted({"acked": 2}).counted({"acked": 3, "skipped": 1}).counters == {"acked": 5, "skipped": 1}
+    assert head.counters == {}
+
+
+# -- stored rows
+
+
+@given(kind_lists)
+def test_a_ledger_comes_back_from_its_rows(kinds):
+    ledger = ledger_of(kinds)
+    head = replace(ledger.head, revision=7, turn="rest", counters={"acked": 3}, settings={"max_delivery_attempts": None})
+    stored = Ledger(head, ledger.ranges)
+    rows = to_rows("group", stored)
+    assert rows.schema == LEASES_SCHEMA
+    assert rows.num_rows == len(ledger) + 1
+    assert set(rows["consumer_group"].to_pylist()) == {"group"}
+    again = from_rows(rows)
+    assert (again.head, list(again)) == (head, list(stored))
+    # Files and engines promise no order of rows.
+    mixed = rows.take(pa.array(range(rows.num_rows - 1, -1, -1), pa.int64()))
+    assert list(from_rows(pa.concat_tables([mixed.slice(0, 1), mixed.slice(1)]))) == list(stored)
+
+
+@pytest.mark.parametrize("floors", [0, 2])
+def test_rows_without_just_one_floor_are_no_ledger(floors):
+    rows = to_rows("group", ledger_of([3, 1]))
+    floor, ranges = rows.filter(pc.equal(rows["state"], "floor")), rows.filter(pc.not_equal(rows["state"], "floor"))
+    with pytest.raises(NotAQueue, match=f"has {floors} floor rows"):
+        from_rows(pa.concat_tables([ranges, *[floor] * floors]))
+
+
+def test_kinds_of_these_tests_differ_from_each_other():
+    """Else neighbours would join that the tests think apart."""
+    assert not any(one.same_state_as(other) for at, one in enumerate(KINDS) for other in KINDS[at + 1 :])
+    assert all(one < other for one, other in pairwise(SEQS))

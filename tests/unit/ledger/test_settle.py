@@ -1,0 +1,288 @@
+"""Apply ack, nack, reject, release and extend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_mq.ledger import settle as settle_rules
+from spark_mq.ledger.message_index import DataFile, sequence
+from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, WAITING, Ledger, Range
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+
+from .group import SECOND, TIMEOUT, Group, freeze, limits, seek
+
+# -- nack
+
+
+def test_a_nack_that_names_messages_blames_them():
+    group = Group()
+    group.lease("a", 3)
+    group.settle(NACK, "a", [1], error="no such customer")
+    back = group.at(1)
+    assert (back.state, back.suspect, back.lease_id, back.failure_count, back.error) == (WAITING, False, None, 1, "no such customer")
+    assert group.states().startswith("LWL")
+
+
+@pytest.mark.parametrize("how", [{"seqs": None}, {"seqs": [0, 1, 2], "whole": True}])
+def test_a_nack_of_the_whole_lease_makes_suspect(how):
+    group = Group()
+    group.lease("a", 3)
+    group.settle(NACK, "a", **how)
+    assert group.at(0).suspect
+    assert group.at(0).message_count == 3
+
+
+def test_backoff_doubles_up_to_its_cap():
+    group = Group(messages=1, rules=limits(max_delivery_attempts=None))
+    waits = []
+    for attempt in range(9):
+        assert group.lease(f"l{attempt}") == [0]
+        group.settle(NACK, f"l{attempt}")
+        waits.append((group.at(0).available_at - group.now) // SECOND)
+        group.now = group.at(0).available_at
+    assert waits == [10, 20, 40, 80, 160, 320, 640, 900, 900]
+
+
+@pytest.mark.parametrize(("jitter", "wait"), [(0.0, 10.0), (0.5, 10.5), (1.0, 11.0)])
+def test_jitter_stretches_a_backoff_by_up_to_a_tenth(jitter, wait):
+    group = Group()
+    group.lease("a", 10)
+    group.settle(NACK, "a", jitter=jitter)
+    assert group.at(0).available_at == group.now + wait * SECOND
+    assert len(group.ledger) == 1, "drawn once a settle, not once a message"
+
+
+def test_a_given_delay_replaces_backoff_and_jitter():
+    group = Group()
+    group.lease("a")
+    group.settle(NACK, "a", delay=7, jitter=1.0)
+    assert group.at(0).available_at == group.now + 7
+
+
+def test_a_nacked_message_is_not_due_before_its_time():
+    group = Group(messages=1)
+    group.lease("a")
+    group.settle(NACK, "a")
+    group.now += 10 * SECOND - 1
+    assert group.lease("b") == []
+    group.now += 1
+    assert group.lease("b") == [0]
+
+
+def test_a_nack_of_the_last_attempt_is_death():
+    group = Group(messages=1, rules=limits(max_delivery_attempts=2))
+    for lease_id in "ab":
+        assert group.lease(lease_id) == [0]
+        group.settle(NACK, lease_id, [0], delay=0, error=f"failed in {lease_id}")
+    dead = group.at(0)
+    assert (dead.state, dead.reason, dead.error, dead.failure_count) == (DEAD, "max_delivery_attempts", "failed in b", 2)
+
+
+# -- reject, release
+
+
+def test_reject_is_death_at_once():
+    group = Group()
+    group.lease("a", 2)
+    group.settle(REJECT, "a", [1], error="not JSON")
+    group.settle(REJECT, "a", [0], reason="payload unreadable")
+    assert (group.at(1).state, group.at(1).reason, group.at(1).error) == (DEAD, "rejected", "not JSON")
+    assert group.at(0).reason == "payload unreadable"
+
+
+def test_release_is_as_if_it_had_never_been_leased():
+    group = Group()
+    group.lease("a", 3)
+    group.settle(RELEASE, "a")
+    assert group.at(0) == Range(0, 2, WAITING, 3, available_at=group.now)
+
+
+def test_release_restores_a_suspect_and_no_older_lease_id():
+    group = Group(messages=1)
+    group.lease("a")
+    group.expire()
+    before = group.at(0)
+    group.lease("b")
+    group.settle(RELEASE, "b")
+    assert group.at(0) == before._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=None, available_at=group.now)
+    assert group.settle(ACK, "a").settled == 0, "the lease before has no claim any more"
+
+
+# -- late settles
+
+
+def late(verb: str | None = None) -> Group:
+    """Lease a of messages 0..2 has expired, nobody has leased them since; then a late settle."""
+    group = Group()
+    group.lease("a", 3)
+    group.expire()
+    group.now += 5
+    if verb:
+        assert group.settle(verb, "a").settled == 3
+    return group
+
+
+def test_a_late_ack_counts():
+    group = late(ACK)
+    assert group.states() == "SSSUUUUUUU"
+    assert group.ledger.head.counters == {"acked": 3}
+
+
+def test_a_late_reject_counts():
+    assert late(REJECT).states() == "DDDUUUUUUU"
+
+
+def test_a_late_extend_revives():
+    group = late()
+    leased_at = group.now - 5 - TIMEOUT - 1
+    assert group.extend("a").settled == 3
+    back = group.at(0)
+    assert (back.state, back.expires_at, back.delivery_count, back.failure_count) == (LEASED, group.now + TIMEOUT, 1, 0)
+    assert (back.lease_id, back.worker_id, back.leased_at, back.available_at) == ("a", "worker of a", leased_at, None)
+    assert group.lease("b", 3) == [3, 4, 5]
+    assert group.settle(ACK, "a").settled == 3
+
+
+def test_a_late_nack_gives_up_the_claim():
+    group = late(NACK)
+    back = group.at(0)
+    assert (back.state, back.lease_id, back.available_at, back.suspect) == (WAITING, None, group.now, True)
+    assert back.failure_count == 1, "its expiry has counted already"
+    assert group.settle(ACK, "a", [0]).lost == [(0, 0, "given back")]
+    assert group.state(0) == "waiting"
+
+
+def test_a_late_nack_by_name_blames_and_keeps_a_given_delay():
+    group = late()
+    group.settle(NACK, "a", [1], delay=9)
+    assert (group.at(1).suspect, group.at(1).available_at, group.at(1).lease_id) == (False, group.now + 9, None)
+    assert group.at(0).lease_id == group.at(2).lease_id == "a"
+
+
+def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
+    group = late(RELEASE)
+    back = group.at(0)
+    assert (back.state, back.lease_id, back.suspect, back.delivery_count) == (WAITING, None, True, 1)
+    assert (back.worker_id, back.leased_at) == (None, None)
+    assert group.extend("a").settled == 0
+
+
+# -- what each settle does to each state
+
+
+STATES = {
+    # how message 0 came to be there, and what it counts as: held, settled, or why it is lost
+    "held": ("held", lambda group: None),
+    "past its deadline": ("held", lambda group: group.expire()),
+    "settled": ("settled", lambda group: group.settle(ACK, "a")),
+    "settled by a later lease": ("settled", lambda group: (group.expire(), group.lease("b", 1), group.settle(ACK, "b"))),
+    "settled, a hole above the floor": ("settled", lambda group: (group.settle(ACK, "a"), reopen(group))),
+    "leased by another": ("leased by b", lambda group: (group.expire(), group.lease("b", 1))),
+    "dead": ("dead: rejected", lambda group: group.settle(REJECT, "a")),
+    "routing": ("dead: rejected", lambda group: (group.settle(REJECT, "a"), freeze(group))),
+    "given back": ("given back", lambda group: group.settle(NACK, "a")),
+    "unread": ("unread", lambda group: seek(group, 0)),
+    "skipped": ("skipped", lambda group: seek(group, 1)),
+    "skipped after it was settled": ("settled", lambda group: (group.settle(ACK, "a"), seek(group, 1))),
+    "skipped, then unread again": ("unread", lambda group: (seek(group, 1), seek(group, 0))),
+}
+
+
+def reopen(group: Group) -> None:
+    """Puts a floor below message 0 again, as if another message before it were open."""
+    group.ledger = Ledger.from_ranges(replace(group.ledger.head, floor=-1, forgotten=0), [Range(0, 0, SETTLED, 1), *group.ledger])
+
+
+@pytest.mark.parametrize("verb", [ACK, NACK, REJECT, RELEASE])
+@pytest.mark.parametrize("by", ["whole lease", "sequence", "nothing"])
+@pytest.mark.parametrize("case", STATES)
+def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, verb):
+    expected, prepare = STATES[case]
+    group = Group(messages=3)
+    assert group.lease("a", 1) == [0]
+    prepare(group)
+    before = group.ledger
+    outcome = group.settle(verb, "a", {"whole lease": None, "sequence": [0], "nothing": []}[by])
+    if by == "nothing":
+        assert outcome == SettleOutcome()
+    elif expected == "held":
+        assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
+        assert group.state(0) == {ACK: "settled", REJECT: "dead"}.get(verb, "waiting")
+        assert not group.ledger.count(group.ledger.held_by("a")), "nothing holds its id any more"
+        return
+    elif by == "whole lease":
+        assert outcome == SettleOutcome(), "the lease holds nothing any more, and no message was named"
+    elif expected == "settled":
+        assert outcome == SettleOutcome(already_settled=1)
+    else:
+        assert outcome == SettleOutcome(lost=[(0, 0, expected)])
+    assert group.ledger is before, "nothing done, nothing to commit"
+
+
+def test_what_is_still_held_is_settled_though_the_rest_is_lost():
+    group = Group(files=[DataFile(0, 6, "a", 6, 0), DataFile(sequence(2, 0), 2, "b", 2, 0)])
+    group.lease("a", 2)
+    group.lease("b", 2)
+    group.settle(ACK, "a", [0])
+    outcome = group.settle(ACK, "a", [0, 1, 2, 3, 5, 6, sequence(2, 0), sequence(3, 0)])
+    assert (outcome.settled, outcome.already_settled, outcome.ranges) == (1, 1, [(1, 1)])
+    assert outcome.lost == [
+        (2, 3, "leased by b"),
+        (5, 5, "unread"),
+        (6, 6, "no message"),
+        (sequence(2, 0), sequence(2, 0), "unread"),
+        (sequence(3, 0), sequence(3, 0), "no message"),
+    ]
+
+
+def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
+    """What is left of a range after part of it was settled can begin past a commit's last message."""
+    group = Group(files=[DataFile(0, 2, "a", 2, 0), DataFile(sequence(1, 0), 2, "b", 2, 0)])
+    group.lease("a", 4)
+    group.settle(ACK, "a", [1])
+    group.fold("a")
+    wanted = SettleCommand(ACK, "a", [(0, 0), (2, sequence(1, 1))], whole=True)
+    group.ledger, outcome = settle_rules.settle(group.ledger, group.index, group.now, group.rules, wanted)
+    assert (outcome.settled, outcome.lost) == (3, [])
+
+
+def test_named_sequences_cut_ranges_and_settled_neighbours_join():
+    group = Group()
+    group.lease("a", 10)
+    group.settle(ACK, "a", [2, 3, 5, 7])
+    assert group.states() == "LLSSLSLSLL"
+    group.settle(ACK, "a", [4])
+    assert [(r.first, r.last, r.message_count) for r in group.ledger if r.state == SETTLED] == [(2, 5, 4), (7, 7, 1)]
+    group.settle(ACK, "a", [1, 0])
+    assert (group.ledger.head.floor, group.ledger.head.forgotten) == (5, 6)
+    assert group.states() == "SSSSSSLSLL"
+
+
+def test_intervals_may_come_in_any_order_and_overlap():
+    group = Group()
+    group.lease("a", 10)
+    wanted = SettleCommand(ACK, "a", [(7, 9), (0, 3), (2, 4)])
+    group.ledger, outcome = settle_rules.settle(group.ledger, group.index, group.now, group.rules, wanted)
+    assert (outcome.settled, group.states()) == (8, "SSSSSLLSSS")
+
+
+def test_an_extension_never_shortens_and_leaves_other_leases_alone():
+    group = Group()
+    group.lease("a", 2)
+    group.lease("b", 2)
+    was = group.at(0).expires_at
+    assert group.extend("a", 1).settled == 2
+    assert group.at(0).expires_at == was
+    group.extend("a", 10 * TIMEOUT)
+    assert (group.at(0).expires_at, group.at(2).expires_at) == (group.now + 10 * TIMEOUT, was)
+
+
+def test_what_was_leased_again_is_not_extended():
+    group = Group(messages=1)
+    group.lease("a")
+    group.expire()
+    group.lease("b")
+    assert group.extend("a").settled == 0
+    assert group.at(0).lease_id == "b"

@@ -1,0 +1,182 @@
+"""Expire leases, replay batches and route dead messages."""
+
+from __future__ import annotations
+
+from spark_mq.ledger import transitions
+from spark_mq.ledger.ranges import DEAD, ROUTING, WAITING
+from spark_mq.ledger.settle import ACK, NACK
+
+from .group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
+
+# -- expiry
+
+
+def test_expiry_makes_suspect_and_due_since_the_deadline():
+    group = Group()
+    deadline = group.now + TIMEOUT
+    group.lease("a", 3)
+    group.expire()
+    back = group.at(1)
+    assert (back.state, back.suspect, back.available_at, back.lease_id) == (WAITING, True, deadline, "a")
+    assert (back.delivery_count, back.failure_count) == (1, 1)
+    assert "a" in back.error
+
+
+def test_a_lease_is_not_expired_before_the_margin_for_clocks_has_passed():
+    group = Group(rules=limits(clock_skew=SECOND))
+    group.lease("a")
+    group.now += TIMEOUT + SECOND
+    group.fold()
+    assert group.state(0) == "leased"
+    group.now += 1
+    group.fold()
+    assert group.state(0) == "waiting"
+
+
+def test_every_operation_folds_others_but_never_the_lease_it_names():
+    group = Group()
+    group.lease("a", 2)
+    group.lease("b", 2)
+    group.now += TIMEOUT + 1
+    group.fold("a")
+    assert group.states().startswith("LLWW")
+
+
+def test_the_rest_of_a_partly_settled_lease_expires_suspect():
+    group = Group()
+    group.lease("a", 3)
+    group.settle(ACK, "a", [0])
+    group.settle(NACK, "a", [1])
+    group.expire()
+    assert group.at(2).suspect
+    assert not group.at(1).suspect
+
+
+def test_expiry_on_the_last_attempt_is_death():
+    group = Group(messages=1, rules=limits(max_delivery_attempts=2))
+    for lease_id in "ab":
+        group.lease(lease_id)
+        group.expire()
+    dead = group.at(0)
+    assert (dead.state, dead.reason, dead.lease_id, dead.suspect) == (DEAD, "max_delivery_attempts", None, False)
+
+
+def test_without_a_limit_nothing_dies():
+    group = Group(messages=1, rules=limits(max_delivery_attempts=None))
+    for attempt in range(40):
+        assert group.lease(f"l{attempt}") == [0]
+        group.expire()
+    assert group.at(0).delivery_count == 40
+
+
+def test_a_lowered_limit_applies_before_the_next_delivery():
+    group = Group(messages=1)
+    for lease_id in "ab":
+        group.lease(lease_id)
+        group.expire()
+    group.rules = limits(max_delivery_attempts=2)
+    assert group.lease("c") == []
+    assert group.state(0) == "dead"
+
+
+# -- replays of a stream's batch
+
+
+def test_a_replay_takes_over_what_its_batch_holds_and_counts_it():
+    group = Group()
+    group.lease("s/1/x", 3)
+    group.lease("s/11/x", 2)
+    group.settle(ACK, "s/1/x", [0])
+    assert group.take_over("s/1/", "s/1/y") == 2
+    assert (group.at(1).lease_id, group.at(1).delivery_count, group.at(1).worker_id) == ("s/1/y", 2, "driver")
+    assert group.at(3).lease_id == "s/11/x", "another batch"
+    assert group.settle(ACK, "s/1/x", [1]).lost == [(1, 1, "leased by s/1/y")], "the zombie is refused"
+
+
+def test_a_replay_takes_over_what_expired_but_never_what_was_nacked():
+    group = Group()
+    group.lease("s/1/x", 3)
+    group.settle(NACK, "s/1/x", [0])
+    group.expire()
+    assert group.take_over("s/1/", "s/1/y") == 2
+    assert group.states().startswith("WLL")
+
+
+def test_what_others_have_leased_since_is_not_taken_over():
+    group = Group(messages=3)
+    group.lease("s/1/x", 3)
+    group.expire()
+    taken = group.lease("b", 3)
+    assert group.take_over("s/1/", "s/1/y") == 3 - len(taken)
+
+
+def test_a_batch_is_not_granted_a_second_replay():
+    group = Group(messages=3)
+    group.lease("s/1/x", 3)
+    group.take_over("s/1/", "s/1/y")
+    assert group.take_over("s/1/", "s/1/z", again=True) == 0
+    back = group.at(0)
+    assert (back.state, back.suspect, back.lease_id, back.available_at) == (WAITING, True, None, group.now)
+    assert (back.delivery_count, back.failure_count) == (2, 1)
+    assert group.settle(ACK, "s/1/y", [0]).lost
+
+
+def test_a_replay_that_would_be_the_last_attempt_in_company_is_given_back_uncounted():
+    group = Group(messages=2, rules=limits(max_delivery_attempts=2))
+    group.lease("s/1/x", 2)
+    assert group.take_over("s/1/", "s/1/y") == 0
+    assert (group.at(0).state, group.at(0).suspect, group.at(0).delivery_count) == (WAITING, True, 1)
+
+
+def test_a_replay_of_one_message_may_be_its_last_attempt():
+    group = Group(messages=1, rules=limits(max_delivery_attempts=2))
+    group.lease("s/1/x")
+    assert group.take_over("s/1/", "s/1/y") == 1
+    assert group.at(0).delivery_count == 2
+    assert group.take_over("s/1/", "s/1/z", again=True) == 0
+    assert (group.state(0), group.at(0).reason) == ("dead", "max_delivery_attempts")
+
+
+def test_no_replay_delivers_past_the_limit():
+    group = Group(messages=1, rules=limits(max_delivery_attempts=1))
+    group.lease("s/1/x")
+    assert group.take_over("s/1/", "s/1/y") == 0
+    assert group.state(0) == "dead"
+
+
+def test_an_empty_replay_changes_nothing():
+    group = Group()
+    before = group.ledger
+    assert group.take_over("s/1/", "s/1/y") == 0
+    assert group.ledger is before
+
+
+# -- dead letters
+
+
+def test_freezing_sets_the_first_dead_ranges_aside_under_an_id():
+    group = dead_ones()
+    group.ledger, frozen = transitions.freeze_dead(group.ledger, "r1", 2)
+    assert [(r.first, r.state, r.lease_id, r.reason, r.error) for r in frozen] == [
+        (1, ROUTING, "r1", "rejected", "1"),
+        (3, ROUTING, "r1", "rejected", "3"),
+    ]
+    assert group.states() == "LRLRLDLLUU"
+
+
+def test_routed_settles_its_id_only_and_once():
+    group = dead_ones()
+    group.ledger, _ = transitions.freeze_dead(group.ledger, "r1", 2)
+    group.ledger, _ = transitions.freeze_dead(group.ledger, "r2", 2)
+    group.ledger, total = transitions.routed(group.ledger, "r1")
+    assert (total, group.states(), group.ledger.head.counters) == (2, "LSLSLRLLUU", {"dead_lettered": 2})
+    again, total = transitions.routed(group.ledger, "r1")
+    assert (total, again) == (0, group.ledger)
+
+
+def test_a_routing_id_gives_no_right_to_settle():
+    group = dead_ones()
+    freeze(group)
+    assert group.settle(ACK, "routing").settled == 0
+    assert group.settle(ACK, "routing", [1]).lost == [(1, 1, "dead: rejected")]
+    assert group.extend("routing").settled == 0
