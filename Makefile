@@ -111,6 +111,15 @@ lint: setup ## check style, formatting and types
 	$(python) -m ruff format --check
 	$(python) -m mypy
 
+.venv/.docs: .venv/.installed
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: setup .venv/.docs ## build the documentation into build/docs, with warnings as errors
+	@$(python) -m sphinx -b html --fail-on-warning --keep-going --quiet docs build/docs
+	@echo "open build/docs/index.html"
+
 .venv/.bench: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@
