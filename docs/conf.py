@@ -4,24 +4,19 @@ from __future__ import annotations
 
 project = "spark_mq"
 author = "the spark_mq authors"
-copyright = "the spark_mq authors, Apache-2.0"  # noqa: A001 (Sphinx wants this name)
+copyright = "the spark_mq authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_extra_path = ["llms.txt"]
 
 # Headings become link targets, so that pages can link to sections of each other.
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "deflist"]
-# A fence such as "python spark" must highlight as Python: the second word is for the tests.
-myst_fence_as_directive: list[str] = []
-suppress_warnings: list[str] = []
+myst_enable_extensions = ["deflist"]
 
 html_theme = "furo"
 html_title = "spark_mq"
 html_show_sphinx = False
 html_copy_source = False
-html_static_path: list[str] = []
-# Pages must work without a network, so the theme gets no fonts or scripts from elsewhere.
 html_theme_options = {"top_of_page_buttons": []}
 
 autodoc_member_order = "bysource"

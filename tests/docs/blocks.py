@@ -29,9 +29,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """List README, CONTRIBUTING and the pages of the documentation."""
-    top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    return top + sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)
+    """List the Markdown pages for users and contributors."""
+    top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+    return top + sorted((ROOT / "docs").rglob("*.md"))
 
 
 def blocks_of(page: Path) -> list[Block]:
