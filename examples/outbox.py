@@ -1,4 +1,4 @@
-"""Publish rows of a database once. The outbox table is written in the database's own transaction."""
+"""Publish rows of a database once. Its own transaction writes the outbox table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from spark_mq import Queue
 
 BATCH = 1000
+NEXT_ROWS = "SELECT id, body FROM outbox WHERE id > ? ORDER BY id LIMIT ?"
 
 
 def publish_outbox(database: sqlite3.Connection, queue: Queue) -> int:
@@ -16,7 +17,7 @@ def publish_outbox(database: sqlite3.Connection, queue: Queue) -> int:
     while True:
         # The number of a call is the id of its last row. So the queue knows where to continue.
         last = queue.last_producer_sequence("outbox") or 0
-        rows = database.execute("SELECT id, body FROM outbox WHERE id > ? ORDER BY id LIMIT ?", (last, BATCH)).fetchall()
+        rows = database.execute(NEXT_ROWS, (last, BATCH)).fetchall()
         if not rows:
             return total
         bodies = [body for _, body in rows]

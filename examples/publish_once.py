@@ -16,8 +16,12 @@ def main(folder: str) -> None:
     queue = Queue.create(f"{folder}/orders", exist_ok=True)
     # The number of a file never changes, so a repeated run skips what landed.
     for number, path in enumerate(sorted(inputs.glob("*.txt"))):
-        lines = path.read_text().splitlines()
-        receipt = queue.publish(lines, producer_id="importer", producer_sequence=number, on_duplicate="skip")
+        receipt = queue.publish(
+            path.read_text().splitlines(),
+            producer_id="importer",
+            producer_sequence=number,
+            on_duplicate="skip",
+        )
         print(f"{path.name}: {'skipped' if receipt.duplicate else 'published'}")
 
 

@@ -15,7 +15,7 @@ def main(folder: str) -> None:
     queue.publish([f"order {n}" for n in range(10)])
     source = spark.readStream.format("spark_mq").option("consumerGroup", "archive")
     stream = source.load(f"{folder}/orders").selectExpr("sequence", "CAST(value AS STRING) AS text")
-    # A second stream of this group needs its own checkpoint and, on a local disk or S3, its own table.
+    # A second stream needs its own checkpoint and, on a local disk or S3, its own table.
     writer = stream.writeStream.format("delta").option("checkpointLocation", f"{folder}/checkpoint")
     writer.trigger(availableNow=True).start(f"{folder}/archive").awaitTermination()
     print(f"archived {spark.read.format('delta').load(f'{folder}/archive').count()} rows")

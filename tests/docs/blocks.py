@@ -9,7 +9,11 @@ from pathlib import Path
 __all__ = ["ROOT", "Block", "blocks_of", "pages"]
 
 ROOT = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"^(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ \t]*$", re.M | re.S)
+_FENCE = re.compile(
+    r"^(?P<fence>`{3,})(?P<info>[^\n`]*)\n"  # the first line
+    r"(?P<text>.*?)^(?P=fence)[ \t]*$",
+    re.M | re.S,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,20 @@ def run(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_recipe_without_spark_prints_what_it_should(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_without_spark_prints_what_it_should(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run(name, tmp_path)
     printed = capsys.readouterr().out
     assert [line for line in PLAIN[name] if line not in printed] == []
 
 
-def test_a_repeated_publish_skips_what_landed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repeated_publish_skips_what_landed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run("publish_once", tmp_path)
     capsys.readouterr()
     run("publish_once", tmp_path)
@@ -48,7 +55,12 @@ def test_a_repeated_publish_skips_what_landed(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.spark
 @pytest.mark.parametrize("name", SPARK)
-def test_a_recipe_with_spark_prints_what_it_should(name: str, tmp_path: Path, spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_with_spark_prints_what_it_should(
+    name: str,
+    tmp_path: Path,
+    spark: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run(name, tmp_path)
     printed = capsys.readouterr().out
     assert [line for line in SPARK[name] if line not in printed] == []
