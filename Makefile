@@ -118,6 +118,8 @@ lint: setup ## check style, formatting and types
 .PHONY: docs
 docs: setup .venv/.docs ## build the documentation into build/docs, with warnings as errors
 	@$(python) -m sphinx -b html --fail-on-warning --keep-going --quiet docs build/docs
+	@! grep -rlE '(src|<link[^>]* href)="(https?:)?//|url\("?(https?:)?//' build/docs --include=*.html --include=*.css \
+	  || { echo "these pages load something from a network"; exit 1; }
 	@echo "open build/docs/index.html"
 
 .venv/.bench: .venv/.installed
