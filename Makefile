@@ -111,6 +111,17 @@ lint: setup ## check style, formatting and types
 	$(python) -m ruff format --check
 	$(python) -m mypy
 
+.venv/.docs: .venv/.installed
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: setup .venv/.docs ## build the documentation into build/docs, with warnings as errors
+	@$(python) -m sphinx -b html --fail-on-warning --keep-going --quiet docs build/docs
+	@! grep -rlE '(src|<link[^>]* href)="(https?:)?//|url\("?(https?:)?//' build/docs --include=*.html --include=*.css \
+	  || { echo "these pages load something from a network"; exit 1; }
+	@echo "open build/docs/index.html"
+
 .venv/.bench: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@

@@ -1,0 +1,127 @@
+"""Run every code block of the README and the documentation.
+
+The Python blocks of a page run in order in one namespace. ``/tmp/`` in a block is a folder of its
+own for each test. The first line of a block may say more than its language: ``python spark`` and
+``sql spark`` need a session, ``python skip: reason`` is only compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import json
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blocks import ROOT, Block, blocks_of, pages
+
+CHECKED = {"python", "pycon", "sh", "sql", "json", "toml", "text", "xml", "{eval-rst}", "{toctree}"}
+
+
+def _needs_spark(page: Path) -> bool:
+    return any(block.info == "spark" for block in blocks_of(page))
+
+
+def _runnable(page: Path) -> bool:
+    return any(b.language in ("python", "pycon") and b.skip_reason is None for b in blocks_of(page))
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+ALL = [pytest.param(page, id=_name(page)) for page in pages()]
+PLAIN = [pytest.param(p, id=_name(p)) for p in pages() if _runnable(p) and not _needs_spark(p)]
+SPARK = [pytest.param(p, id=_name(p)) for p in pages() if _needs_spark(p)]
+
+
+class Page:
+    """Runs the blocks of one page."""
+
+    def __init__(self, folder: Path, session: Any = None) -> None:
+        self.folder = folder
+        self.session = session
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        if session is not None:
+            self.names["spark"] = session
+        # What each runner needs is chosen here, so that an unknown language is a KeyError.
+        self._run: dict[str, Callable[[Block, str], None]] = {
+            "python": self._python,
+            "pycon": self._pycon,
+            "sql": self._sql,
+        }
+
+    def run(self, page: Path) -> None:
+        for block in blocks_of(page):
+            if block.language in self._run and block.skip_reason is None:
+                self._run[block.language](block, block.text.replace("/tmp/", f"{self.folder}/"))
+
+    def _python(self, block: Block, text: str) -> None:
+        # The line numbers of a traceback are those of the page.
+        tree = ast.parse(text, filename=str(block.page))
+        ast.increment_lineno(tree, block.line - 1)
+        exec(compile(tree, str(block.page), "exec"), self.names)
+
+    def _pycon(self, block: Block, text: str) -> None:
+        parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
+        test = parser.get_doctest(text, self.names, _name(block.page), str(block.page), block.line)
+        runner.run(test, clear_globs=False)
+        assert runner.summarize(verbose=False).failed == 0
+        self.names |= test.globs
+
+    def _sql(self, block: Block, text: str) -> None:
+        for statement in filter(str.strip, text.split(";")):
+            self.session.sql(statement).collect()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that stands for /tmp. The block's relative paths lie in it, too."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for query in request.getfixturevalue("spark").streams.active:
+        query.stop()
+
+
+@pytest.mark.parametrize("page", PLAIN)
+def test_the_python_blocks_of_a_page_run_in_order(page: Path, folder: Path) -> None:
+    Page(folder).run(page)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("no_query_survives")
+@pytest.mark.parametrize("page", SPARK)
+def test_the_blocks_of_a_page_with_spark_run_in_order(page: Path, folder: Path, spark: Any) -> None:
+    Page(folder, spark).run(page)
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_each_block_has_a_language_that_is_checked(page: Path) -> None:
+    for block in blocks_of(page):
+        place = f"{_name(page)}:{block.line}"
+        assert block.language in CHECKED, f"{place}: {block.language!r} is not checked"
+        assert block.skip_reason != "", f"{place}: a skipped block needs a reason"
+        assert block.info in ("", "spark") or block.skip_reason, f"{place}: {block.info!r}"
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_blocks_that_do_not_run_are_well_formed(page: Path) -> None:
+    for block in blocks_of(page):
+        if block.language == "sh":
+            parsed = subprocess.run(["sh", "-n", "-c", block.text], check=False)
+            assert parsed.returncode == 0, f"{_name(page)}:{block.line}"
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        elif block.language == "python":
+            compile(block.text, f"{_name(page)}:{block.line}", "exec")

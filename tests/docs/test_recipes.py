@@ -1,0 +1,73 @@
+"""Run the recipes in examples/ and check what they print."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blocks import ROOT
+
+RECIPES = ROOT / "examples"
+
+PLAIN = {
+    "python_worker": ["settled 3, nacked 1, rejected 1", "routed: 1"],
+    "publish_once": ["day-0.txt: published", "day-2.txt: published"],
+    "outbox": ["published 2\n", "published 0 in a second run"],
+}
+SPARK = {
+    "stream_to_delta": ["archived 10 rows", "acked 10"],
+    "validate_orders": ["valid: 1", "no order", "negative amount"],
+}
+
+
+def run(name: str, folder: Path) -> None:
+    """Import a recipe and call its main function."""
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(str(folder))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_recipe_without_spark_prints_what_it_should(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(name, tmp_path)
+    printed = capsys.readouterr().out
+    assert [line for line in PLAIN[name] if line not in printed] == []
+
+
+def test_a_repeated_publish_skips_what_landed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("publish_once", tmp_path)
+    capsys.readouterr()
+    run("publish_once", tmp_path)
+    assert capsys.readouterr().out.split("\n")[:3] == [f"day-{n}.txt: skipped" for n in range(3)]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", SPARK)
+def test_a_recipe_with_spark_prints_what_it_should(
+    name: str,
+    tmp_path: Path,
+    spark: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(name, tmp_path)
+    printed = capsys.readouterr().out
+    assert [line for line in SPARK[name] if line not in printed] == []
+
+
+def test_every_recipe_is_run_and_listed() -> None:
+    files = {path.stem for path in RECIPES.glob("*.py")}
+    assert files == {*PLAIN, *SPARK}
+    listed = (RECIPES / "README.md").read_text(encoding="utf-8")
+    assert [name for name in files if f"`{name}.py`" not in listed] == []

@@ -1,0 +1,120 @@
+"""Compare the reference pages with the code: nothing public may be missing from them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from blocks import ROOT, pages
+from deltalake import DeltaTable
+
+from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, errors
+
+REFERENCE = ROOT / "docs" / "reference"
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+_AVOIDED = re.compile(r"\b(told|tells?|whatever|whoever|anew|besides)\b", re.IGNORECASE)
+
+
+def in_code(page: str) -> set[str]:
+    """Return every word that a page of the reference sets as code."""
+    return words_in_code(REFERENCE / page)
+
+
+def words_in_code(page: Path) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", _FENCED.sub("", page.read_text(encoding="utf-8"))))
+
+
+def test_every_setting_has_its_place() -> None:
+    names = {f.name for kind in (GroupSettings, QueueSettings) for f in fields(kind)} - {"group"}
+    assert names <= in_code("settings.md")
+
+
+def test_every_error_has_its_place() -> None:
+    assert set(errors.__all__) - {"GroupExists"} <= in_code("errors.md")  # raised nowhere
+
+
+def test_every_statistic_has_its_place() -> None:
+    assert {f.name for f in fields(GroupStats)} <= in_code("states.md")
+
+
+def test_every_option_of_the_source_and_the_sink_has_its_place() -> None:
+    source = (ROOT / "spark_mq" / "spark" / "options.py").read_text(encoding="utf-8")
+    listed = re.search(r"READ_OPTIONS: Final = \((.*?)\)", source, re.S)
+    assert listed is not None
+    names = set(re.findall(r'"(\w+)"', listed[1]))
+    assert "consumerGroup" in names
+    assert names <= in_code("options.md")
+
+
+def test_every_option_of_a_job_has_its_place() -> None:
+    jobs = [p for p in (ROOT / "jobs").glob("*.py") if not p.name.startswith("demo")]
+    source = "".join(p.read_text(encoding="utf-8") for p in jobs)
+    names = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', source))
+    assert "--checkpoint" in names
+    documented = {word.split()[0] for word in in_code("jobs.md")}
+    assert names <= documented
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Path:
+    """The folder of a queue that has all of its tables."""
+    queue = Queue.create(tmp_path / "queue")
+    queue.publish(["good", "bad"])
+    lease = queue.group().lease("w", max_messages=2)
+    assert lease is not None
+    lease.reject([lease.messages[1].sequence])
+    lease.ack()
+    queue.sweep()
+    return tmp_path / "queue"
+
+
+@pytest.mark.parametrize("table", ["messages", "leases", "commits", "history"])
+def test_every_column_of_a_table_has_its_place(swept: Path, table: str) -> None:
+    text = (REFERENCE / "tables.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n## {table}\n")[2].partition("\n## ")[0]
+    columns = {f.name for f in DeltaTable(swept / table).schema().fields}
+    columns -= {"lane"}  # leaves the table with its next format
+    assert columns <= set(re.findall(r"`([^`\n]+)`", section))
+
+
+def test_every_header_of_a_dead_letter_has_its_place(swept: Path) -> None:
+    letter = Queue.open(swept / "dead_letters").group().lease("w")
+    assert letter is not None
+    headers = set(letter.messages[0].headers)
+    assert "spark_mq.reason" in headers
+    assert headers <= in_code("tables.md")
+
+
+def test_every_test_that_shows_a_guarantee_exists() -> None:
+    page = ROOT / "docs" / "explanation" / "guarantees.md"
+    named = {word for word in words_in_code(page) if word.startswith("test_")}
+    tests = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 20
+    assert named <= set(re.findall(r"def (test_\w+)\(", tests))
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
+def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+    for target in _LINK.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_llms_txt_links_every_page() -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    linked = {(ROOT / "docs" / target).with_suffix(".md") for target in _LINK.findall(text)}
+    built = {page for page in pages() if ROOT / "docs" in page.parents}
+    assert linked == built - {ROOT / "docs" / "index.md"}
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
+def test_pages_use_plain_words(page: Path) -> None:
+    prose = _FENCED.sub("", page.read_text(encoding="utf-8"))
+    assert _AVOIDED.findall(prose) == []
