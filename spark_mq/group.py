@@ -327,9 +327,14 @@ class ConsumerGroup:
     # -- in a stream
 
     def for_each_batch(
-        self, process: Callable[..., Any], on_error: str = "nack", also: Iterable[ConsumerGroup] = (), ack: str = "after"
+        self,
+        process: Callable[..., Any],
+        on_error: str = "nack",
+        also: Iterable[ConsumerGroup] = (),
+        ack: str = "after",
+        reader: str = "spark",
     ) -> Callable[[Any, int], None]:
         """A foreachBatch function that settles what `process(batch, lease)` leaves: see :func:`spark_mq.spark.for_each_batch`."""
         from spark_mq.spark.foreach_batch import for_each_batch
 
-        return for_each_batch(self, process, on_error=on_error, also=also, ack=ack)
+        return for_each_batch(self, process, on_error=on_error, also=also, ack=ack, reader=reader)
