@@ -38,9 +38,10 @@ def stages(folder: Path, kind: str, messages: int, batch: int) -> None:
         stores.fill(messages)
         sides = {
             "plain Delta": stores.from_delta,
+            "spark_mq, the batch": lambda: stores.from_queue("batch"),
             "spark_mq, lease.read()": lambda: stores.from_queue("read"),
             "spark_mq, through Python": lambda: stores.from_queue("narrow"),
-            "spark_mq, through Python, all columns": lambda: stores.from_queue("batch"),
+            "spark_mq, through Python, all columns": lambda: stores.from_queue("python"),
         }
         for number in range(2):
             for name, drain in sides.items():

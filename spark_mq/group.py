@@ -408,6 +408,7 @@ class ConsumerGroup:
         on_error: str = "nack",
         also: Iterable[ConsumerGroup] = (),
         ack: str = "after",
+        reader: str = "spark",
     ) -> Callable[[Any, int], None]:
         """Return a foreachBatch function that settles the rest of each batch.
 
@@ -415,7 +416,7 @@ class ConsumerGroup:
         """
         make = type(self)._for_each_batch
         assert make is not None, "spark_mq sets it on import"
-        return make(self, process, on_error=on_error, also=also, ack=ack)
+        return make(self, process, on_error=on_error, also=also, ack=ack, reader=reader)
 
 
 def _held(leases: LeaseSelector) -> HeldSelector:

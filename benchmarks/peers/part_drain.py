@@ -1,6 +1,6 @@
 """Draining a backlog: through Spark from a queue and from a plain Delta table, and by a Python consumer from each broker.
 
-The Spark sides run ``sum(crc32(value))`` in foreachBatch, spark_mq over ``lease.read()`` or over the batch itself; the consumer of a broker
+The Spark sides run ``sum(crc32(value))`` over the batch in foreachBatch, spark_mq by Spark's reader and through Python; the consumer of a broker
 is one Python process that takes the crc32 of every value that it leased, then acks. Steady state: the median of batches after the second.
 """
 
@@ -58,9 +58,9 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
             stores = Stores(spark, Path(place) / "stores", kind, sizes.drain_batch)
             stores.fill(sizes.drain)
             streams: dict[str, Callable[[], Drained]] = {
-                OURS: lambda stores=stores: stores.from_queue("read"),
+                OURS: lambda stores=stores: stores.from_queue("batch"),
                 BATCH: lambda stores=stores: stores.from_queue("narrow"),
-                ALL_COLUMNS: lambda stores=stores: stores.from_queue("batch"),
+                ALL_COLUMNS: lambda stores=stores: stores.from_queue("python"),
                 DELTA: stores.from_delta,
             }
             checksums = set()

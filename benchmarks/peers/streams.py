@@ -81,14 +81,16 @@ class Stores:
         self.count += count
 
     def from_queue(self, how: str) -> Drained:
-        """By a group of its own. ``how``: "read": ``lease.read()``; "batch": what the stream carries, all columns, or "narrow", those that
-        are used: Spark prunes none of a Python source."""
+        """Drain by a new group. ``how``: "batch", as users do; "read", ``lease.read()``; "python", the
+        batch through Python, or "narrow", of which only with the columns that the handler needs."""
         self.drains += 1
         group = self.queue.group(f"drain-{self.drains}")
         stream = self.spark.readStream.format("spark_mq").option("consumerGroup", group.name).option("maxMessagesPerTrigger", self.batch)
         stream = (stream.schema(NARROW) if how == "narrow" else stream).load(self.queue.path)
         drained = Drained()
-        return self._run(stream, drained, group.for_each_batch(lambda batch, lease: drained.read(lease.read() if how == "read" else batch)))
+        reader = "spark" if how == "batch" else "python"
+        process = lambda batch, lease: drained.read(lease.read() if how == "read" else batch)  # noqa: E731
+        return self._run(stream, drained, group.for_each_batch(process, reader=reader))
 
     def from_delta(self) -> Drained:
         """Spark's own source, without leases: the limit to beat."""

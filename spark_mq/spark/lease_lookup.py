@@ -1,7 +1,8 @@
-"""Which lease a foreachBatch batch belongs to, found without a Spark job wherever the session allows.
+"""Finds the leases of a foreachBatch batch, without a Spark job if the session allows it.
 
-The batch number n of each stream is in the batch's own offsets; the runner's nonce is in its rows, and learned from them once
-a run. Never from a worker's name: a zombie driver has the same.
+The batch's offsets hold the batch number n of each stream. The runner's nonce is in the slices of
+Spark's plan, and is learned from them once a run. Spark Connect shows no plan, so there the rows
+are asked. A worker's name says nothing, because a zombie driver has the same.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_mq.errors import InvalidOption
+from spark_mq.spark.batch_scan import BatchScan, batch_scans, is_output_of, reads_source_only
 from spark_mq.streaming.offset import QUEUES, check_offset, parse_lease_id
 
 if TYPE_CHECKING:
@@ -29,30 +31,47 @@ class BatchLeases:
     """The leases of a batch. ``fresh``: they may belong to a replay, as the first batch of a run may.
 
     ``base``: stream and n of a batch over several queues, each of which knows the stream by an id of its own. ``batches``: (stream, n, over
-    several queues) of each stream in the batch, also of one without a row, where the session tells.
+    several queues) of each stream in the batch, also of one without a row, where the session tells. ``scan``: what the batch reads, if
+    it is the source's output and nothing else.
     """
 
     lease_ids: list[str]
     fresh: bool
     base: tuple[str, int] | None = None
     batches: tuple[tuple[str, int, bool], ...] = ()
+    scan: BatchScan | None = None
 
 
 class LeaseLookup:
-    """Finds the lease ids of the batches of one run of a query."""
+    """Find the lease ids of the batches of one run of a query.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    scans : bool, default True
+        Whether :meth:`find` also returns the scan of a batch that only its source made.
+    """
+
+    def __init__(self, *, scans: bool = True) -> None:
+        self._scans = scans
         self._runners: dict[str, str] = {}  # of each stream, its runner in this run
         self._run: str | None = None
+        self._source_only: bool | None = None  # of this run's query; None until a batch asks
 
     def find(self, batch: DataFrame) -> BatchLeases:
-        """The lease ids of a batch, none if no row tells, and what else is known of it."""
-        batches = self._batches(batch.sparkSession)
+        """Return the lease ids of a batch, and its scan if only the source made the batch."""
+        query = self._query(batch.sparkSession)
+        found = self._leases(batch, query)
+        return replace(found, scan=self._scan(batch, query)) if query is not None and self._scans else found
+
+    def _leases(self, batch: DataFrame, query: Any) -> BatchLeases:
+        batches = self._batches(query)
         told = tuple((stream, n, several) for stream, (n, several) in batches.items())
         single = {stream: n for stream, (n, several) in batches.items() if not several}
         if batches and len(single) == len(batches) and all(stream in self._runners for stream in single):
             return BatchLeases([f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()], False, batches=told)
-        ids = self._from_rows(batch, len(batches) if len(single) == len(batches) else 2)
+        ids = self._from_plan(query, batches)
+        if ids is None:
+            ids = self._from_rows(batch, len(batches) if len(single) == len(batches) else 2)
         parts = [parts for lease_id in ids if (parts := parse_lease_id(lease_id))]
         known = bool(parts) and all(self._runners.get(stream) == runner for stream, _, runner in parts)
         self._runners.update((stream, runner) for stream, _, runner in parts)
@@ -64,16 +83,47 @@ class LeaseLookup:
         return self._runners.get(stream)
 
     @staticmethod
+    def _from_plan(query: Any, streams: Iterable[str]) -> list[str] | None:
+        """Return the lease ids in the plan's slices; None if the plan does not show each stream."""
+        try:
+            scans = batch_scans(query) if query is not None else []
+        except Exception as error:
+            _log.debug("the batch's plan cannot be read, so its rows are asked: %s", error)
+            return None
+        shown = {scan.stream for scan in scans}
+        return sorted(set().union(*(scan.lease_ids for scan in scans))) if shown and shown.issuperset(streams) else None
+
+    def _scan(self, batch: DataFrame, query: Any) -> BatchScan | None:
+        """Return what a batch reads; None if anything but column pruning made it from the source."""
+        try:
+            if self._source_only is None:
+                self._source_only = reads_source_only(query)
+            if not self._source_only or not is_output_of(query, batch):
+                return None
+            (scan,) = batch_scans(query)
+        except Exception as error:
+            _log.debug("the batch's plan cannot be read, so its rows come through Python: %s", error)
+            self._source_only = False
+            return None
+        return scan
+
+    @staticmethod
     def _from_rows(batch: DataFrame, sources: int) -> list[str]:
         column = batch.select("lease_id").where("lease_id is not null")
         rows = column.limit(1).collect() if sources == 1 else column.distinct().collect()
         return sorted(row[0] for row in rows)
 
-    def _batches(self, spark: Any) -> dict[str, tuple[int, bool]]:
-        """n of each spark_mq stream in the batch that runs now, and whether it is over several queues.
+    @staticmethod
+    def _batches(query: Any) -> dict[str, tuple[int, bool]]:
+        """Return n of each spark_mq stream in the batch, and whether it is over several queues."""
+        try:
+            return {} if query is None else dict(_offsets(query))
+        except Exception as error:
+            _log.debug("the batch's offsets cannot be read, so its rows are asked: %s", error)
+            return {}
 
-        Empty where the session does not tell (Spark Connect).
-        """
+    def _query(self, spark: Any) -> Any:
+        """Return the query whose batch runs now; None if the session hides it (Spark Connect)."""
         try:
             context = spark.sparkContext
             query_id = context.getLocalProperty("sql.streaming.queryId")
@@ -81,11 +131,11 @@ class LeaseLookup:
             query = spark._jsparkSession.sharedState().activeStreamingQueries().get(spark._jvm.java.util.UUID.fromString(query_id))
             run = query.runId().toString()
             if run != self._run:
-                self._run, self._runners = run, {}
-            return dict(_offsets(query))
+                self._run, self._runners, self._source_only = run, {}, None
+            return query
         except Exception as error:
-            _log.debug("the batch's offsets are not to be had, so its rows are asked: %s", error)
-            return {}
+            _log.debug("the batch's query cannot be seen, so its rows are asked: %s", error)
+            return None
 
 
 def _offsets(query: Any) -> Iterator[tuple[str, tuple[int, bool]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -22,13 +22,16 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.read_errors import row_count_error, unreadable_error
+from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.spark.batch_scan import BatchScan
+from spark_mq.spark.partitions import Piece
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
 from spark_mq.util.validation import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["read_held"]
+__all__ = ["read_held", "read_scan"]
 
 
 def _told_as(kind: DataType) -> str:
@@ -48,6 +51,10 @@ _Place = Mapping[str, int]
 _Told = Mapping[str, Any]
 FEW_FILES: Final = 32
 """Whose places are looked up row by row in a constant; more of them are joined."""
+MOST_ORDERED_FILES: Final = 8
+"""Files of a batch, which are read one after the other to keep the order of the rows."""
+LEAST_BYTES: Final = 1 * 2**20
+"""Bytes of a batch. The source's tasks read fewer sooner than Spark plans a read."""
 MOST_SLICES: Final = 10_000
 MOST_OF_A_FILE: Final = 100
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
@@ -57,6 +64,9 @@ _LOUD: Final = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
     "parquet.page.verify-checksum.enabled": "true",
+    # The source's tasks rebase no old dates either.
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
 }
 
 
@@ -69,16 +79,56 @@ def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[
     frames = []
     for group, ranges in held:
         files = _by_file(group, ranges)
-        if not _fits(files):
+        if not files:
+            continue
+        frame = _frame(spark, group, files, schema.names) if _fits(files) else None
+        if frame is None:
             return None
-        if files:
-            frames.append(_frame(spark, group, files, schema.names))
-    if not frames:
-        return spark.createDataFrame([], schema)
+        frames.append(frame)
+    return _union(frames) if frames else spark.createDataFrame([], schema)
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
     whole = frames[0]
     for frame in frames[1:]:
         whole = whole.unionAll(frame)
     return whole
+
+
+def read_scan(batch: DataFrame, scan: BatchScan, owner: Callable[[str], ConsumerGroup]) -> DataFrame | None:
+    """Read what a batch scans, with its columns and order; None if only its own tasks may.
+
+    ``owner`` returns the group of a lease id. Raises CorruptLog and StorageError, as :func:`read_held`.
+    """
+    names = batch.columns
+    runs = _runs(scan.pieces)
+    if len(set(names)) < len(names) or runs is None or sum(piece.size for piece, _ in scan.pieces) < LEAST_BYTES:
+        return None
+    frames = []
+    for lease_id, files in runs:
+        group = owner(lease_id)
+        frame = _frame(batch.sparkSession, group, files, names) if _fits(files) else None
+        if frame is None:
+            return None
+        frames.append(frame)
+    return _union(frames)
+
+
+def _runs(pieces: Sequence[Piece]) -> list[tuple[str, _Files]] | None:
+    """Return each file of a batch in order, with its lease; None if that would change the order.
+
+    Spark begins with the largest file of a read, so each read has one.
+    """
+    runs: list[tuple[str, dict[str, list[Piece]]]] = []
+    for piece, of in pieces:
+        lease_id = of.lease_id or ""
+        if not runs or runs[-1][0] != lease_id or piece.path not in runs[-1][1]:
+            runs.append((lease_id, {piece.path: []}))
+        mine = runs[-1][1][piece.path]
+        if mine and mine[-1][0].offset > piece.offset:
+            return None
+        mine.append((piece, of))
+    return runs if 0 < len(runs) <= MOST_ORDERED_FILES else None
 
 
 def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> _Files:
@@ -101,25 +151,43 @@ def _fits(files: _Files) -> bool:
     return found and sum(slices) <= MOST_SLICES and max(slices, default=0) <= MOST_OF_A_FILE
 
 
-def _check(group: ConsumerGroup, files: _Files) -> bool:
-    """Whether each file has the rows that its commit says: Spark would read fewer without a word. And whether all of them are wanted."""
-    whole, store = True, group._context.messages.files
+def _check(group: ConsumerGroup, files: _Files) -> tuple[bool, bool]:
+    """Return whether Spark and Arrow read the files alike, and whether all of their rows are wanted.
+
+    Raises CorruptLog for a file with fewer rows than its commit says. Spark would not notice.
+    """
+    alike, whole, store = True, True, group._context.messages.files
     for path, pieces in files.items():
         last = max((piece for piece, _ in pieces), key=lambda piece: piece.offset)
         try:
             with store.open(path) as raw:
-                rows = pq.ParquetFile(raw).metadata.num_rows
+                file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
+            rows = file.metadata.num_rows
             if rows < last.offset + last.rows:
                 raise row_count_error(rows)
         except (OSError, pa.ArrowException) as error:
             raise unreadable_error(store, last, error) from error
         whole = whole and rows == sum(piece.rows for piece, _ in pieces)
-    return whole
+        alike = alike and _is_alike(file)
+    return alike, whole
 
 
-def _frame(spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]) -> DataFrame:
-    """The wanted rows of the files, with columns of these names."""
-    whole = _check(group, files)
+def _is_alike(file: pq.ParquetFile) -> bool:
+    """Return whether the columns have our types. Spark reads others in its own way, or not at all."""
+    leaves = {leaf.path: leaf.physical_type for leaf in (file.schema.column(at) for at in range(len(file.schema)))}
+    ours = {name: FILE_SCHEMA.field(name).type for name in _PAYLOAD.names}
+    return all(
+        field.type == ours[field.name] or leaves.get(field.name) == "INT96"
+        for field in file.schema_arrow
+        if field.name in ours
+    )
+
+
+def _frame(spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]) -> DataFrame | None:
+    """The wanted rows of the files, with columns of these names; None if Spark may read them otherwise."""
+    alike, whole = _check(group, files)
+    if not alike:
+        return None
     rows = _rows(spark, group._context.messages.path, files)
     ranges = {of for pieces in files.values() for _, of in pieces}
     if len(files) <= FEW_FILES and len(ranges) == 1 and all(len(pieces) == 1 for pieces in files.values()):
@@ -165,7 +233,8 @@ def _columns(names: Sequence[str], row: str, before: str, committed_at: str, of:
         "published_at": f"least({published}, timestamp_micros({LATEST}L))",
         **of,
     }
-    return [f"{own.get(name, name)} AS {name}" for name in names]
+    # Nullable, as in the stream: Spark drops the condition from the plan.
+    return [f"IF(TRUE, {own.get(name, name)}, NULL) AS {name}" for name in names]
 
 
 def _rows(spark: SparkSession, root: str, files: _Files) -> DataFrame:

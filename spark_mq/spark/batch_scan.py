@@ -1,0 +1,110 @@
+"""Reads from Spark's plan what a running batch scans.
+
+Spark's plan of a batch holds the slices that the source's tasks would read. The driver gets them
+from there without a job. Each py4j call takes about 0.2 ms, so few are made for each batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pyspark.serializers import CPickleSerializer
+
+from spark_mq.errors import InvalidOption
+from spark_mq.spark.partitions import Piece, SlicePartition
+from spark_mq.streaming.offset import check_offset
+
+__all__ = ["BatchScan", "batch_scans", "is_output_of", "reads_source_only"]
+
+_SCAN: Final = "MicroBatchScanExec"
+_SOURCE: Final = "StreamingDataSourceV2ScanRelation"
+_SINK: Final = "WriteToMicroBatchDataSourceV1"
+_NAMING: Final = "SubqueryAlias"
+_PRUNING: Final = "Project"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScan:
+    """The scan of one spark_mq source in a batch, with the slices in the source's order."""
+
+    stream: str
+    pieces: tuple[Piece, ...]
+    node: Any = field(default=None, repr=False)
+
+    @property
+    def lease_ids(self) -> set[str]:
+        """Return the leases that the slices belong to."""
+        return {of.lease_id for _, of in self.pieces if of.lease_id}
+
+    def count_rows(self) -> None:
+        """Add the rows to the progress of the query, as the source's own tasks do."""
+        self.node.metrics().apply("numOutputRows").add(sum(piece.rows for piece, _ in self.pieces))
+
+
+def batch_scans(query: Any) -> list[BatchScan]:
+    """Return the scans of spark_mq sources in the batch that a query runs now."""
+    leaves = query.lastExecution().executedPlan().collectLeaves()
+    return list(_scans(leaves.apply(i) for i in range(leaves.size())))
+
+
+def reads_source_only(query: Any) -> bool:
+    """Return whether a query only picks columns of one source.
+
+    A stream with ``minPartitions`` does not count, because only the source's tasks keep to it.
+    """
+    node = query.logicalPlan()
+    while (kind := _kind(node)) != _SOURCE:
+        if kind == _PRUNING and not node.outputSet().subsetOf(node.child().outputSet()):
+            return False
+        if kind not in (_PRUNING, _NAMING, _SINK):
+            return False
+        node = node.children().apply(0)
+    return int(node.relation().options().getOrDefault("minPartitions", "1")) == 1
+
+
+def is_output_of(query: Any, batch: Any) -> bool:
+    """Return whether a DataFrame is the query's batch itself, not made from it."""
+    plan = batch._jdf.queryExecution().logical()
+    return _kind(plan) == "LogicalRDD" and plan.rdd().id() == query.lastExecution().toRdd().id()
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _scans(leaves: Iterable[Any]) -> Iterator[BatchScan]:
+    for leaf in leaves:
+        if _kind(leaf) == _SCAN and (stream := _stream(leaf)) is not None:
+            yield BatchScan(stream, _joined(_pieces(leaf)), leaf)
+
+
+def _stream(leaf: Any) -> str | None:
+    """Return the stream of a scan; None if another source made its offset."""
+    try:
+        return check_offset(json.loads(leaf.end().json()))[0]
+    except (InvalidOption, ValueError):
+        return None
+
+
+def _pieces(leaf: Any) -> Iterator[Piece]:
+    partitions, loads = leaf.inputPartitions(), CPickleSerializer().loads
+    for at in range(partitions.size()):
+        part = loads(bytes(partitions.apply(at).pickedPartition()))
+        if isinstance(part, SlicePartition):  # Spark has its own for a batch without slices
+            yield from part.pieces
+
+
+def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Return the slices with those joined that were cut between two tasks."""
+    joined: list[Piece] = []
+    for piece, of in pieces:
+        last, whose = joined[-1] if joined else (None, None)
+        if last and whose == of and last.path == piece.path and last.offset + last.rows == piece.offset:
+            whole = replace(last, rows=last.rows + piece.rows, size=last.size + piece.size)
+            joined[-1] = (whole, of)
+        else:
+            joined.append((piece, of))
+    return tuple(joined)
