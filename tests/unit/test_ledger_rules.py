@@ -141,7 +141,7 @@ def test_nothing_is_leased_where_nothing_is_due():
 def test_redelivery_goes_to_the_head():
     group = Group()
     group.lease("a", 4)
-    group._ledger.settle(RELEASE, "a", [1, 2])
+    group.settle(RELEASE, "a", [1, 2])
     assert group.lease("b", 4) == [1, 2, 4, 5]
 
 
@@ -249,15 +249,15 @@ def test_without_a_limit_no_suspect_starves_another():
             group.expire()
         else:
             acked.update(taken)
-            group._ledger.settle(ACK, f"l{i}")
+            group.settle(ACK, f"l{i}")
     assert acked == {1, 2, 3}
 
 
 def test_messages_on_their_last_attempt_are_leased_apart_from_the_rest():
     group = Group(rules=limits(max_delivery_attempts=2))
     group.lease("a", 4)
-    group._ledger.settle(NACK, "a", [1, 3], delay=0)
-    group._ledger.settle(ACK, "a")
+    group.settle(NACK, "a", [1, 3], delay=0)
+    group.settle(ACK, "a")
     leases = [group.lease(f"l{i}", 100) for i in range(2)]
     assert sorted(leases) == [[1, 3], [4, 5, 6, 7, 8, 9]]
 
@@ -266,8 +266,8 @@ def test_neither_last_attempts_nor_suspects_nor_the_rest_starve():
     group = Group(messages=300, rules=limits(max_delivery_attempts=2))
     group.lease("named", 20)
     group.lease("whole", 20)
-    group._ledger.settle(NACK, "named", list(range(20)), delay=0)
-    group._ledger.settle(NACK, "whole", delay=0)
+    group.settle(NACK, "named", list(range(20)), delay=0)
+    group.settle(NACK, "whole", delay=0)
     kinds = [group.lease(f"l{i}", 1)[0] // 20 for i in range(9)]
     assert sorted(kinds) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert len(set(kinds[:3])) == len(set(kinds[3:6])) == 3
@@ -310,8 +310,8 @@ def test_every_operation_folds_others_but_never_the_lease_it_names():
 def test_the_rest_of_a_partly_settled_lease_expires_suspect():
     group = Group()
     group.lease("a", 3)
-    group._ledger.settle(ACK, "a", [0])
-    group._ledger.settle(NACK, "a", [1])
+    group.settle(ACK, "a", [0])
+    group.settle(NACK, "a", [1])
     group.expire()
     assert group.at(2).suspect
     assert not group.at(1).suspect
@@ -350,7 +350,7 @@ def test_a_lowered_limit_applies_before_the_next_delivery():
 def test_a_nack_that_names_messages_blames_them():
     group = Group()
     group.lease("a", 3)
-    group._ledger.settle(NACK, "a", [1], error="no such customer")
+    group.settle(NACK, "a", [1], error="no such customer")
     back = group.at(1)
     assert (back.state, back.suspect, back.lease_id, back.failure_count, back.error) == (WAITING, False, None, 1, "no such customer")
     assert group.states().startswith("LWL")
@@ -360,7 +360,7 @@ def test_a_nack_that_names_messages_blames_them():
 def test_a_nack_of_the_whole_lease_makes_suspect(how):
     group = Group()
     group.lease("a", 3)
-    group._ledger.settle(NACK, "a", **how)
+    group.settle(NACK, "a", **how)
     assert group.at(0).suspect
     assert group.at(0).message_count == 3
 
@@ -370,7 +370,7 @@ def test_backoff_doubles_up_to_its_cap():
     waits = []
     for attempt in range(9):
         assert group.lease(f"l{attempt}") == [0]
-        group._ledger.settle(NACK, f"l{attempt}")
+        group.settle(NACK, f"l{attempt}")
         waits.append((group.at(0).available_at - group.now) // SECOND)
         group.now = group.at(0).available_at
     assert waits == [10, 20, 40, 80, 160, 320, 640, 900, 900]
@@ -380,7 +380,7 @@ def test_backoff_doubles_up_to_its_cap():
 def test_jitter_stretches_a_backoff_by_up_to_a_tenth(jitter, wait):
     group = Group()
     group.lease("a", 10)
-    group._ledger.settle(NACK, "a", jitter=jitter)
+    group.settle(NACK, "a", jitter=jitter)
     assert group.at(0).available_at == group.now + wait * SECOND
     assert len(group.ledger) == 1, "drawn once a settle, not once a message"
 
@@ -388,14 +388,14 @@ def test_jitter_stretches_a_backoff_by_up_to_a_tenth(jitter, wait):
 def test_a_given_delay_replaces_backoff_and_jitter():
     group = Group()
     group.lease("a")
-    group._ledger.settle(NACK, "a", delay=7, jitter=1.0)
+    group.settle(NACK, "a", delay=7, jitter=1.0)
     assert group.at(0).available_at == group.now + 7
 
 
 def test_a_nacked_message_is_not_due_before_its_time():
     group = Group(messages=1)
     group.lease("a")
-    group._ledger.settle(NACK, "a")
+    group.settle(NACK, "a")
     group.now += 10 * SECOND - 1
     assert group.lease("b") == []
     group.now += 1
@@ -406,7 +406,7 @@ def test_a_nack_of_the_last_attempt_is_death():
     group = Group(messages=1, rules=limits(max_delivery_attempts=2))
     for lease_id in "ab":
         assert group.lease(lease_id) == [0]
-        group._ledger.settle(NACK, lease_id, [0], delay=0, error=f"failed in {lease_id}")
+        group.settle(NACK, lease_id, [0], delay=0, error=f"failed in {lease_id}")
     dead = group.at(0)
     assert (dead.state, dead.reason, dead.error, dead.failure_count) == (DEAD, "max_delivery_attempts", "failed in b", 2)
 
@@ -417,8 +417,8 @@ def test_a_nack_of_the_last_attempt_is_death():
 def test_reject_is_death_at_once():
     group = Group()
     group.lease("a", 2)
-    group._ledger.settle(REJECT, "a", [1], error="not JSON")
-    group._ledger.settle(REJECT, "a", [0], reason="payload unreadable")
+    group.settle(REJECT, "a", [1], error="not JSON")
+    group.settle(REJECT, "a", [0], reason="payload unreadable")
     assert (group.at(1).state, group.at(1).reason, group.at(1).error) == (DEAD, "rejected", "not JSON")
     assert group.at(0).reason == "payload unreadable"
 
@@ -426,7 +426,7 @@ def test_reject_is_death_at_once():
 def test_release_is_as_if_it_had_never_been_leased():
     group = Group()
     group.lease("a", 3)
-    group._ledger.settle(RELEASE, "a")
+    group.settle(RELEASE, "a")
     assert group.at(0) == Range(0, 2, WAITING, 3, available_at=group.now)
 
 
@@ -436,9 +436,9 @@ def test_release_restores_a_suspect_and_no_older_lease_id():
     group.expire()
     before = group.at(0)
     group.lease("b")
-    group._ledger.settle(RELEASE, "b")
+    group.settle(RELEASE, "b")
     assert group.at(0) == before._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=None, available_at=group.now)
-    assert group._ledger.settle(ACK, "a").settled == 0, "the lease before has no claim any more"
+    assert group.settle(ACK, "a").settled == 0, "the lease before has no claim any more"
 
 
 # -- late settles
@@ -451,7 +451,7 @@ def late(verb: str | None = None) -> Group:
     group.expire()
     group.now += 5
     if verb:
-        assert group._ledger.settle(verb, "a").settled == 3
+        assert group.settle(verb, "a").settled == 3
     return group
 
 
@@ -473,7 +473,7 @@ def test_a_late_extend_revives():
     assert (back.state, back.expires_at, back.delivery_count, back.failure_count) == (LEASED, group.now + TIMEOUT, 1, 0)
     assert (back.lease_id, back.worker_id, back.leased_at, back.available_at) == ("a", "worker of a", leased_at, None)
     assert group.lease("b", 3) == [3, 4, 5]
-    assert group._ledger.settle(ACK, "a").settled == 3
+    assert group.settle(ACK, "a").settled == 3
 
 
 def test_a_late_nack_gives_up_the_claim():
@@ -481,13 +481,13 @@ def test_a_late_nack_gives_up_the_claim():
     back = group.at(0)
     assert (back.state, back.lease_id, back.available_at, back.suspect) == (WAITING, None, group.now, True)
     assert back.failure_count == 1, "its expiry has counted already"
-    assert group._ledger.settle(ACK, "a", [0]).lost == [(0, 0, "given back")]
+    assert group.settle(ACK, "a", [0]).lost == [(0, 0, "given back")]
     assert group.state(0) == "waiting"
 
 
 def test_a_late_nack_by_name_blames_and_keeps_a_given_delay():
     group = late()
-    group._ledger.settle(NACK, "a", [1], delay=9)
+    group.settle(NACK, "a", [1], delay=9)
     assert (group.at(1).suspect, group.at(1).available_at, group.at(1).lease_id) == (False, group.now + 9, None)
     assert group.at(0).lease_id == group.at(2).lease_id == "a"
 
@@ -507,16 +507,16 @@ STATES = {
     # how message 0 came to be there, and what it counts as: held, settled, or why it is lost
     "held": ("held", lambda group: None),
     "past its deadline": ("held", lambda group: group.expire()),
-    "settled": ("settled", lambda group: group._ledger.settle(ACK, "a")),
-    "settled by a later lease": ("settled", lambda group: (group.expire(), group.lease("b", 1), group._ledger.settle(ACK, "b"))),
-    "settled, a hole above the floor": ("settled", lambda group: (group._ledger.settle(ACK, "a"), reopen(group))),
+    "settled": ("settled", lambda group: group.settle(ACK, "a")),
+    "settled by a later lease": ("settled", lambda group: (group.expire(), group.lease("b", 1), group.settle(ACK, "b"))),
+    "settled, a hole above the floor": ("settled", lambda group: (group.settle(ACK, "a"), reopen(group))),
     "leased by another": ("leased by b", lambda group: (group.expire(), group.lease("b", 1))),
-    "dead": ("dead: rejected", lambda group: group._ledger.settle(REJECT, "a")),
-    "routing": ("dead: rejected", lambda group: (group._ledger.settle(REJECT, "a"), freeze(group))),
-    "given back": ("given back", lambda group: group._ledger.settle(NACK, "a")),
+    "dead": ("dead: rejected", lambda group: group.settle(REJECT, "a")),
+    "routing": ("dead: rejected", lambda group: (group.settle(REJECT, "a"), freeze(group))),
+    "given back": ("given back", lambda group: group.settle(NACK, "a")),
     "unread": ("unread", lambda group: seek(group, 0)),
     "skipped": ("skipped", lambda group: seek(group, 1)),
-    "skipped after it was settled": ("settled", lambda group: (group._ledger.settle(ACK, "a"), seek(group, 1))),
+    "skipped after it was settled": ("settled", lambda group: (group.settle(ACK, "a"), seek(group, 1))),
     "skipped, then unread again": ("unread", lambda group: (seek(group, 1), seek(group, 0))),
 }
 
@@ -543,7 +543,7 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
     assert group.lease("a", 1) == [0]
     prepare(group)
     before = group.ledger
-    outcome = group._ledger.settle(verb, "a", {"whole lease": None, "sequence": [0], "nothing": []}[by])
+    outcome = group.settle(verb, "a", {"whole lease": None, "sequence": [0], "nothing": []}[by])
     if by == "nothing":
         assert outcome == SettleOutcome()
     elif expected == "held":
@@ -564,8 +564,8 @@ def test_what_is_still_held_is_settled_though_the_rest_is_lost():
     group = Group(files=[DataFile(0, 6, "a", 6, 0), DataFile(sequence(2, 0), 2, "b", 2, 0)])
     group.lease("a", 2)
     group.lease("b", 2)
-    group._ledger.settle(ACK, "a", [0])
-    outcome = group._ledger.settle(ACK, "a", [0, 1, 2, 3, 5, 6, sequence(2, 0), sequence(3, 0)])
+    group.settle(ACK, "a", [0])
+    outcome = group.settle(ACK, "a", [0, 1, 2, 3, 5, 6, sequence(2, 0), sequence(3, 0)])
     assert (outcome.settled, outcome.already_settled, outcome.ranges) == (1, 1, [(1, 1)])
     assert outcome.lost == [
         (2, 3, "leased by b"),
@@ -580,7 +580,7 @@ def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
     """What is left of a range after part of it was settled can begin past a commit's last message."""
     group = Group(files=[DataFile(0, 2, "a", 2, 0), DataFile(sequence(1, 0), 2, "b", 2, 0)])
     group.lease("a", 4)
-    group._ledger.settle(ACK, "a", [1])
+    group.settle(ACK, "a", [1])
     group.fold("a")
     wanted = SettleCommand(ACK, "a", [(0, 0), (2, sequence(1, 1))], whole=True)
     group.ledger, outcome = settling.settle(group.ledger, group.index, group.now, group.rules, wanted)
@@ -590,11 +590,11 @@ def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
 def test_named_sequences_cut_ranges_and_settled_neighbours_join():
     group = Group()
     group.lease("a", 10)
-    group._ledger.settle(ACK, "a", [2, 3, 5, 7])
+    group.settle(ACK, "a", [2, 3, 5, 7])
     assert group.states() == "LLSSLSLSLL"
-    group._ledger.settle(ACK, "a", [4])
+    group.settle(ACK, "a", [4])
     assert [(r.first, r.last, r.message_count) for r in group.ledger if r.state == SETTLED] == [(2, 5, 4), (7, 7, 1)]
-    group._ledger.settle(ACK, "a", [1, 0])
+    group.settle(ACK, "a", [1, 0])
     assert (group.ledger.head.floor, group.ledger.head.forgotten) == (5, 6)
     assert group.states() == "SSSSSSLSLL"
 
@@ -635,7 +635,7 @@ def test_max_in_flight_cuts_a_lease_to_what_fits_then_says_why():
     assert len(group.lease("a", 3)) == 3
     assert len(group.lease("b", 3)) == 2
     assert group.ask("c", 3) == Grant((), "max_in_flight")
-    group._ledger.settle(ACK, "a", [0])
+    group.settle(ACK, "a", [0])
     assert group.lease("c", 3) == [5]
 
 
@@ -650,10 +650,10 @@ def test_a_full_ledger_stops_unread_and_says_why_but_waiting_work_goes_on():
     group.lease("a", 1)
     group.lease("b", 1)
     assert group.ask("c") == Grant((), "max_ledger_ranges")
-    group._ledger.settle(RELEASE, "a")
+    group.settle(RELEASE, "a")
     assert group.lease("c", 10) == [0]
-    group._ledger.settle(ACK, "c")
-    group._ledger.settle(ACK, "b")
+    group.settle(ACK, "c")
+    group.settle(ACK, "b")
     assert group.lease("d") == [2]
 
 
@@ -661,7 +661,7 @@ def test_dead_routing_and_delayed_ranges_do_not_fill_a_ledger():
     group = Group(rules=limits(max_ledger_ranges=2))
     for lease_id, verb in (("a", REJECT), ("b", NACK), ("c", REJECT)):
         assert group.lease(lease_id)
-        group._ledger.settle(verb, lease_id, delay=1000 * SECOND)
+        group.settle(verb, lease_id, delay=1000 * SECOND)
         if lease_id == "a":
             freeze(group)
     assert group.states().startswith("RWDU")
@@ -685,7 +685,7 @@ def test_available_now_takes_nothing_past_its_end():
 def test_available_now_cuts_a_waiting_range_at_its_end(how):
     group = Group()
     group.lease("a", 8)
-    group._ledger.settle(RELEASE, "a") if how == RELEASE else group.expire()
+    group.settle(RELEASE, "a") if how == RELEASE else group.expire()
     assert group.lease("b", 10_000, upto=0) == [0]
     assert group.lease("c", 10_000, upto=0) == []
     assert group.state(1) == "waiting"
@@ -696,8 +696,8 @@ def test_available_now_does_not_wait_for_what_became_due_later():
     start = group.now
     group.lease("a", 2)
     group.lease("b", 2)
-    group._ledger.settle(NACK, "a", [0], delay=0)
-    group._ledger.settle(NACK, "a", [1], delay=1)
+    group.settle(NACK, "a", [0], delay=0)
+    group.settle(NACK, "a", [1], delay=1)
     group.expire()
     assert group.lease("c", 100, due_by=start) == [0]
     assert group.lease("d", 100, due_by=start) == []
@@ -721,8 +721,8 @@ def test_max_bytes_goes_by_the_sizes_of_the_files():
 def test_what_max_bytes_leaves_out_goes_back_as_it_was():
     group = Group()
     group.lease("a", 6)
-    group._ledger.settle(NACK, "a", [0, 4], delay=0)
-    group._ledger.settle(RELEASE, "a")
+    group.settle(NACK, "a", [0, 4], delay=0)
+    group.settle(RELEASE, "a")
     before = {seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(6)}
     assert group.lease("b", 100, max_bytes=20) == [0, 1]
     assert {seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(2, 6)} == {
@@ -738,17 +738,17 @@ def test_a_replay_takes_over_what_its_batch_holds_and_counts_it():
     group = Group()
     group.lease("s/1/x", 3)
     group.lease("s/11/x", 2)
-    group._ledger.settle(ACK, "s/1/x", [0])
+    group.settle(ACK, "s/1/x", [0])
     assert group.take_over("s/1/", "s/1/y") == 2
     assert (group.at(1).lease_id, group.at(1).delivery_count, group.at(1).worker_id) == ("s/1/y", 2, "driver")
     assert group.at(3).lease_id == "s/11/x", "another batch"
-    assert group._ledger.settle(ACK, "s/1/x", [1]).lost == [(1, 1, "leased by s/1/y")], "the zombie is refused"
+    assert group.settle(ACK, "s/1/x", [1]).lost == [(1, 1, "leased by s/1/y")], "the zombie is refused"
 
 
 def test_a_replay_takes_over_what_expired_but_never_what_was_nacked():
     group = Group()
     group.lease("s/1/x", 3)
-    group._ledger.settle(NACK, "s/1/x", [0])
+    group.settle(NACK, "s/1/x", [0])
     group.expire()
     assert group.take_over("s/1/", "s/1/y") == 2
     assert group.states().startswith("WLL")
@@ -770,7 +770,7 @@ def test_a_batch_is_not_granted_a_second_replay():
     back = group.at(0)
     assert (back.state, back.suspect, back.lease_id, back.available_at) == (WAITING, True, None, group.now)
     assert (back.delivery_count, back.failure_count) == (2, 1)
-    assert group._ledger.settle(ACK, "s/1/y", [0]).lost
+    assert group.settle(ACK, "s/1/y", [0]).lost
 
 
 def test_a_replay_that_would_be_the_last_attempt_in_company_is_given_back_uncounted():
@@ -810,7 +810,7 @@ def dead_ones() -> Group:
     group = Group()
     group.lease("a", 8)
     for seq in (1, 3, 5):
-        group._ledger.settle(REJECT, "a", [seq], error=str(seq))
+        group.settle(REJECT, "a", [seq], error=str(seq))
     return group
 
 
@@ -837,8 +837,8 @@ def test_routed_settles_its_id_only_and_once():
 def test_a_routing_id_gives_no_right_to_settle():
     group = dead_ones()
     freeze(group)
-    assert group._ledger.settle(ACK, "routing").settled == 0
-    assert group._ledger.settle(ACK, "routing", [1]).lost == [(1, 1, "dead: rejected")]
+    assert group.settle(ACK, "routing").settled == 0
+    assert group.settle(ACK, "routing", [1]).lost == [(1, 1, "dead: rejected")]
     assert group.extend("routing").settled == 0
 
 
@@ -848,12 +848,12 @@ def test_a_routing_id_gives_no_right_to_settle():
 def test_a_seek_skips_all_before_and_makes_unread_all_after():
     group = Group()
     group.lease("a", 8)
-    group._ledger.settle(ACK, "a", [0, 6])
-    group._ledger.settle(NACK, "a", [1])
+    group.settle(ACK, "a", [0, 6])
+    group.settle(NACK, "a", [1])
     seek(group, 5)
     assert group.states() == "SSSSSUUUUU"
     assert group.ledger.head.counters == {"acked": 2, "skipped": 4}
-    assert group._ledger.settle(ACK, "a", [7]).lost == [(7, 7, "unread")], "its leases are fenced"
+    assert group.settle(ACK, "a", [7]).lost == [(7, 7, "unread")], "its leases are fenced"
     assert group.lease("b", 100) == [5, 6, 7, 8, 9]
     assert group.at(5).delivery_count == 1
 
@@ -861,7 +861,7 @@ def test_a_seek_skips_all_before_and_makes_unread_all_after():
 def test_a_seek_back_makes_settled_messages_unread_again():
     group = Group()
     group.lease("a", 8)
-    group._ledger.settle(ACK, "a")
+    group.settle(ACK, "a")
     seek(group, 2)
     assert (group.states(), group.ledger.head.floor, group.ledger.head.forgotten) == ("SSUUUUUUUU", 1, 2)
     assert "skipped" not in group.ledger.head.counters
@@ -870,7 +870,7 @@ def test_a_seek_back_makes_settled_messages_unread_again():
 def test_a_seek_counts_what_it_skips_where_a_settled_range_straddles_its_target():
     group = Group()
     group.lease("a", 8)
-    group._ledger.settle(ACK, "a", [2, 3, 4, 5])
+    group.settle(ACK, "a", [2, 3, 4, 5])
     seek(group, 4)
     assert group.ledger.head.counters == {"acked": 4, "skipped": 2}
 
@@ -891,13 +891,13 @@ def test_a_seek_leaves_routing_alone():
 def test_a_seek_leaves_no_range_that_begins_or_ends_in_a_gap():
     group = Group(files=[DataFile(0, 2, "a", 2, 0), DataFile(sequence(2, 0), 2, "b", 2, 0)])
     group.lease("a", 4)
-    group._ledger.settle(REJECT, "a", [1])
+    group.settle(REJECT, "a", [1])
     freeze(group)
     seek(group, sequence(1, 0))
     assert [(r.first, r.state) for r in group.ledger] == [(1, ROUTING)]
-    group._ledger.settle(REJECT, "a")
+    group.settle(REJECT, "a")
     group.lease("b", 4)
-    group._ledger.settle(REJECT, "b", [sequence(2, 1)])
+    group.settle(REJECT, "b", [sequence(2, 1)])
     freeze(group)
     seek(group, 0)
     assert [(r.first, r.last, r.state, r.message_count) for r in group.ledger] == [
