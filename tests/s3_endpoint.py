@@ -36,7 +36,7 @@ def moto() -> Iterator[str]:
                 break
             assert time.monotonic() < deadline, "moto's server does not answer"
             time.sleep(0.1)
-        with urllib.request.urlopen(urllib.request.AcquireRequest(f"{url}/{BUCKET}", method="PUT")):
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT")):
             pass
         yield url
     finally:

@@ -50,15 +50,15 @@ def against_batch(folder: Path, rounds: int, short: bool = False) -> Iterator[Re
 def against_backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
     """Leases of 1,000 from queues with so much behind it, in turn; from an empty one each time all that there is."""
     depths = (0, 10_000, 100_000) if short else (0, 10_000, 100_000, 1_000_000, 10_000_000)
-    size, groups = 1_000, {}
+    size, groups, queues = 1_000, {}, {}
     for depth in depths:
         queue = Queue.create(folder / f"backlog-{depth}", visibility_timeout="10m")
         fill(queue, depth, commit=10_000)
-        groups[depth] = queue.group("bench").ensure()
+        queues[depth], groups[depth] = queue, queue.group("bench").ensure()
     times: dict[int, Times] = {depth: {"lease": [], "ack": []} for depth in depths}
     for number in range(rounds + WARMUP):
         for depth, group in groups.items():
-            fill(group.queue, size, commit=size)  # so that each of them stays as deep as it is
+            fill(queues[depth], size, commit=size)  # so that each of them stays as deep as it is
             group._context.messages.index()
             cycle(group, size, times[depth] if number >= WARMUP else None)
     yield from told("backlog", times, f"of {size:,}, backlog {{:,}}")

@@ -71,7 +71,7 @@ def requests(store: SlowS3, rounds: int) -> Iterator[Result]:
         lease.ack()
         asked["lease"] += leased - start
         asked["ack"] += store.counts() - leased
-        group.queue.publish([b"x"] * 100)
+        queue.publish([b"x"] * 100)
         cycle(group, 100, times)
     for verb, kinds in asked.items():
         each = ", ".join(f"{count / rounds:.1f} {kind}" for kind, count in sorted(kinds.items()))

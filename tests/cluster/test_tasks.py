@@ -113,7 +113,7 @@ def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_fi
         publish(here, here.gate, streaming)
 
     meets(here, fate, job)
-    assert len(published(here._context.path)) == ROWS
+    assert len(published(here.queue.path)) == ROWS
     assert taken(here.queue) == numbered(ROWS)
     assert len(files(here.queue)) > len(here.queue._context.messages.index().files), "the first attempt had written its file: it lies there, unpublished"
 
@@ -147,7 +147,7 @@ def publish(here: Here, gate: Gate, streaming: bool) -> None:
     options = {"gate": str(gate.home), "attempts": str(gate.attempts)}
     if not streaming:
         rows = here.spark.range(ROWS, numPartitions=4).select(F.format_string("%03d", "id").alias("value"))
-        rows.write.format("gated").mode("append").options(**options).save(here._context.path)
+        rows.write.format("gated").mode("append").options(**options).save(here.queue.path)
         return
     lines = here.home / "lines"
     if not lines.exists():
@@ -155,7 +155,7 @@ def publish(here: Here, gate: Gate, streaming: bool) -> None:
         for part in range(4):
             (lines / f"{part}").write_text("\n".join(numbered(ROWS)[part::4]))
     frame = here.spark.readStream.text(str(lines)).repartition(4)
-    writer = frame.writeStream.format("gated").options(**options).option("path", here._context.path)
+    writer = frame.writeStream.format("gated").options(**options).option("path", here.queue.path)
     finish(start(writer, here.home / "publishing"))
 
 

@@ -67,7 +67,7 @@ def run(stream: Stream) -> None:
 def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "nothing")
     stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
-    stream._context.path = path
+    stream.queue._context.path = path
     with pytest.raises(Exception, match=r"QueueNotFound.*Queue.create") as caught:
         run(stream)
     assert path in str(caught.value)
@@ -85,7 +85,7 @@ def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path
     write_deltalake(path, pa.table({"value": ["x"]}))
     before = sorted(Path(path).rglob("*"))
     stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
-    stream._context.path = path
+    stream.queue._context.path = path
     with pytest.raises(Exception, match=r"NotAQueue.*itself a Delta table"):
         run(stream)
     with pytest.raises(Exception, match="NotAQueue"):

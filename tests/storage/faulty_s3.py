@@ -70,7 +70,7 @@ class FaultyS3:
 
     def _tell(self, plan: dict[str, Any] | None) -> Any:
         data = None if plan is None else json.dumps(plan).encode()
-        with urllib.request.urlopen(urllib.request.AcquireRequest(self.url + CONTROL, data=data), timeout=30) as reply:
+        with urllib.request.urlopen(urllib.request.Request(self.url + CONTROL, data=data), timeout=30) as reply:
             return json.load(reply)
 
 

@@ -12,7 +12,7 @@ from handles import again, lease, until
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
-from spark_mq.operations import settle as settles
+from spark_mq.operations import group_ledger
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.memory import MemoryLedgers
 from spark_mq.util.call_batcher import CallBatcher
@@ -123,7 +123,7 @@ def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: py
     receipt = queue.publish([str(n) for n in range(9)])
     leases = [lease(queue, 1) for _ in range(9)]
     entered, opened = threading.Event(), threading.Event()
-    real = settles.change
+    real = group_ledger.update_ledger
 
     def change(*args: Any, **options: Any) -> Any:
         if not entered.is_set():
@@ -131,7 +131,7 @@ def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: py
             assert opened.wait(30)
         return real(*args, **options)
 
-    monkeypatch.setattr(settles, "change", change)
+    monkeypatch.setattr(group_ledger, "update_ledger", change)
     before = commits(queue)
     combiner = queue.group()._ledger.batcher
     with ThreadPoolExecutor(9) as pool:

@@ -22,8 +22,9 @@ from handles import Injected, again, housekeep, lease, until
 from spark_mq import Queue, SettleResult, errors
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage import ledger_table as leases
-from spark_mq.storage.ledger_store import LedgerSnapshot, change
+from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.update import update_ledger
 from spark_mq.util import fair_lock as doors
 
 Make = Callable[..., Queue]
@@ -142,7 +143,7 @@ def test_contention_ends_with_its_data_and_no_change(queue: Queue) -> None:
             before()
             return Ledger(stored.ledger.head.counted({note: 1})), None, {"operation": note}
 
-        change(store, "default", step, patience=0, pause=0.0)
+        update_ledger(store, "default", step, timeout=0)
 
     with pytest.raises(errors.ContentionTimeout) as caught:
         bump(queue._context.ledgers, "loser", before=lambda: bump(rival, "winner"))
@@ -447,7 +448,7 @@ def _plod(path: str, name: str, times: int, stop: Any) -> float:
 
     try:
         for _ in range(times):
-            change(group._context.ledgers, name, step, patience=20)
+            update_ledger(group._context.ledgers, name, step, timeout=20)
     finally:
         stop.set()
     return time.monotonic() - started

@@ -50,13 +50,13 @@ class Waiter(threading.Thread):
 def waiter_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Waiter]:
     """Starts a waiter and returns once it has looked and found nothing, and sits there."""
     sits = threading.Event()
-    real = waiting._until_due
+    real = waiting._seconds_until_due
 
     def until_due(group: object) -> float:
         sits.set()
         return real(group)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(waiting, "_until_due", until_due)
+    monkeypatch.setattr(waiting, "_seconds_until_due", until_due)
     monkeypatch.setattr(waiting, "FIRST_PAUSE", 3600.0)
 
     def start(queue: Queue, **options: object) -> Waiter:
@@ -86,8 +86,8 @@ def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter
     [
         lambda taken, clock: taken.nack(delay=0),
         lambda taken, clock: taken.release(),
-        lambda taken, clock: taken.group.seek("earliest"),
-        lambda taken, clock: (clock.advance("62s"), taken.group.expire()),
+        lambda taken, clock: taken._ledger.seek("earliest"),
+        lambda taken, clock: (clock.advance("62s"), taken._ledger.expire()),
         lambda taken, clock: clock.advance("62s"),
     ],
     ids=["nacked", "released", "sought", "expired", "past its deadline"],
@@ -176,14 +176,14 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(tmp_path: Path, waiter_
     for _ in range(9):
         woken: list[float] = []
         waiter = waiter_on(queue)
-        real = waiting._try
+        real = waiting.acquire_lease
 
         def look(group: object, wanted: object, woken: list[float] = woken, real: Callable[..., object] = real) -> object:
             woken.append(time.monotonic())
             return real(group, wanted)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(waiting, "_try", look)
+            patch.setattr(waiting, "acquire_lease", look)
             queue.publish(["a"])
             published = time.monotonic()
             waiter.values()

@@ -255,14 +255,14 @@ def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(queue:
 
     queue.publish(["a"])
     stop = threading.Event()
-    real = work.take
+    real = work.wait_for_lease
 
     def take(*args: Any) -> Any:
         found = real(*args)
         stop.set()
         return found
 
-    monkeypatch.setattr(work, "take", take)
+    monkeypatch.setattr(work, "wait_for_lease", take)
     assert queue.group().work(lambda _: pytest.fail("never"), stop=stop) == WorkSummary()
     assert lease(again(queue)).messages[0].delivery_count == 1, "available to others at once, and not counted"
 
@@ -288,14 +288,14 @@ def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(queue: Queue, mon
 
     queue.publish(["a"])
     failures = iter([OSError("reset"), None])
-    real = work.take
+    real = work.wait_for_lease
 
     def take(*args: Any) -> Any:
         if (error := next(failures, None)) is not None:
             raise error
         return real(*args)
 
-    monkeypatch.setattr(work, "take", take)
+    monkeypatch.setattr(work, "wait_for_lease", take)
     assert drain(queue, lambda _: None, max_poll_interval="10ms").settled == 1
 
 

@@ -195,7 +195,7 @@ def test_what_was_left_before_a_crash_is_replayed_and_may_be_acked_then(queue: Q
     queue.publish(["a", "b"])
     dead = Runner(queue)
     assert dead.offer()
-    leave(dead.group, *_batch_of(dead.plan()))  # and Spark does not come to commit the batch
+    leave(dead.group._ledger, *_batch_of(dead.plan()))  # and Spark does not come to commit the batch
     successor = Runner(queue, dead.checkpoint)
     replayed = successor.batch()
     assert deliveries(replayed) == {2}
@@ -739,14 +739,14 @@ def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> N
     end = source.latest(start)
     plan = source.plan(start, end)
     reached = threading.Event()
-    original = source.group.extend
+    original = source.ledger.update
 
-    def extend(*args: Any) -> Any:
-        result = original(*args)
+    def update(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
         reached.set()
         return result
 
-    source.group.extend = extend  # type: ignore[method-assign]
+    source.ledger.update = update  # type: ignore[method-assign]
     clock.advance("20ms")
     try:
         assert reached.wait(10)

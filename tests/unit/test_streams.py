@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError, InvalidOption, StreamFenced
-from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.ledger.settle import ACK, NACK, SettleCommand
 from spark_mq.maintenance.retention import trim
+from spark_mq.operations.settle import settle
 from spark_mq.streaming.multi_source import MultiQueueSource, Plans, fair_shares
 from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.source import StreamOptions, StreamSource
@@ -336,14 +337,14 @@ class _Storm:
             mine = sequences(plan)
             if mine and not calm and self.random.random() < 0.2:
                 bad = self.random.choice(mine)
-                group.nack(plan.lease_id, [bad])
+                settle(group, plan.lease_id, NACK, sequences=[bad])
                 taken.discard((group.queue_path, bad))
         self._write(runner.checkpoint, taken)
         if self._dies(calm):
             return False
         for group, plan in plans:
             if plan.slices and self.random.random() < 0.5:
-                group._ledger.settle([SettleCommand(ACK, plan.lease_id)])
+                group.settle([SettleCommand(ACK, plan.lease_id)])
             if self._dies(calm):
                 return False
         runner.commit()

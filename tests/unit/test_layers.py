@@ -1,0 +1,113 @@
+"""Imports go one way. Imports for types and inside functions count."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = [
+    {"jobs", "pyspark_mq"},
+    {"spark_mq"},  # the package itself: exports everything, and hooks in the Spark side
+    {"spark"},
+    {"testing"},
+    {"queue"},
+    {"group"},
+    {"worker"},
+    {"lease", "handler", "publisher"},
+    {"maintenance", "streaming"},
+    {"operations"},
+    {"storage", "message"},
+    {"parquet"},
+    {"ledger"},
+    {"delta"},
+    {"util"},
+    {"errors"},
+]
+"""Each may import what stands below it, and itself."""
+NOT_TOGETHER = {("handler", "publisher"), ("maintenance", "streaming"), ("ledger", "delta"), ("lease", "publisher")}
+IMPORTS_DELTALAKE = {  # shrinks to delta/tables.py
+    "delta.checkpoints", "delta.files", "delta.legacy", "delta.listings", "delta.store_errors",
+    "maintenance.redrive", "operations.create", "storage.cleanup", "storage.commits_table",
+    "storage.history_table", "storage.ledger_table", "storage.message_table",
+}  # fmt: skip
+STORES = {"MessageTable", "LedgerTable", "MemoryMessages", "MemoryLedgers", "HistoryTable"}
+
+
+def _modules() -> dict[str, ast.Module]:
+    paths = [*ROOT.glob("spark_mq/**/*.py"), *ROOT.glob("jobs/*.py"), ROOT / "pyspark_mq.py"]
+    return {_name(path): ast.parse(path.read_text()) for path in paths}
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = _modules()
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """All modules that a module imports, wherever the statement stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            submodules = [name for name in whole if name in MODULES]
+            yield from submodules
+            if len(submodules) < len(whole):
+                yield node.module
+
+
+def _own(name: str) -> set[str]:
+    return {found for found in _imports(MODULES[name]) if found in MODULES and found != name}
+
+
+def _room(name: str) -> str:
+    """The package, or the module at the top level, that a module belongs to."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "spark_mq" and len(parts) > 1 else parts[0]
+
+
+def _floor(name: str) -> int:
+    return next(floor for floor, rooms in enumerate(LAYERS) if _room(name) in rooms)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_imports_only_what_stands_below_it(name: str) -> None:
+    for imported in _own(name):
+        same = _room(imported) == _room(name)
+        assert same or _floor(imported) > _floor(name), f"{name} imports {imported}"
+        assert not {(_room(name), _room(imported)), (_room(imported), _room(name))} & NOT_TOGETHER
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter({name: _own(name) for name in MODULES}).prepare()
+
+
+def test_only_the_spark_package_imports_pyspark() -> None:
+    found = {name for name, tree in MODULES.items() if _uses(tree, "pyspark")}
+    assert {_room(name) for name in found} <= {"spark", "jobs"}
+
+
+def test_few_modules_import_deltalake_and_obstore() -> None:
+    found = {name.removeprefix("spark_mq.") for name, tree in MODULES.items() if _uses(tree, "deltalake") and _room(name) != "jobs"}
+    assert found <= IMPORTS_DELTALAKE | {"delta.tables"}
+    assert sum(_uses(tree, "obstore") for tree in MODULES.values()) <= 2
+
+
+def _uses(tree: ast.Module, package: str) -> bool:
+    return any(name.split(".")[0] == package for name in _imports(tree))
+
+
+def test_nothing_above_storage_asks_for_the_class_of_a_store() -> None:
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                named = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
+                assert _room(name) == "storage" or not named & STORES, f"{name}: {ast.unparse(node)}"
