@@ -207,9 +207,7 @@ class _WorkerLoop:
         while not self.stop.is_set():
             try:
                 with self._leasing:
-                    acquired = wait_for_lease(
-                        self.ledger, self.options, self._time_left, self.poll, self._ending
-                    )
+                    acquired = wait_for_lease(self.ledger, self.options, self._time_left, self.poll, self._ending)
             except (*STORE_ERRORS, ContentionTimeout) as error:
                 _log.warning("could not lease, trying again: %s", error)
                 self.stop.wait(pause := min(30.0, pause * 2))

@@ -129,9 +129,7 @@ class GroupLedger:
 
     def view(self, snapshot: LedgerSnapshot) -> GroupView:
         """Return a snapshot with its settings and the time. Raises GroupNotFound."""
-        return GroupView(
-            snapshot, self.require(snapshot), self.settings_in(snapshot), micros(self.clock())
-        )
+        return GroupView(snapshot, self.require(snapshot), self.settings_in(snapshot), micros(self.clock()))
 
     def exists(self) -> bool:
         """Return whether the group has been created."""
@@ -193,9 +191,7 @@ class GroupLedger:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
         return self.batcher.do(commands)
 
-    def settle_batch(
-        self, calls: Sequence[Sequence[SettleCommand]]
-    ) -> list[list[SettleOutcome] | Exception]:
+    def settle_batch(self, calls: Sequence[Sequence[SettleCommand]]) -> list[list[SettleOutcome] | Exception]:
         """Run the settles of several callers in one commit. Each caller gets its own error."""
 
         def compute(view: GroupView) -> Update[list[list[SettleOutcome] | Exception]]:
@@ -218,9 +214,7 @@ class GroupLedger:
 
         return self.update(compute)
 
-    def _settle_all(
-        self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]
-    ) -> tuple[Ledger, list[SettleOutcome]]:
+    def _settle_all(self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]) -> tuple[Ledger, list[SettleOutcome]]:
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
         index = self.messages.index(max([ledger.frontier, *named]))
@@ -327,9 +321,7 @@ class GroupLedger:
 
         def compute(_: LedgerSnapshot) -> Update[None]:
             if self.name not in self.ledgers.groups():
-                raise GroupNotFound(
-                    f"there is no consumer group {self.name!r} to drop", group=self.name
-                )
+                raise GroupNotFound(f"there is no consumer group {self.name!r} to drop", group=self.name)
             return DROP_GROUP, None, {"operation": "drop group"}
 
         update_ledger(self.ledgers, self.name, compute, whole_table=True, replace=True)

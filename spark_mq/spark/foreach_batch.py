@@ -175,9 +175,7 @@ class BatchLease:
 class ForEachBatch:
     """What foreachBatch calls. :meth:`close` lets the batch in hand finish and gives back what comes after it."""
 
-    def __init__(
-        self, groups: tuple[ConsumerGroup, ...], process: Process, policy: HandlerPolicy, reader: str = "python"
-    ) -> None:
+    def __init__(self, groups: tuple[ConsumerGroup, ...], process: Process, policy: HandlerPolicy, reader: str = "python") -> None:
         self.groups, self._process, self.policy, self.reader = groups, process, policy, reader
         self._owners = LeaseRouter(groups)
         self._finder = LeaseLookup(scans=reader == "spark")
@@ -286,9 +284,7 @@ class ForEachBatch:
         for lease_id in lease.lease_ids:
             group = self._owners.of(lease_id)
             end = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
-            _log.exception(
-                "group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end
-            )
+            _log.exception("group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end)
 
     def _settle(self, lease: BatchLease, settles: list[SettleCommand], start: float) -> list[SettleOutcome]:
         outcomes = self._owners.settle(settles)

@@ -176,11 +176,7 @@ def _is_alike(file: pq.ParquetFile) -> bool:
     """Return whether the columns have our types. Spark reads others in its own way, or not at all."""
     leaves = {leaf.path: leaf.physical_type for leaf in (file.schema.column(at) for at in range(len(file.schema)))}
     ours = {name: FILE_SCHEMA.field(name).type for name in _PAYLOAD.names}
-    return all(
-        field.type == ours[field.name] or leaves.get(field.name) == "INT96"
-        for field in file.schema_arrow
-        if field.name in ours
-    )
+    return all(field.type == ours[field.name] or leaves.get(field.name) == "INT96" for field in file.schema_arrow if field.name in ours)
 
 
 def _frame(spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]) -> DataFrame | None:

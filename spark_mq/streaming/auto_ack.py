@@ -35,9 +35,7 @@ def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
         info = {"operation": "leave", "lease_id": lease_ids, "messages": messages}
         return ledger if wanted else None, (messages, wanted), info
 
-    messages, _ = update_ledger(
-        group.ledgers, group.name, compute, txn=lambda got: (app, n) if got[1] else None
-    )
+    messages, _ = update_ledger(group.ledgers, group.name, compute, txn=lambda got: (app, n) if got[1] else None)
     return messages
 
 

@@ -205,9 +205,7 @@ class StreamSource:
         self.available_count = grant.message_count
         return bool(grant.ranges)
 
-    def _request(
-        self, lease_id: str, view: GroupView, limits: LeaseLimits | None = None
-    ) -> acquiring.AcquireRequest:
+    def _request(self, lease_id: str, view: GroupView, limits: LeaseLimits | None = None) -> acquiring.AcquireRequest:
         tail, due_by = self._bound if self._bound else (None, None)
         messages, size = limits or (self.options.max_messages, self.options.max_bytes)
         return acquiring.AcquireRequest(
@@ -299,9 +297,7 @@ class StreamSource:
         # A page that no task can read may be why the batch died: read all of it.
         return self._granted(lease_id, expires_at, granted, settings, whole=True)
 
-    def _fence(
-        self, snapshot: LedgerSnapshot, app: str, stream: str, n: int, most: int
-    ) -> int | None:
+    def _fence(self, snapshot: LedgerSnapshot, app: str, stream: str, n: int, most: int) -> int | None:
         """Return the stream's transaction number. Raises StreamFenced if it is above `most`."""
         mark = self.ledger.ledgers.mark(snapshot, app)
         if mark is not None and mark > most:
@@ -357,9 +353,7 @@ class StreamSource:
         left = auto_ack_excluded_up_to(self.ledger.ledgers, view.snapshot, stream)
         return [lease_id for lease_id, n in done if n > left]
 
-    def _acked(
-        self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()
-    ) -> tuple[Ledger, dict[str, Any]]:
+    def _acked(self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()) -> tuple[Ledger, dict[str, Any]]:
         """Fold expired leases, and in ackMode onCommit ack the batches up to one.
 
         Returns the ledger, and what the commit says about the acks.

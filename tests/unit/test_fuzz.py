@@ -73,7 +73,7 @@ def test_values_at_the_door(check: str, value: Any) -> None:
     assert refusal is None or (refusal.option == "thing" and "thing" in str(refusal))
 
 
-@given(texts | st.builds(json.dumps, shaped(format=st.just("spark_mq queue"), format_version=st.just(1), group=anything)))
+@given(texts | st.builds(json.dumps, shaped(format=st.just("spark_mq queue"), format_version=st.just(2), group=anything)))
 def test_descriptions_of_tables(text: str) -> None:
     try:
         found = QueueSettings.from_json(text)
