@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -75,8 +75,11 @@ class LogFollower:
     def open(self) -> TableState | None:
         """Return the table at its latest version, or None if there is no table. Raise as :meth:`refresh`."""
         with self._lock:
-            if self._state is None and find_start(self.store) is None:
-                return None
+            if self._state is None:
+                start = find_start(self.store)
+                if start is None:
+                    return None
+                return self._accept(self._open(start))
             return self.refresh()
 
     def refresh(self) -> TableState:
@@ -97,17 +100,19 @@ class LogFollower:
             if self._state is not None and not self._base_is_there():
                 self.forget()
             if self._state is None:
-                state = self._open()
-            else:
-                state = self._state
-                self._follow(state)
-            if state.version < self._highest:
-                self._state = None
-                raise missing_commit_error(self.path, self._highest)
-            self._state, self._highest = state, state.version
-            if self.store.is_local and (self._base_tag is None or self._base_tag[0] != state.version):
-                self._base_is_there()  # remembers it; over a store that would cost a request
-            return state
+                return self._accept(self._open(find_start(self.store)))
+            self._follow(self._state)
+            return self._accept(self._state)
+
+    def _accept(self, state: TableState) -> TableState:
+        """Keep a state that was brought up to date. Raise CorruptLog if the log went back."""
+        if state.version < self._highest:
+            self._state = None
+            raise missing_commit_error(self.path, self._highest)
+        self._state, self._highest = state, state.version
+        if self.store.is_local and (self._base_tag is None or self._base_tag[0] != state.version):
+            self._base_is_there()  # remembers it; over a store that would cost a request
+        return state
 
     def read_commit(self, version: int) -> Commit:
         """Return one commit. Raise FileNotFoundError if the log has it no more, CorruptLog if broken."""
@@ -132,8 +137,7 @@ class LogFollower:
 
     # -- opening and following
 
-    def _open(self) -> TableState:
-        start = find_start(self.store)
+    def _open(self, start: Sequence[str] | None) -> TableState:
         if start is None:
             raise NotAQueue(f"there is no Delta table at {self.path}", path=self.path)
         state = starting_state(self.store, start, self._track_files)

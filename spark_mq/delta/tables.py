@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
@@ -93,7 +94,7 @@ def write_checkpoint(store: ObjectStore) -> int:
                 table.create_checkpoint()
                 # A cleaner deletes the commits before it, so it must survive a power cut.
                 store.sync(checkpoint_path(version))
-                store.sync(f"{LOG_FOLDER}/_last_checkpoint")
+                _write_hint(store, version)
             return version
         except (DeltaError, OSError) as error:
             if not left:
@@ -103,6 +104,16 @@ def write_checkpoint(store: ObjectStore) -> int:
                     landed=False,
                 ) from error
     raise AssertionError("unreachable")
+
+
+def _write_hint(store: ObjectStore, version: int) -> None:
+    """Write ``_last_checkpoint``. delta-rs leaves it out if the checkpoint was there, and never syncs it."""
+    file = store.open(checkpoint_path(version))
+    try:
+        rows = pq.ParquetFile(file).metadata.num_rows
+    finally:
+        file.close()
+    store.write(f"{LOG_FOLDER}/_last_checkpoint", json.dumps({"version": version, "size": rows}).encode())
 
 
 def checkpoint_soon(store: ObjectStore, version: int) -> None:
