@@ -196,9 +196,7 @@ class ConsumerGroup:
             timeout = check_duration("visibility_timeout", visibility_timeout)
         options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
         deadline = time.monotonic() + patience
-        acquired = wait_for_lease(
-            self._ledger, options, lambda: deadline - time.monotonic(), poll
-        )
+        acquired = wait_for_lease(self._ledger, options, lambda: deadline - time.monotonic(), poll)
         if not acquired.ranges:
             self._raise_if_blocked(acquired.blocked_because)
             return None

@@ -122,9 +122,7 @@ def verdict(
     return MessageVerdict(lease_id, *interval, outcome, pause, text)
 
 
-def parse_result(
-    returned: Any, lease_id: str, held: Iterable[Interval]
-) -> list[MessageVerdict]:
+def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list[MessageVerdict]:
     """Return the verdicts of a Python handler. Raises InvalidHandlerResult.
 
     It may return None, an Arrow table, or a list of dicts with ``sequence`` and more of COLUMNS.
@@ -225,7 +223,9 @@ def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[Settle
         intervals = normalise((one.first, one.last) for one in some)
         pause = None if delay < 0 else delay
         commands.append(
-            SettleCommand(verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter)
+            SettleCommand(
+                verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter
+            )
         )
     return commands
 
@@ -240,9 +240,7 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
     return f"{_messages(sum(deliveries.values()))} in hand (delivery {delivery}{limit})"
 
 
-def log_outcomes(
-    group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]
-) -> None:
+def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]) -> None:
     """Log what became of messages that failed: when they are due again, or that they are dead."""
     for command, outcome in done:
         if not outcome.settled or command.verb not in (NACK, REJECT):
@@ -252,7 +250,8 @@ def log_outcomes(
             counts[_STATES[state]] = counts.get(_STATES[state], 0) + count
         when = _due(outcome.next_due, now)
         ends = ", ".join(
-            f"{count} {end}{when if end == _STATES[WAITING] else ''}" for end, count in counts.items()
+            f"{count} {end}{when if end == _STATES[WAITING] else ''}"
+            for end, count in counts.items()
         )
         verb = "rejected" if command.verb == REJECT else "nacked"
         _log.warning(

@@ -14,7 +14,9 @@ from spark_mq import Queue, errors
 
 def append(spark: Any, queue: Queue, *texts: str) -> None:
     rows = [(bytearray(text.encode()), None) for text in texts]
-    spark.createDataFrame(rows, "value BINARY, lane INT").coalesce(1).write.format("delta").mode("append").save(queue._context.messages.path)
+    spark.createDataFrame(rows, "value BINARY, lane INT").coalesce(1).write.format("delta").mode("append").save(
+        queue._context.messages.path
+    )
 
 
 def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
@@ -82,7 +84,9 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
             spark.sql(statement)
     spark.sql(f"ALTER TABLE {messages} ADD COLUMNS (note STRING)")
     rows = [(bytearray(b"c"), None, "mine")]
-    spark.createDataFrame(rows, "value BINARY, lane INT, note STRING").write.format("delta").mode("append").save(queue._context.messages.path)
+    spark.createDataFrame(rows, "value BINARY, lane INT, note STRING").write.format("delta").mode("append").save(
+        queue._context.messages.path
+    )
     worker.publish("d")
     held.ack()
     assert texts(take(worker)) == ["b", "c", "d"]

@@ -239,7 +239,9 @@ def test_instants_beyond_all_years_of_foreign_writers_are_bounded(delta_queue: M
     instants = {name: pa.array([at if name == late else None for late in ("published_at", "deliver_at", "expires_at")], pa.int64())
                 for name in ("published_at", "deliver_at", "expires_at")}  # fmt: skip
     columns = {name: values.cast(pa.timestamp("us", "UTC")) for name, values in instants.items()}
-    pq.write_table(pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}), Path(queue._context.messages.path, "part-x.parquet"))
+    pq.write_table(
+        pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}), Path(queue._context.messages.path, "part-x.parquet")
+    )
     add = AddAction("part-x.parquet", 1, {"lane": None}, 0, True, '{"numRecords": 3}')
     DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
     queue.sweep()
