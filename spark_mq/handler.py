@@ -216,7 +216,11 @@ def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[Settle
     for (lease_id, verb, delay, error), some in groupby(sorted(verdicts, key=same), key=same):
         intervals = normalise((one.first, one.last) for one in some)
         pause = None if delay < 0 else delay
-        commands.append(SettleCommand(verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter))
+        commands.append(
+            SettleCommand(
+                verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter
+            )
+        )
     return commands
 
 
@@ -239,7 +243,10 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, Settl
         for state, count in outcome.states.items():
             counts[_STATES[state]] = counts.get(_STATES[state], 0) + count
         when = _due(outcome.next_due, now)
-        ends = ", ".join(f"{count} {end}{when if end == _STATES[WAITING] else ''}" for end, count in counts.items())
+        ends = ", ".join(
+            f"{count} {end}{when if end == _STATES[WAITING] else ''}"
+            for end, count in counts.items()
+        )
         verb = "rejected" if command.verb == REJECT else "nacked"
         _log.warning(
             "group %s: %s %s: %s (lease %s)",

@@ -44,18 +44,14 @@ CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
 
 _HEADER_COLUMNS: Final = (
-    "queue",
-    "group",
-    "sequence",
-    "delivery_count",
-    "failure_count",
-    "reason",
-    "error",
-    "first_leased_at",
+    "queue", "group", "sequence", "delivery_count", "failure_count", "reason", "error",
+    "first_leased_at", "last_leased_at",
+)  # fmt: skip
+COLUMNS: Final = (
+    "sequence", "message_id", "key", "value", "headers", "published_at", "queue", "consumer_group",
+    "original_sequence", "delivery_count", "failure_count", "reason", "error", "first_leased_at",
     "last_leased_at",
-)
-COLUMNS: Final = ("sequence", "message_id", "key", "value", "headers", "published_at", "queue", "consumer_group", "original_sequence",
-                  "delivery_count", "failure_count", "reason", "error", "first_leased_at", "last_leased_at")  # fmt: skip
+)  # fmt: skip
 """What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the queue; ``value`` is bytes."""
 
 _RENAMED: Final = {"group": "consumer_group", "sequence": "original_sequence"}

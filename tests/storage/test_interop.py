@@ -311,7 +311,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Que
     assert [m.value for m in taken.messages] == [b"a", b"b"], "what lies before the broken commit goes on"
     taken.ack()
     assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], "and all for whoever had read it before"
-    calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), lambda: worker.sweep()]
+    calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), worker.sweep]
     if how == "deleted":
         calls.append(lambda: queue.publish("x"))  # it would fill the hole with what nobody sees
     for call in calls:
@@ -482,7 +482,7 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(queue: Que
     (path,) = (path for path in Path(queue._context.ledgers.path, "consumer_group=broken").iterdir() if path.name in _live(queue))
     DAMAGE[damage](path)
     fresh = again(queue)
-    for call in (lambda: fresh.group("broken").lease("w"), lambda: fresh.group("broken").stats(), lambda: fresh.sweep()):
+    for call in (lambda: fresh.group("broken").lease("w"), lambda: fresh.group("broken").stats(), fresh.sweep):
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         for part in ("'broken'", path.name, "backup", "drop_group('broken')"):
@@ -591,7 +591,11 @@ def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(queue: Queu
     commit = entry(path, DeltaTable(path).version() + 1)
     commit.write_text(json.dumps({"commitInfo": {"timestamp": 0}}) + "\n" + json.dumps({"protocol": UPGRADE}) + "\n")
     calls: list[Callable[[], object]] = [lambda: again(queue)]
-    calls += [lambda: worker.publish("x"), worker._context.messages.index] if which == "messages" else [held.ack, lambda: worker.group().lease("w")]
+    calls += (
+        [lambda: worker.publish("x"), worker._context.messages.index]
+        if which == "messages"
+        else [held.ack, lambda: worker.group().lease("w")]
+    )
     for call in calls:
         with pytest.raises(errors.UnsupportedTable, match="deletionVectors") as caught:
             call()
@@ -604,7 +608,9 @@ def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> N
     add = {"path": "part-x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
            "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": 1}}'}  # fmt: skip
     pq.write_table(pa.table({"value": [b"x"]}), Path(queue._context.messages.path, "part-x.parquet"))
-    entry(queue._context.messages.path, 2).write_text(json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n")
+    entry(queue._context.messages.path, 2).write_text(
+        json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n"
+    )
     queue.publish("b")
     worker = again(queue)
     found = lease(worker, 10)

@@ -243,7 +243,9 @@ def test_a_ledger_commit_that_landed_is_not_repeated(
     mine, rival = lease(queue, 2), again(queue)
     wrapper = on_ledger_write(fail=lie)
     if and_then:  # others commit before the loser looks for its commit
-        monkeypatch.setattr(queue._context.ledgers, "refresh", Injected(queue._context.ledgers.refresh, before=lambda: lease(rival, 1), at=2))
+        monkeypatch.setattr(
+            queue._context.ledgers, "refresh", Injected(queue._context.ledgers.refresh, before=lambda: lease(rival, 1), at=2)
+        )
     assert mine.ack() == SettleResult(2)
     assert wrapper.calls == 1 + and_then
     assert operations(queue).count("ack") == 1
@@ -380,7 +382,9 @@ def test_a_ledger_file_cleaned_under_a_read_is_read_anew(queue: Queue, monkeypat
         churn(rival)
 
     assert isinstance(reader._context.ledgers, LedgerTable)
-    monkeypatch.setattr(reader._context.ledgers.files, "read_parquet", Injected(reader._context.ledgers.files.read_parquet, before=replaced))
+    monkeypatch.setattr(
+        reader._context.ledgers.files, "read_parquet", Injected(reader._context.ledgers.files.read_parquet, before=replaced)
+    )
     assert reader.group().stats().in_flight == 2
 
 

@@ -439,7 +439,9 @@ def test_after_a_trim_messages_is_an_ordinary_append_only_table(delta_queue: Mak
     assert table.to_pyarrow_table()["value"].to_pylist() == [b"d"]
     assert table.metadata().configuration["delta.appendOnly"] == "true"
     actions = [
-        json.loads(line) for log in sorted(Path(queue._context.messages.path, "_delta_log").glob("*.json")) for line in log.read_text().splitlines()
+        json.loads(line)
+        for log in sorted(Path(queue._context.messages.path, "_delta_log").glob("*.json"))
+        for line in log.read_text().splitlines()
     ]
     removes = [action["remove"] for action in actions if "remove" in action]
     assert [remove["dataChange"] for remove in removes] == [False] * 3
@@ -664,7 +666,9 @@ def test_a_log_cleaned_while_it_is_opened_is_opened_again(delta_queue: Make, mon
     def opened(*args: Any, **options: Any) -> DeltaTable:
         if left[0]:
             left[0] -= 1
-            raise DeltaError(f"Object at location {queue._context.ledgers.path}/_delta_log/00000000000000000002.checkpoint.parquet not found")
+            raise DeltaError(
+                f"Object at location {queue._context.ledgers.path}/_delta_log/00000000000000000002.checkpoint.parquet not found"
+            )
         return DeltaTable(*args, **options)
 
     monkeypatch.setattr(listings, "DeltaTable", opened)

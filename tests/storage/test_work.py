@@ -63,7 +63,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(make: Make, clock: 
         raise ValueError("boom")
 
     def told() -> list[str]:
-        lines = [r.getMessage() for r in caplog.records if r.name in ("spark_mq.worker", "spark_mq.failures")]
+        lines = [r.getMessage() for r in caplog.records if r.name in ("spark_mq.worker", "spark_mq.handler")]
         caplog.clear()
         return [re.sub(r" \(lease .*\)", "", line) for line in lines]
 
@@ -149,7 +149,9 @@ def test_a_handler_says_what_becomes_of_single_messages(queue: Queue, clock: Man
 
     queue.group().work(handle, max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
-    told = {(r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000) for r in queue.group()._ledger.current()}
+    told = {
+        (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000) for r in queue.group()._ledger.current()
+    }
     assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= told
 
 
