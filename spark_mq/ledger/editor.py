@@ -178,6 +178,8 @@ class LedgerEditor:
 def _as_event(piece: Range, before: Range) -> Range:
     """Return what an event shows: the new state, and the lease that the range had or has."""
     if piece.state == SETTLED and piece.reason is None:
+        if (before.first, before.last) == (piece.first, piece.last):
+            return before._replace(state=SETTLED)
         return before._replace(
             first=piece.first, last=piece.last, message_count=piece.message_count, state=SETTLED
         )
