@@ -174,7 +174,11 @@ class LedgerEditor:
 def _as_event(piece: Range, before: Range) -> Range:
     """Return what an event shows: the new state, and the lease that the range had or has."""
     if piece.state == SETTLED and piece.reason is None:
-        return before._replace(first=piece.first, last=piece.last, message_count=piece.message_count, state=SETTLED)
+        if (before.first, before.last) == (piece.first, piece.last):
+            return before._replace(state=SETTLED)
+        return before._replace(
+            first=piece.first, last=piece.last, message_count=piece.message_count, state=SETTLED
+        )
     if piece.lease_id is not None or before.lease_id is None:
         return piece
     return piece._replace(

@@ -290,7 +290,7 @@ class Ledger:
         return range(start, bisect_left(self.first_sequences, last + 1))
 
     # Old names, until callers outside the package have changed.
-    of, where, select = from_ranges, rows_where, ranges_at
+    of, at, where, select = from_ranges, range_at, rows_where, ranges_at
 
 
 def _longs(table: pa.Table, name: str) -> Sequence[int]:

@@ -12,8 +12,8 @@ from spark_mq.util.validation import (
     check_choice,
     check_count,
     check_duration,
+    check_share,
     nearest,
-    validate_fraction,
 )
 
 __all__ = ["GroupOptions", "GroupSettings", "GroupSettingsOptions", "QueueSettings"]
@@ -167,7 +167,7 @@ class GroupSettings:
         if name in _COUNTS:
             return check_count(name, value, most=2**63 - 1)
         if name == "retry_jitter":
-            return validate_fraction(name, value)
+            return check_share(name, value)
         return check_choice(name, value, RETRY_POLICIES if name == "retry" else ON_EXHAUSTED)
 
     # Old names, until callers outside the package have changed.
@@ -177,7 +177,10 @@ class GroupSettings:
 def _unknown_setting(name: str, known: list[str]) -> str:
     """Return the error text for a name that is no setting of a group."""
     if name in {field.name for field in fields(QueueSettings)} - {"group"}:
-        return f"cannot change {name!r}: it is a setting of the queue, fixed at its creation. A group has {', '.join(known)}."
+        return (
+            f"{name!r} is a setting of the queue: it is fixed when the queue is made. "
+            f"A group has {', '.join(known)}."
+        )
     hint = nearest(name, known)
     fix = f" (did you mean {hint!r}?)" if hint else f". Use {', '.join(known)}."
     return f"{name!r} is not a setting of a queue or a group: the name is unknown{fix}"

@@ -33,13 +33,13 @@ __all__ = [
     "check_name",
     "check_position",
     "check_rate",
+    "check_share",
     "check_size",
     "micros",
     "nearest",
     "shown",
     "to_datetime",
     "truncate_error",
-    "validate_fraction",
 ]
 
 RESERVED_PREFIX: Final = "__"
@@ -268,7 +268,7 @@ def check_rate(option: str, value: Any) -> float:
     )
 
 
-def validate_fraction(option: str, value: Any) -> float:
+def check_share(option: str, value: Any) -> float:
     """Validate a number from 0 to 1."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
