@@ -332,6 +332,7 @@ class ConsumerGroup:
         on_error: str = "nack",
         also: Iterable[ConsumerGroup] = (),
         ack: str = "after",
+        *,
         reader: str = "spark",
     ) -> Callable[[Any, int], None]:
         """A foreachBatch function that settles what `process(batch, lease)` leaves: see :func:`spark_mq.spark.for_each_batch`."""
