@@ -404,6 +404,7 @@ class ConsumerGroup:
         on_error: str = "nack",
         also: Iterable[ConsumerGroup] = (),
         ack: str = "after",
+        *,
         reader: str = "spark",
     ) -> Callable[[Any, int], None]:
         """Return a foreachBatch function that settles the rest of each batch.

@@ -48,6 +48,7 @@ def for_each_batch(
     on_error: str = "nack",
     also: Iterable[ConsumerGroup] = (),
     ack: str = "after",
+    *,
     reader: str = "spark",
 ) -> ForEachBatch:
     """A function for ``writeStream.foreachBatch`` that calls ``process(batch, lease)`` and settles the batch's lease.
@@ -67,8 +68,8 @@ def for_each_batch(
 
     ``reader``: "spark" (default), Spark's own Parquet reader reads ``batch``, if nothing but a choice of columns stands between the source
     and foreachBatch. The rows, columns and types are the same, and so is the order of the rows. None of the bytes go through Python, which
-    is faster for large batches. "python": the source's tasks always read ``batch``. They also read it over Spark Connect, with
-    ``minPartitions``, for small batches, for leases in many files, and if Spark cannot read the store.
+    is faster for large batches. "python": the source's tasks always read ``batch``. They also read it over Spark Connect, in a union of
+    streams, with ``minPartitions``, for small batches, for leases in many files, and if Spark cannot read the store.
 
     Return failures only for verdicts that depend on the rows alone. A verdict that may differ between two runs over the same rows (an API
     answered this time) must be settled with ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is written: on a replay the
