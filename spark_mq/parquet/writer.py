@@ -119,7 +119,7 @@ def _batch_rows(values: pa.ChunkedArray) -> int:
 
     pyarrow compares a page with PAGE_BYTES after each batch only.
     """
-    rows = PAGE_BYTES * len(values) // max(1, values.nbytes)
+    rows = -(-PAGE_BYTES * len(values) // max(1, values.nbytes))
     return max(1, min(_MAX_BATCH_ROWS, rows))
 
 
