@@ -218,7 +218,7 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
     assert drain(again(queue), "other") == [b"a", b"b", b"c", b"d"]
 
 
-def test_lanes_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
+def test_other_columns_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
     write_deltalake(
         DeltaTable(queue._context.messages.path),
         pa.table({"value": pa.array([b"1", None], pa.binary()), "lane": pa.array([7, 8], pa.int32())}),
@@ -226,6 +226,38 @@ def test_lanes_and_null_values_of_foreign_writers_are_delivered(queue: Queue) ->
         schema_mode="merge",
     )
     assert set(drain(queue)) == {b"1", None}
+
+
+@pytest.mark.parametrize("value", [pa.array([b"a"], pa.binary()), pa.array(["a"], pa.string())], ids=["binary", "text"])
+def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(queue: Queue, value: pa.Array) -> None:
+    """delta-rs 1.6 refuses a table with fewer columns otherwise. Merging changes nothing in the schema."""
+    before = DeltaTable(queue.log.path).schema().to_json()
+    write_deltalake(queue.log.path, pa.table({"value": value}), mode="append", schema_mode="merge")
+    assert DeltaTable(queue.log.path).schema().to_json() == before
+    assert drain(queue) == [b"a"]
+
+
+def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue) -> None:
+    """Once this fails, delta-rs fills missing columns with null, and the documentation can drop schema_mode."""
+    with pytest.raises(DeltaError, match="number of fields does not match: 1 vs 7"):
+        write_deltalake(queue.log.path, pa.table({"value": [b"a"]}), mode="append")
+    assert drain(queue) == []
+
+
+def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> None:
+    columns = [pa.array([b"a"], f.type) if f.name == "value" else pa.nulls(1, f.type) for f in MESSAGE_SCHEMA]
+    write_deltalake(queue.log.path, pa.table(columns, schema=MESSAGE_SCHEMA), mode="append")
+    (message,) = lease(queue).messages
+    assert (message.value, message.message_id) == (b"a", str(message.sequence))
+
+
+def test_messages_has_no_partitions_and_its_files_lie_in_its_root(queue: Queue) -> None:
+    queue.publish(["a"])
+    foreign(queue, b"b")
+    table = DeltaTable(queue.log.path)
+    assert table.metadata().partition_columns == []
+    assert all("/" not in file.path for file in queue.log.index().files)
+    assert {entry.name for entry in Path(queue.log.path).iterdir() if entry.is_dir()} == {"_delta_log"}
 
 
 def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> None:

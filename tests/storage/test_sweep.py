@@ -150,6 +150,7 @@ def test_unreadable_messages_arrive_all_the_same(make: Make) -> None:
 def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be read for now is no unreadable message: it must not arrive empty."""
     queue = with_dead(make())
+    pieces = list(queue._context.messages.index().slices(0, 2**62))
 
     def unreachable(*_: Any) -> Any:
         raise OSError("connection timed out")
@@ -158,10 +159,9 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(make: Make, mo
         patch.setattr(type(queue._context.messages.files), "open", unreachable)
         patch.setattr(type(queue._context.messages.files), "read", unreachable)
         with pytest.raises(OSError, match="timed out"):
-            copy_dead(queue._context.messages, queue.dead_letters._context.messages, [(piece, {}) for piece in queue._context.messages.index().slices(0, 2**62)])
-        piece = next(queue._context.messages.index().slices(0, 2**62))
+            copy_dead(queue._context.messages, queue.dead_letters._context.messages, [(piece, {}) for piece in pieces])
         with pytest.raises(OSError, match="timed out"):
-            list(verify_slice(again(queue)._context.messages.files, piece, piece.rows))
+            list(verify_slice(queue._context.messages.files, pieces[0], pieces[0].rows))
     assert queue.sweep().routed == 3
     assert dead_values(queue) == [b"0", b"1", b"2"]
 
