@@ -7,7 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from spark_mq import ConsumerGroup, Lease, Queue
+from spark_mq.delta.actions import LOG_FOLDER, log_path
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.maintenance import archive as archive_of
 from spark_mq.maintenance import retention
 from spark_mq.maintenance import sweep as sweep_of
@@ -72,6 +76,19 @@ class Injected:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return lambda *args, **options: self(instance, *args, **options)
+
+
+def on_commit(patch: pytest.MonkeyPatch, table: str, **what: Any) -> Injected:
+    """Inject something around the commits to the table in a folder of that name, by all handles of this process."""
+    real = ObjectStore.create
+    wrapper = Injected(real, **what)
+
+    def create(store: ObjectStore, path: str, data: bytes) -> None:
+        chosen = store.root.endswith(f"/{table}") and path.startswith(LOG_FOLDER) and path != log_path(0)
+        (wrapper if chosen else real)(store, path, data)
+
+    patch.setattr(ObjectStore, "create", create)
+    return wrapper
 
 
 # -- the chores of a sweep, for a queue
