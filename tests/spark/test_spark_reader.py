@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from harness import Sink, Stream, configured, forget_last_commit, make_queue, numbered, values
 from pyspark.errors import StreamingQueryException
@@ -228,10 +229,10 @@ def test_a_replay_of_a_settled_batch_hands_nothing_over(stream: Stream, queue: Q
 
 
 def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> None:
-    path = Path(queue.log.path, "foreign.parquet")
+    path = Path(queue._context.messages.path, "foreign.parquet")
     pq.write_table(pa.table({"value": pa.array([b"x", b"", b"z"])}), path)
-    add = AddAction(path.name, path.stat().st_size, {"lane": None}, 0, True, json.dumps({"numRecords": 3}))
-    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 3}))
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [True]
@@ -242,11 +243,11 @@ def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> No
 @pytest.mark.parametrize("kind", ["ns", "us"])
 def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(stream: Stream, queue: Queue, kind: str) -> None:
     """Spark refuses nanoseconds, and takes instants without a zone for others."""
-    path = Path(queue.log.path, "foreign.parquet")
+    path = Path(queue._context.messages.path, "foreign.parquet")
     times = pa.array([datetime(2024, 1, 1, tzinfo=UTC)] * 2).cast(pa.timestamp(kind))
     pq.write_table(pa.table({"value": pa.array([b"x", b"y"]), "published_at": times}), path)
-    add = AddAction(path.name, path.stat().st_size, {"lane": None}, 0, True, json.dumps({"numRecords": 2}))
-    queue.log.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, ["lane"])
+    add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 2}))
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [False]
@@ -257,7 +258,7 @@ def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(stream: 
 def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(3))
     lost = queue.publish("lost")
-    Path(queue.log.path, queue.log.index().file_at(lost.sequences[0]).path).unlink()
+    Path(queue._context.messages.path, queue._context.messages.index().file_at(lost.sequences[0]).path).unlink()
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [True]
@@ -268,7 +269,7 @@ def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(stream: St
 def test_a_file_that_shrinks_after_the_lease_is_not_acked(stream: Stream, queue: Queue) -> None:
     """The source finds it, because Spark would read fewer rows without an error."""
     queue.publish(numbered(5))
-    (path,) = Path(queue.log.path).glob("lane=*/*.parquet")
+    (path,) = Path(queue._context.messages.path).glob("lane=*/*.parquet")
     whole = pq.read_table(path, partitioning=None)
     each = stream.group.for_each_batch(lambda batch, lease: batch.collect(), on_error="raise")
 
