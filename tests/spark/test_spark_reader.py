@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
@@ -12,6 +19,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 
 from spark_mq import Message, Queue
+from spark_mq.errors import InvalidOption
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.spark import parquet_read
 
 
@@ -269,7 +278,7 @@ def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(stream: St
 def test_a_file_that_shrinks_after_the_lease_is_not_acked(stream: Stream, queue: Queue) -> None:
     """The source finds it, because Spark would read fewer rows without an error."""
     queue.publish(numbered(5))
-    (path,) = Path(queue._context.messages.path).glob("lane=*/*.parquet")
+    (path,) = Path(queue._context.messages.path).glob("*.parquet")
     whole = pq.read_table(path, partitioning=None)
     each = stream.group.for_each_batch(lambda batch, lease: batch.collect(), on_error="raise")
 
