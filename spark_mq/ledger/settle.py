@@ -59,9 +59,9 @@ class SettleOutcome:
     already_settled: int = 0
     lost: list[tuple[int, int, str]] = field(default_factory=list)
     ranges: list[Interval] = field(default_factory=list)
-    states: dict[str, int] = field(default_factory=dict)
-    """How many messages went to which state."""
-    next_due: int | None = None
+    states: dict[str, int] = field(default_factory=dict, compare=False)
+    """How many messages went to which state, for logs."""
+    next_due: int | None = field(default=None, compare=False)
     """When the first of those that wait is due again, in microseconds."""
 
     def lose(self, first: int, last: int, why: str) -> None:

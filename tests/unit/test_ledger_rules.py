@@ -549,6 +549,8 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
     elif expected == "held":
         assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
         assert group.state(0) == {ACK: "settled", REJECT: "dead"}.get(verb, "waiting")
+        assert outcome.states == {group.state(0): 1}
+        assert (outcome.next_due is not None) == (group.state(0) == "waiting")
         assert not group.ledger.count(group.ledger.held_by("a")), "nothing holds its id any more"
         return
     elif by == "whole lease":
