@@ -77,9 +77,9 @@ class SettleOutcome:
     """``(first, last, reason)`` of the sequences that the lease did not hold."""
     ranges: list[Interval] = field(default_factory=list)
     """The settled sequences."""
-    states: dict[str, int] = field(default_factory=dict)
-    """How many messages went to which state."""
-    next_due: int | None = None
+    states: dict[str, int] = field(default_factory=dict, compare=False)
+    """How many messages went to which state, for logs."""
+    next_due: int | None = field(default=None, compare=False)
     """When the first of those that wait is due again, in microseconds."""
 
     def add_lost(self, first: int, last: int, reason: str) -> None:
