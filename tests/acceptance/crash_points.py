@@ -316,7 +316,14 @@ CASES = [
     Case("expire", lambda queue, _: expire(queue._context), left_alone, ahead=3600),
     Case("route", route_all, some_dead, route_all),
     Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
-    Case("trim", lambda queue, _: trim(queue._context), settled, lambda queue: trim(queue._context), settings={"retention": "1s"}, ahead=3600),
+    Case(
+        "trim",
+        lambda queue, _: trim(queue._context),
+        settled,
+        lambda queue: trim(queue._context),
+        settings={"retention": "1s"},
+        ahead=3600,
+    ),
     Case("index", lambda queue, _: index_commits(queue._context), settled, lambda queue: index_commits(queue._context)),
     Case("archive", lambda queue, _: archive_history(queue._context), settled, lambda queue: archive_history(queue._context)),
     Case(
