@@ -44,6 +44,7 @@ __version__ = "0.1.0"
 def _for_each_batch(
     group: ConsumerGroup,
     process: Callable[..., Any],
+    *,
     on_error: str = "nack",
     also: Iterable[ConsumerGroup] = (),
     ack: str = "after",

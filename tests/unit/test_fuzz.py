@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from spark_mq.delta.checkpoints import last_checkpoint
-from spark_mq.delta.legacy import note_of
 
 from spark_mq import errors
-from spark_mq.delta.actions import parse, read_commit
+from spark_mq.delta.actions import Commit, parse_commit
+from spark_mq.delta.tables import last_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
@@ -143,24 +142,23 @@ GOOD_ADD = b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": 
 def test_commits(text: bytes) -> None:
     """A commit is taken in as a whole or not at all; what it said goes to commits/ and comes back."""
     files = MemoryFiles()
-    files.write("_delta_log/00000000000000000007.json", text)
     state = PublishedFiles(files, "q/messages", list)
-    refusal = refused(lambda: state.take(7, read_commit(files, 7, "q/messages")), errors.CorruptLog, errors.UnsupportedTable)
+    refusal = refused(lambda: state.apply(parse_commit(7, text, "q/messages")), errors.CorruptLog, errors.UnsupportedTable)
     if refusal is not None:
         assert "commit 7" in str(refusal)
         assert (state.index.version, state.index.total, state.marks) == (-1, 0, {})
         return
-    rows = state.since(-1)
+    rows = state.rows_since(-1)
     assert rows.schema == COMMITS_SCHEMA
     copy = PublishedFiles(files, "q/messages", list)
-    copy.load(rows, 7)
+    copy.load_rows(rows, 7)
     assert (copy.index.files, copy.marks) == (state.index.files, state.marks)
-    state.take(8, parse(b'{"commitInfo": {}}'))
+    state.apply(parse_commit(8, b'{"commitInfo": {}}', "q/messages"))
 
 
 def test_a_good_commit_is_understood() -> None:
     state = PublishedFiles(MemoryFiles(), "q/messages", list)
-    state.take(1, parse(GOOD_ADD))
+    state.apply(parse_commit(1, GOOD_ADD, "q/messages"))
     assert (state.index.total, state.index.tail) == (2, (1 << 32) + 1)
 
 
@@ -168,7 +166,7 @@ def test_a_good_commit_is_understood() -> None:
 @example({"userMetadata": DEEP})
 @example({"userMetadata": 5})
 def test_notes_of_commits(info: dict[str, Any]) -> None:
-    assert isinstance(note_of(info), dict)
+    assert isinstance(Commit(7, [{"commitInfo": info}]).note, dict)
 
 
 @given(st.binary(max_size=20) | st.builds(lambda value: json.dumps(value).encode(), anything | shaped(version=counts)))
