@@ -39,6 +39,7 @@ class _Listing:
 
     commits: dict[int, float] = field(default_factory=dict)  # version -> time
     checkpoints: dict[int, list[str]] = field(default_factory=dict)  # version -> paths
+    others: dict[int, list[str]] = field(default_factory=dict)  # version -> checksums of other engines
 
     @classmethod
     def of(cls, store: ObjectStore) -> _Listing:
@@ -52,6 +53,8 @@ class _Listing:
                 listing.commits[version] = info.modified
             elif ".checkpoint." in name:
                 listing.checkpoints.setdefault(version, []).append(info.path)
+            elif name[20:] == ".crc":
+                listing.others.setdefault(version, []).append(info.path)
         return listing
 
     def base(self, latest: int, keep: Keep) -> int:
@@ -93,8 +96,9 @@ def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | Non
     for version in sorted(version for version in listing.commits if version < base):
         gone = [] if live is None else _removed_files(log, version, live)
         deleted += _delete(log.store, [*gone, log_path(version)])
-    for version in sorted(version for version in listing.checkpoints if version < base):
-        deleted += _delete(log.store, listing.checkpoints[version])
+    for found in (listing.checkpoints, listing.others):
+        for version in sorted(version for version in found if version < base):
+            deleted += _delete(log.store, found[version])
     return deleted
 
 

@@ -13,7 +13,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.errors import CorruptLog
 
-__all__ = ["find_start", "listed_checkpoint", "starting_state"]
+__all__ = ["check_start", "find_start", "listed_checkpoint", "starting_state"]
 
 _logger = logging.getLogger(__name__)
 
@@ -89,16 +89,34 @@ def starting_state(store: ObjectStore, files: Sequence[str], track_files: bool) 
     try:
         return _loaded(store, files, track_files)
     except _UNREADABLE as error:
+        if isinstance(error, FileNotFoundError):
+            newer = find_start(store)
+            if newer and list(newer) != list(files):  # a cleaner deleted the old one meanwhile
+                return starting_state(store, newer, track_files)
         state = _older_start(store, files[0], track_files)
         if state is not None:
             _logger.warning("checkpoint %s of %s cannot be read: the log starts from an older one", files[0], store.root)
             return state
-        raise CorruptLog(
-            f"checkpoint {files[0]} of {store.root} cannot be read: {error}. Restore it from a backup; or, as long as "
-            "all commits from an older checkpoint on are there, remove it, and _last_checkpoint with it",
-            path=store.root,
-            version=_version_of(files[0]),
-        ) from error
+        raise _unreadable(store, files[0], error) from error
+
+
+def check_start(store: ObjectStore) -> None:
+    """Raise CorruptLog if the checkpoint that the log starts from cannot be read."""
+    files = find_start(store)
+    try:
+        if files:
+            _loaded(store, files, False)
+    except _UNREADABLE as error:
+        raise _unreadable(store, files[0] if files else "", error) from error
+
+
+def _unreadable(store: ObjectStore, path: str, error: Exception) -> CorruptLog:
+    return CorruptLog(
+        f"checkpoint {path} of {store.root} cannot be read: {error}. Restore it from a backup; or, as long as "
+        "all commits from an older checkpoint on are there, remove it, and _last_checkpoint with it",
+        path=store.root,
+        version=_version_of(path),
+    )
 
 
 def _version_of(path: str) -> int:

@@ -24,6 +24,7 @@ GAP_CHECK_SECONDS: Final = 30.0
 """A follower that finds nothing new lists the log this often, to notice a missing commit."""
 BASE_CHECK_SECONDS: Final = 5.0
 """On an object store, the follower checks this often that its last commit is still there."""
+_OPEN_ATTEMPTS: Final = 3
 _CACHED_COMMITS: Final = 128
 _READ_AHEAD: Final = 16
 """Commits that a follower far behind requests from an object store at once."""
@@ -140,14 +141,15 @@ class LogFollower:
     def _open(self, start: Sequence[str] | None) -> TableState:
         if start is None:
             raise NotAQueue(f"there is no Delta table at {self.path}", path=self.path)
-        state = starting_state(self.store, start, self._track_files)
-        self._follow(state)
-        if start and not self.store.exists(log_path(state.version)):
-            # A cleaner went past the checkpoint that the hint named.
+        state = self._read_from(start)
+        for _ in range(_OPEN_ATTEMPTS):
+            if state.version >= 0 and self.store.exists(log_path(state.version)):
+                break
+            # A cleaner went past this start, or the commit is gone and only its checkpoint is left.
             listed = listed_checkpoint(self.store)
-            if listed and listed != list(start):
-                state = starting_state(self.store, listed, self._track_files)
-                self._follow(state)
+            if not listed or listed == list(start):
+                break
+            start, state = listed, self._read_from(listed)
         if state.version < 0:
             raise missing_commit_error(self.path, 0)
         if self._table_id not in (None, state.table_id):
@@ -158,6 +160,11 @@ class LogFollower:
         self._table_id = state.table_id
         self._base_tag = None
         self.generation += 1
+        return state
+
+    def _read_from(self, start: Sequence[str]) -> TableState:
+        state = starting_state(self.store, start, self._track_files)
+        self._follow(state)
         return state
 
     def _follow(self, state: TableState) -> None:

@@ -22,6 +22,7 @@ from spark_mq.delta.actions import (
     encode_actions,
     log_path,
 )
+from spark_mq.delta.cold_start import check_start
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import one_line
@@ -98,6 +99,7 @@ def write_checkpoint(store: ObjectStore) -> int:
             return version
         except (DeltaError, OSError) as error:
             if not left:
+                check_start(store)
                 raise StorageError(
                     f"writing a checkpoint of {store.root} failed: {one_line(error)}. Nothing else was changed",
                     path=store.root,

@@ -14,21 +14,19 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-from handles import Injected, again, expire, housekeep, lease, route, trim
-from spark_mq.delta.checkpoints import checkpoint
-from spark_mq.delta.files import Files
-from spark_mq.storage.cleanup import KEEP_LEDGER_SECONDS, clean
+from handles import Injected, again, expire, housekeep, lease, on_commit, route, trim
 
 from spark_mq import Message, Queue, errors
-from spark_mq.delta import legacy as delta
-from spark_mq.delta import listings
+from spark_mq.delta import cleanup, tables
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.tables import write_checkpoint
 from spark_mq.maintenance import dead_letters
 from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.maintenance.sweep import SweepReport
 from spark_mq.parquet.reader import verify_slice
-from spark_mq.storage import ledger_table as leases
 from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -152,6 +150,10 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(make: Make, mo
     queue = with_dead(make())
     pieces = list(queue._context.messages.index().slices(0, 2**62))
 
+    pieces = list(queue._context.messages.index().slices(0, 2**62))
+    piece = pieces[0]
+    dead = queue.dead_letters._context.messages
+
     def unreachable(*_: Any) -> Any:
         raise OSError("connection timed out")
 
@@ -159,7 +161,7 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(make: Make, mo
         patch.setattr(type(queue._context.messages.files), "open", unreachable)
         patch.setattr(type(queue._context.messages.files), "read", unreachable)
         with pytest.raises(OSError, match="timed out"):
-            copy_dead(queue._context.messages, queue.dead_letters._context.messages, [(piece, {}) for piece in pieces])
+            copy_dead(queue._context.messages, dead, [(piece, {}) for piece in pieces])
         with pytest.raises(OSError, match="timed out"):
             list(verify_slice(queue._context.messages.files, pieces[0], pieces[0].rows))
     assert queue.sweep().routed == 3
@@ -224,14 +226,10 @@ def test_of_two_that_publish_the_same_dead_at_once_one_is_refused(delta_queue: M
     """Both have looked at the mark, both have copied: the race of the commits itself decides."""
     queue = with_dead(delta_queue())
     other, routed = again(queue), []
-    real = DeltaTable.create_write_transaction
-
-    def rival() -> None:
-        monkeypatch.undo()
-        routed.append(route(other.group()))
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(real, before=rival))
+    # Only the dead letters' table has this folder above its own.
+    wrapper = on_commit(monkeypatch, "dead_letters/messages", before=lambda: routed.append(route(other.group())))
     routed.append(route(queue.group()))
+    assert wrapper.calls > 1
     assert sum(routed) == 3
     assert dead_values(queue) == [b"0", b"1", b"2"]
 
@@ -408,7 +406,7 @@ def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
         if step == "horizon":
             patch.setattr(queue._context.ledgers, "write", Injected(queue._context.ledgers.write, after=die))
         elif step == "remove":
-            patch.setattr(queue._context.messages, "remove", Injected(queue._context.messages.remove, after=die))
+            on_commit(patch, "messages", after=die)
         else:
             patch.setattr(queue._context.messages.files, "delete", Injected(queue._context.messages.files.delete, after=die))
         with pytest.raises(Killed):
@@ -424,8 +422,9 @@ def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
 def test_two_trims_at_once_are_one(delta_queue: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = trimmable(delta_queue, clock)
     other = again(queue)
-    monkeypatch.setattr(queue._context.messages, "remove", Injected(queue._context.messages.remove, before=lambda: trim(other)))
-    trim(queue)
+    wrapper = on_commit(monkeypatch, "messages", before=lambda: trim(other))
+    assert trim(queue) == 0, "the other one has trimmed"
+    assert wrapper.calls == 2, "the other's, the refused one at its number, and none after that"
     assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 0
     queue.publish("d")
     assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 1
@@ -480,6 +479,11 @@ def cycle(queue: Queue, times: int, group: str = "default") -> None:
 def delta_leases(queue: Queue) -> LedgerTable:
     assert isinstance(queue._context.ledgers, LedgerTable)
     return queue._context.ledgers
+
+
+def clean(queue: Queue, keep_versions: int, keep_seconds: float | None) -> int:
+    """Clean the ledgers' table alone. All of it may go, archived or not."""
+    return delta_leases(queue).clean(keep_versions, keep_seconds, archived=2**62)
 
 
 def loadable(queue: Queue) -> list[int]:
@@ -540,7 +544,7 @@ def test_a_sweeper_whose_clock_is_ahead_cleans_no_more(delta_queue: Make, monkey
     cycle(queue, 5)
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3600)
-    assert clean(delta_leases(queue), keep_versions=0, keep_seconds=KEEP_LEDGER_SECONDS) == 0
+    assert clean(queue, keep_versions=0, keep_seconds=None) == 0
 
 
 def test_time_travel_shows_what_was_leased(delta_queue: Make) -> None:
@@ -561,9 +565,9 @@ def test_writers_go_on_under_housekeeping(delta_queue: Make, monkeypatch: pytest
     cycle(queue, 6)
     housekeep(queue)  # a checkpoint, from which on the kept versions are read
     cycle(queue, 2)
-    sweeper = delta_leases(again(queue))
+    sweeper = again(queue)
     acked = 0
-    real = sweeper.files.delete
+    real = delta_leases(sweeper).files.delete
 
     def busy(path: str) -> None:
         nonlocal acked
@@ -571,7 +575,7 @@ def test_writers_go_on_under_housekeeping(delta_queue: Make, monkeypatch: pytest
             acked += lease(queue, 1).ack().settled
         real(path)
 
-    monkeypatch.setattr(sweeper.files, "delete", busy)
+    monkeypatch.setattr(delta_leases(sweeper).files, "delete", busy)
     assert clean(sweeper, keep_versions=2, keep_seconds=0) > 8
     assert acked == 8
     for handle in (queue, again(queue)):
@@ -588,27 +592,29 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(delta_queue: Ma
     for kill_at in (1, 2, 3, 7, 100):
         cycle(queue, 4)
         lease(queue, 1).ack()
-        sweeper = delta_leases(again(queue))
+        sweeper = again(queue)
         with monkeypatch.context() as patch:
-            patch.setattr(sweeper.files, "delete", Injected(sweeper.files.delete, after=die, at=kill_at))
+            files = delta_leases(sweeper).files
+            patch.setattr(files, "delete", Injected(files.delete, after=die, at=kill_at))
             with contextlib.suppress(Killed):
                 clean(sweeper, keep_versions=3, keep_seconds=0)
         latest = DeltaTable(queue._context.ledgers.path).version()
         assert set(range(latest - 3, latest + 1)) <= set(loadable(queue))
         assert again(queue).group().stats() == queue.group().stats()
-    clean(delta_leases(queue), keep_versions=3, keep_seconds=0)
-    assert clean(delta_leases(again(queue)), keep_versions=3, keep_seconds=0) == 0
+    clean(queue, keep_versions=3, keep_seconds=0)
+    assert clean(again(queue), keep_versions=3, keep_seconds=0) == 0
     assert queue.group().stats().acked == 5
 
 
-@pytest.mark.parametrize(("step", "at"), [("delete", 2), ("read", 2), ("read", 3), ("read", 4)])
+@pytest.mark.parametrize(("step", "at"), [("delete", 2), ("read", 1), ("read", 2), ("list", 1), ("list_all", 1), ("open", 1)])
 def test_two_sweepers_clean_at_once(delta_queue: Make, monkeypatch: pytest.MonkeyPatch, step: str, at: int) -> None:
     queue = delta_queue()
     queue.publish("a")
     cycle(queue, 6)
-    one, two = delta_leases(again(queue)), delta_leases(again(queue))
-    injected = Injected(getattr(one.files, step), before=lambda: clean(two, 0, 0), at=at)
-    monkeypatch.setattr(one.files, step, injected)
+    one, two = again(queue), again(queue)
+    files = delta_leases(one).files
+    injected = Injected(getattr(files, step), before=lambda: clean(two, 0, 0), at=at)
+    monkeypatch.setattr(files, step, injected)
     clean(one, 0, 0)
     assert injected.calls >= at
     assert again(queue).group().stats().ready == 1
@@ -617,8 +623,9 @@ def test_two_sweepers_clean_at_once(delta_queue: Make, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("place", "step", "at"),
-    [(DeltaTable, "create_checkpoint", 1), (DeltaTable, "get_add_actions", 1), (delta, "load", 1), *((Files, "ages", at) for at in (1, 2)),
-     *((Files, "read", at) for at in (1, 2, 5)), (Files, "delete", 2)],
+    [(tables, "DeltaTable", 1), (cleanup, "checkpoint_path", 1), (cleanup, "_clean_orphans", 1),
+     (ObjectStore, "list", 1), (ObjectStore, "list_all", 1), *((ObjectStore, "read", at) for at in (1, 2, 5)),
+     (ObjectStore, "open", 1), *((ObjectStore, "delete", at) for at in (2, 6))],
 )  # fmt: skip
 def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch, place: Any, step: str, at: int
@@ -628,7 +635,7 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
     queue.publish("a")
     for _ in range(2):
         cycle(queue, 4)
-        checkpoint(delta_leases(queue).files)
+        write_checkpoint(delta_leases(queue).files)
     cycle(queue, 2)
     one, two = again(queue), again(queue)
     seen = DeltaTable(queue._context.ledgers.path).version()
@@ -636,11 +643,11 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
     def meanwhile() -> None:
         monkeypatch.undo()
         cycle(queue, 3)
-        clean(delta_leases(two), 0, 0)
+        clean(two, 0, 0)
 
     injected = Injected(getattr(place, step), before=meanwhile, at=at)
     monkeypatch.setattr(place, step, injected)
-    clean(delta_leases(one), 2, 0)
+    clean(one, 2, 0)
     assert injected.calls == at
     assert min(loadable(queue)) == seen + 6
     assert again(queue).group().stats().ready == 1
@@ -658,37 +665,68 @@ def test_a_checkpoint_that_cannot_be_read_is_told(delta_queue: Make) -> None:
         queue.sweep()
 
 
-@pytest.mark.parametrize("times", [1, 3, 4])
-def test_a_log_cleaned_while_it_is_opened_is_opened_again(delta_queue: Make, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """A checkpoint goes between the listing and the read; one that is missing for good is told."""
-    queue, left = delta_queue(), [times]
+@pytest.mark.parametrize(
+    ("start", "step", "at"),
+    [*(("checkpoint", step, at) for step, at in (("exists", 1), ("exists", 2), ("open", 1), ("read", 1), ("read", 2), ("read", 3))),
+     *(("commits", step, at) for step, at in (("exists", 1), ("exists", 2), ("read", 1), ("read", 2), ("read", 3)))],
+)  # fmt: skip
+def test_a_log_cleaned_while_it_is_opened_is_opened_again(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, start: str, step: str, at: int
+) -> None:
+    """The checkpoint that its hint names goes, if it has one, and all commits after it."""
+    queue = delta_queue()
+    queue.publish("a")
+    cycle(queue, 2)
+    if start == "checkpoint":
+        write_checkpoint(delta_leases(queue).files)
+    cycle(queue, 3)
+    late = Queue.open(queue.path, clock=queue._context.clock)
+    files = ObjectStore(delta_leases(queue).path)
 
-    def opened(*args: Any, **options: Any) -> DeltaTable:
-        if left[0]:
-            left[0] -= 1
-            raise DeltaError(
-                f"Object at location {queue._context.ledgers.path}/_delta_log/00000000000000000002.checkpoint.parquet not found"
-            )
-        return DeltaTable(*args, **options)
+    def meanwhile() -> None:
+        monkeypatch.undo()
+        cycle(queue, 3)
+        clean(queue, 0, 0)
 
-    monkeypatch.setattr(listings, "DeltaTable", opened)
-    if times > 3:
-        with pytest.raises(DeltaError, match="checkpoint"):
-            listings.load(queue._context.ledgers.path)
-    else:
-        assert listings.load(queue._context.ledgers.path).version() == DeltaTable(queue._context.ledgers.path).version()
+    injected = Injected(getattr(files, step), before=meanwhile, at=at)
+    monkeypatch.setattr(files, step, injected)
+    assert DeltaLog(files).refresh().version == DeltaTable(files.root).version()
+    assert injected.calls >= at
+    assert lease(late).ack().settled == 1
 
 
-def test_files_of_lost_races_are_cleaned_away(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """delta-rs leaves the data file of a refused commit behind; those that may still be committed are left alone."""
+def test_who_loses_a_race_deletes_its_file(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = delta_queue()
     queue.publish([str(n) for n in range(10)])
     queue.group().ensure()
     other = again(queue)
+    with monkeypatch.context() as patch:
+        on_commit(patch, "leases", before=lambda: lease(other, 1))
+        lease(queue, 1)
+    named = {path for version in loadable(queue) for path in DeltaTable(queue._context.ledgers.path, version=version).file_uris()}
+    assert files_of_default(queue) == len(named) == 3
+
+
+def files_of_default(queue: Queue) -> int:
+    return len(delta_leases(queue).files.list("consumer_group=default"))
+
+
+def test_files_of_lost_races_are_cleaned_away(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that died before its commit leaves its data file behind; those that may still be committed are left alone."""
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(10)])
+    queue.group().ensure()
+    other = again(queue)
+
+    def die() -> None:
+        lease(other, 1)
+        raise Killed
+
     for _ in range(3):
-        with monkeypatch.context() as patch:
-            patch.setattr(leases, "write_deltalake", Injected(leases.write_deltalake, before=lambda: lease(other, 1)))
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            on_commit(patch, "leases", before=die)
             lease(queue, 1)
+        lease(queue, 1)
     folder = "consumer_group=default"
     assert len(delta_leases(queue).files.list(folder)) > len(loadable(queue)) - 1
     housekeep(queue, keep_versions=0, keep_seconds=0)
