@@ -149,9 +149,6 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(make: Make, mo
     """What cannot be read for now is no unreadable message: it must not arrive empty."""
     queue = with_dead(make())
     pieces = list(queue._context.messages.index().slices(0, 2**62))
-
-    pieces = list(queue._context.messages.index().slices(0, 2**62))
-    piece = pieces[0]
     dead = queue.dead_letters._context.messages
 
     def unreachable(*_: Any) -> Any:
