@@ -9,10 +9,10 @@ from typing import Any
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.group_ledger import (
     GroupLedger,
-    SettleBatcher,
     StartPosition,
     read_horizon,
 )
+from spark_mq.operations.shared_ledger import OperationBatcher
 from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
@@ -70,7 +70,7 @@ class QueueContext:
         self._open_dead_letters = open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
-        self._batchers: dict[str, SettleBatcher] = {}
+        self._batchers: dict[str, OperationBatcher] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
@@ -93,7 +93,7 @@ class QueueContext:
         return read_horizon(self.ledgers)
 
     def group(self, name: str, start: StartPosition = "earliest") -> GroupLedger:
-        """Return the ledger of a group. Its objects share their settles' commits."""
+        """Return the ledger of a group. Its objects share commits."""
         ledger = GroupLedger(
             name,
             self.ledgers,

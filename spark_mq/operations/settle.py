@@ -15,6 +15,7 @@ from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import fold
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.storage.update import Update
 from spark_mq.util.validation import check_lease_id, shown
 
@@ -101,13 +102,14 @@ def extend(ledger: GroupLedger, lease_id: str, timeout: int | None) -> tuple[Set
     """Extend a lease by microseconds (None: the group's timeout). Returns its deadline, too."""
 
     def compute(view: GroupView) -> Update[tuple[SettleOutcome, int]]:
-        folded = fold(view.ledger, view.now, view.settings, [lease_id])
+        folded = fold(view.ledger, view.now, view.settings, view.held)
         deadline = view.now + (timeout or view.settings.visibility_timeout)
         after, outcome = settling.extend(folded, lease_id, deadline)
         info = {"operation": "extend", "lease_id": lease_id}
         return after if outcome.settled else None, (outcome, deadline), info
 
-    outcome, deadline = ledger.update(compute)
+    operation = LedgerOperation(compute, lease_ids=frozenset([lease_id]))
+    outcome, deadline = ledger.run(operation)
     return _result([lease_id], [outcome]), deadline
 
 

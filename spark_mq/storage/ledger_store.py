@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,8 @@ class LedgerSnapshot:
     group: str
     ledger: Ledger | None
     token: Any
+    looked: bool = True
+    """Whether the store was asked for newer commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class LedgerStore(Protocol):
         *,
         operation_id: str,
         note: Mapping[str, Any],
-        mark: tuple[str, int] | None = None,
+        txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
         """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all has changed). Raises CommitConflict.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -113,12 +113,13 @@ class LedgerTable:
     def read(self, group: str, *, blind: bool = False, look: bool = True) -> LedgerSnapshot:
         seen = -1
         while True:
-            state, files = self._partition(group, look or seen >= 0)
+            looked = look or seen >= 0
+            state, files = self._partition(group, looked)
             token = _Token(state.version, files)
             if blind:
-                return LedgerSnapshot(group, None, token)
+                return LedgerSnapshot(group, None, token, looked)
             try:
-                return LedgerSnapshot(group, self._ledger(group, files), token)
+                return LedgerSnapshot(group, self._ledger(group, files), token, looked)
             except FileNotFoundError as error:
                 # A cleaner, or a VACUUM, deleted the file after another commit had replaced it.
                 if seen == token.version:
@@ -166,7 +167,7 @@ class LedgerTable:
         *,
         operation_id: str,
         note: Mapping[str, Any],
-        mark: tuple[str, int] | None = None,
+        txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
         token: _Token = stored.token
@@ -177,7 +178,7 @@ class LedgerTable:
             note,
             adds=() if added is None else (added,),
             removes=token.files,
-            txns=() if mark is None else (mark,),
+            txns=tuple(txns),
             partition=partition,
             whole_table=whole_table,
         )

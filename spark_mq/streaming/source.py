@@ -20,7 +20,6 @@ from spark_mq.errors import CommitConflict, InvalidOption, StreamFenced
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions
-from spark_mq.ledger.commit_info import lease_note, settle_note
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -30,7 +29,6 @@ from spark_mq.operations.acquire import reject_unreadable, settle_lost_messages
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.settle import extend
-from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.auto_ack import auto_ack_excluded_up_to
 from spark_mq.streaming.offset import fence_app_id, parse_lease_id, parse_offset
@@ -240,13 +238,13 @@ class StreamSource:
         app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
 
         def compute(view: GroupView) -> Update[tuple[acquiring.Grant, int, GroupSettings]]:
-            self._fence(view.snapshot, app, stream, n, 2 * n)
+            self._fence(view, app, stream, n, 2 * n)
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
             index, _ = self.ledger.index_or_damage()
             after, grant = acquiring.lease(acked, index, view.now, view.settings, request)
             if grant.ranges:
-                info = {**info, **lease_note(request, grant.ranges)}
+                info = {**info, **grant.commit_info(request)}
             return after if info else None, (grant, request.expires_at, view.settings), info
 
         grant, expires_at, settings = self.ledger.update(
@@ -265,7 +263,7 @@ class StreamSource:
         def compute(
             view: GroupView,
         ) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
-            mark = self._fence(view.snapshot, app, stream, n, 2 * n + 2)
+            mark = self._fence(view, app, stream, n, 2 * n + 2)
             expires_at = view.now + self._timeout(view.settings)
             rows = transitions.held_by_batch(view.ledger, prefix)
             held = {r.lease_id for r in view.ledger.select(rows) if r.lease_id}
@@ -297,9 +295,9 @@ class StreamSource:
         # A page that no task can read may be why the batch died: read all of it.
         return self._granted(lease_id, expires_at, granted, settings, whole=True)
 
-    def _fence(self, snapshot: LedgerSnapshot, app: str, stream: str, n: int, most: int) -> int | None:
+    def _fence(self, view: GroupView, app: str, stream: str, n: int, most: int) -> int | None:
         """Return the stream's transaction number. Raises StreamFenced if it is above `most`."""
-        mark = self.ledger.ledgers.mark(snapshot, app)
+        mark = self.ledger.txn_number(view, app)
         if mark is not None and mark > most:
             raise StreamFenced(
                 f"batch {n} of stream {stream} is fenced: another driver has leased batch "
@@ -350,7 +348,7 @@ class StreamSource:
         )  # fmt: skip
         if not done:
             return []
-        left = auto_ack_excluded_up_to(self.ledger.ledgers, view.snapshot, stream)
+        left = auto_ack_excluded_up_to(self.ledger, view, stream)
         return [lease_id for lease_id, n in done if n > left]
 
     def _acked(self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()) -> tuple[Ledger, dict[str, Any]]:
@@ -368,7 +366,7 @@ class StreamSource:
         for command in commands:
             ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
             outcomes.append(outcome)
-        return ledger, settle_note(commands, outcomes)
+        return ledger, settling.commit_info(commands, outcomes)
 
     def ack_committed(self, stream: str, upto: int) -> None:
         """Ack what is left of the batches up to one, in ackMode onCommit."""

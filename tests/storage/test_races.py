@@ -309,9 +309,9 @@ def test_a_raced_mark_of_the_ledger_is_refused_even_by_another_group(queue: Queu
     for name in ("g", "other"):
         one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
     seen, seen_too = one.read("g"), two.read("other")
-    two.write(seen_too, Ledger(LedgerHeader(revision=1)), operation_id="2", note=note(), mark=("stream", 3))
+    two.write(seen_too, Ledger(LedgerHeader(revision=1)), operation_id="2", note=note(), txns=[("stream", 3)])
     with pytest.raises(errors.CommitConflict):
-        one.write(seen, Ledger(LedgerHeader(revision=1)), operation_id="1", note=note(), mark=("stream", 3))
+        one.write(seen, Ledger(LedgerHeader(revision=1)), operation_id="1", note=note(), txns=[("stream", 3)])
     assert one.mark(one.read("g"), "stream") == 3
     assert one.mark(one.read("g"), "other stream") is None
 
