@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_mq import errors
-from spark_mq.delta.actions import Commit, parse_commit
+from spark_mq.delta.actions import AddFile, Change, Commit, parse_commit
+from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import last_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
@@ -66,7 +67,7 @@ def test_options(options: dict[str, str]) -> None:
             assert refusal.option.lower() in {"path", *(name.lower() for name in options)}
 
 
-@given(st.sampled_from(["check_duration", "check_count", "check_size", "check_rate", "check_share", "check_name"]), anything)
+@given(st.sampled_from(["check_duration", "check_count", "check_size", "check_rate", "validate_fraction", "check_name"]), anything)
 def test_values_at_the_door(check: str, value: Any) -> None:
     refusal = refused(lambda: getattr(checks, check)("thing", value), errors.InvalidOption)
     assert refusal is None or (refusal.option == "thing" and "thing" in str(refusal))
@@ -114,9 +115,9 @@ actions = st.fixed_dictionaries(
     {},
     optional={
         "add": shaped(
-            path=paths, size=counts, modificationTime=counts, dataChange=st.booleans(), stats=stats, partitionValues=shaped(lane=st.none())
+            path=paths, size=counts, modificationTime=counts, dataChange=st.booleans(), stats=stats, partitionValues=shaped(consumer_group=texts)
         ),
-        "remove": shaped(path=paths, dataChange=st.booleans()),
+        "remove": shaped(path=paths, dataChange=st.booleans(), partitionValues=shaped(consumer_group=texts)),
         "txn": shaped(appId=texts, version=counts),
         "commitInfo": shaped(timestamp=counts, userMetadata=texts, operation=texts),
         "protocol": shaped(minReaderVersion=counts, minWriterVersion=counts, readerFeatures=st.lists(texts, max_size=2)),
@@ -160,6 +161,33 @@ def test_a_good_commit_is_understood() -> None:
     state = PublishedFiles(MemoryFiles(), "q/messages", list)
     state.apply(parse_commit(1, GOOD_ADD, "q/messages"))
     assert (state.index.total, state.index.tail) == (2, (1 << 32) + 1)
+
+
+CHANGES = [
+    Change("op", {}, partition={"consumer_group": "g"}),
+    Change("op", {}, removes=[AddFile("a", 1)], txns=[("app", 1)]),
+    Change("op", {}, whole_table=True),
+]
+
+
+@settings(max_examples=400)
+@given(st.lists(commits, max_size=3), commits)
+@example([b'{"add":{"path":"a","partitionValues":{"consumer_group":["g"]}}}'], b"")
+@example([b'{"remove":{"path":"a","partitionValues":{"consumer_group":["g"]}}}'], b"")
+@example([b'{"metaData":{"configuration":[],"id":[]}}'], GOOD_ADD)
+def test_the_state_of_a_table(before: list[bytes], text: bytes) -> None:
+    """What was parsed can be applied, and compared with a change that is to be committed."""
+    state = TableState()
+    for version, one in enumerate([*before, text]):
+        try:
+            commit = parse_commit(version, one, "q/leases")
+            commit.check_features("q/leases")
+        except (errors.CorruptLog, errors.UnsupportedTable):
+            return
+        assert {type(commit.conflict_with(change)) for change in CHANGES} <= {str, type(None)}
+        state.apply(commit)
+        assert state.version == version
+        assert {file.path for file in state.files()} >= {add["path"] for add in commit.adds}
 
 
 @given(shaped(userMetadata=texts | st.builds(json.dumps, anything)))
