@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_mq.delta.files import Files
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.parquet.pages import PageReader
 from spark_mq.parquet.writer import PAGE_BYTES, PAGE_ROWS, ROW_GROUP_ROWS, write_file
 
@@ -18,7 +18,7 @@ def test_pages_are_small(tmp_path: Path, size: int) -> None:
     rows = min(30_000, 2_000_000 // (size or 1))
     values = [n.to_bytes(4, "little") * (size // 4) for n in range(rows)]
     ids = [f"{n:036}" for n in range(rows)]
-    written = write_file(Files(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary()), "message_id": ids}))
+    written = write_file(ObjectStore(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary()), "message_id": ids}))
     file = tmp_path / written.path
     meta = pq.ParquetFile(file).metadata
     assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)][:-1] == [ROW_GROUP_ROWS] * (meta.num_row_groups - 1)
@@ -36,14 +36,14 @@ def test_pages_are_small(tmp_path: Path, size: int) -> None:
 
 
 def test_a_file_of_no_messages_can_be_written(tmp_path: Path) -> None:
-    written = write_file(Files(str(tmp_path)), pa.table({"value": pa.array([], pa.binary())}))
+    written = write_file(ObjectStore(str(tmp_path)), pa.table({"value": pa.array([], pa.binary())}))
     assert (written.rows, written.timed) == (0, False)
     assert pq.ParquetFile(tmp_path / written.path).metadata.num_rows == 0
 
 
 def test_statistics_say_which_files_have_times(tmp_path: Path) -> None:
     instants = pa.array([None, 1], pa.timestamp("us", "UTC"))
-    plain = write_file(Files(str(tmp_path)), pa.table({"value": [b"a", b"b"], "deliver_at": pa.nulls(2, instants.type)}))
-    timed = write_file(Files(str(tmp_path)), pa.table({"value": [b"a", b"b"], "expires_at": instants}))
+    plain = write_file(ObjectStore(str(tmp_path)), pa.table({"value": [b"a", b"b"], "deliver_at": pa.nulls(2, instants.type)}))
+    timed = write_file(ObjectStore(str(tmp_path)), pa.table({"value": [b"a", b"b"], "expires_at": instants}))
     assert plain.stats == '{"numRecords": 2, "nullCount": {"deliver_at": 2, "expires_at": 2}}'
     assert timed.stats == '{"numRecords": 2, "nullCount": {}}'
