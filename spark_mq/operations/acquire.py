@@ -165,17 +165,17 @@ def reject_unreadable(ledger: GroupLedger, ranges: Sequence[Range], lease_id: st
     known = ledger.readable_files
     if not whole and all(piece.path in known for _, piece in pieces):
         return tuple(ranges)
-    good: list[Range] = []
-    bad: list[tuple[Range, str]] = []
+    found: list[tuple[Range, FileSlice, str | None]] = []
     for r, piece in pieces:
         rows = index.file_at(piece.first).rows
-        for part, why in _verify(ledger.messages, known, piece, rows, whole):
-            cut = r.part(part.first, part.first + part.rows - 1, index)
-            if why is None:
-                good.append(cut)
-            else:
-                bad.append((cut, why))
-    for r, why in bad:
+        parts = _verify(ledger.messages, known, piece, rows, whole)
+        found += [(r, part, why) for part, why in parts]
+    if all(why is None for _, _, why in found):
+        return tuple(ranges)
+    cut = [(r.part(s.first, s.first + s.rows - 1, index), why) for r, s, why in found]
+    for r, why in cut:
+        if why is None:
+            continue
         _log.error(
             "group %s: messages %d..%d cannot be read and are dead: %s",
             ledger.name, r.first, r.last, why,
@@ -183,7 +183,7 @@ def reject_unreadable(ledger: GroupLedger, ranges: Sequence[Range], lease_id: st
         unreadable = [(r.first, r.last)]
         reason = "payload unreadable"
         ledger.settle([SettleCommand(REJECT, lease_id, unreadable, error=why, reason=reason)])
-    return tuple(good) if bad else tuple(ranges)
+    return tuple(r for r, why in cut if why is None)
 
 
 def _verify(messages: MessageStore, known: set[str], piece: FileSlice, rows: int, whole: bool) -> list[tuple[FileSlice, str | None]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger import acquire as acquiring
@@ -19,7 +19,6 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import fold
 from spark_mq.operations.shared_ledger import (
     GroupView,
-    LedgerOperation,
     SharedLedger,
     StartPosition,
     read_horizon,
@@ -32,30 +31,9 @@ __all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 class GroupLedger(SharedLedger):
     """The ledger of one group, with the changes that administer the group. Thread-safe."""
-
-    def update(
-        self,
-        compute: Callable[[GroupView], Update[T]],
-        *,
-        txn: Callable[[T], tuple[str, int] | None] | None = None,
-        priority: Priority = Priority.SETTLE,
-        whole_table: bool = False,
-    ) -> T:
-        """Commit what `compute` makes of the group. Only a change of the whole table is alone."""
-        if not whole_table:
-            return self.run(LedgerOperation(compute, txn, priority))
-        return update_ledger(
-            self.ledgers,
-            self.name,
-            lambda snapshot: compute(self.view(snapshot)),
-            priority=priority,
-            whole_table=True,
-        )
 
     def expire(self) -> int:
         """Fold expired leases now. Returns the number of messages that they held."""
@@ -116,7 +94,12 @@ class GroupLedger(SharedLedger):
             after = admin.seek(view.ledger, index, position)
             return after, None, {"operation": "seek", "ranges": f"{position}-"}
 
-        self.update(compute, whole_table=True)
+        update_ledger(
+            self.ledgers,
+            self.name,
+            lambda snapshot: compute(self.view(snapshot)),
+            whole_table=True,
+        )
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
         """Change settings of the group and return all of them. Raises InvalidOption."""

@@ -15,7 +15,6 @@ from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import fold
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
-from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.storage.update import Update
 from spark_mq.util.validation import check_lease_id, shown
 
@@ -108,8 +107,7 @@ def extend(ledger: GroupLedger, lease_id: str, timeout: int | None) -> tuple[Set
         info = {"operation": "extend", "lease_id": lease_id}
         return after if outcome.settled else None, (outcome, deadline), info
 
-    operation = LedgerOperation(compute, lease_ids=frozenset([lease_id]))
-    outcome, deadline = ledger.run(operation)
+    outcome, deadline = ledger.update(compute, lease_ids=frozenset([lease_id]))
     return _result([lease_id], [outcome]), deadline
 
 

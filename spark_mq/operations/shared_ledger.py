@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
@@ -54,8 +54,6 @@ class GroupView:
     now: int
     held: frozenset[str] = frozenset()
     """The leases that operations of this commit settle or extend. No settle expires them."""
-    txns: Mapping[str, int] = field(default_factory=dict)
-    """The application transactions of earlier operations in this commit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,21 +161,10 @@ class SharedLedger:
         self.last_settings = GroupSettings.stored(snapshot.ledger.head.settings)
         return self.last_settings
 
-    def view(
-        self,
-        snapshot: LedgerSnapshot,
-        held: frozenset[str] = frozenset(),
-        txns: Mapping[str, int] | None = None,
-    ) -> GroupView:
+    def view(self, snapshot: LedgerSnapshot, held: frozenset[str] = frozenset()) -> GroupView:
         """Return a snapshot with its settings and the time. Raises GroupNotFound."""
         ledger, settings = self.require(snapshot), self.settings_in(snapshot)
-        return GroupView(snapshot, ledger, settings, micros(self.clock()), held, dict(txns or {}))
-
-    def txn_number(self, view: GroupView, app: str) -> int | None:
-        """Return an application's last number, as of a view. Raises CommitConflict."""
-        if app in view.txns:
-            return view.txns[app]
-        return self.ledgers.mark(view.snapshot, app)
+        return GroupView(snapshot, ledger, settings, micros(self.clock()), held)
 
     def exists(self) -> bool:
         """Return whether the group has been created."""
@@ -247,6 +234,17 @@ class SharedLedger:
         each = iter(results)
         return [[next(each) for _ in call] for call in calls]
 
+    def update(
+        self,
+        compute: Callable[[GroupView], Update[T]],
+        *,
+        txn: Callable[[T], tuple[str, int] | None] | None = None,
+        priority: Priority = Priority.SETTLE,
+        lease_ids: frozenset[str] = frozenset(),
+    ) -> T:
+        """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
+        return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+
     def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
         return self.run(self.settle_operation(commands))
@@ -293,7 +291,7 @@ class _SharedCommit:
         for at in self._order:
             after, results[at], info = self._run(*self.asked[at], now)
             if after is not None:
-                now = replace(now, ledger=after)
+                now = replace(now, ledger=after, txns=dict(self.txns))
                 infos.append(info)
             elif not snapshot.looked:
                 return None, results, {}  # perhaps the state was old: look, and run all again
@@ -304,7 +302,7 @@ class _SharedCommit:
     ) -> tuple[Ledger | None, Any, Mapping[str, Any]]:
         """Run one operation. The ledger is None if it has nothing to commit."""
         try:
-            view = group.view(snapshot, self._held, self.txns)
+            view = group.view(snapshot, self._held)
             after, result, info = operation.compute(view)
             txn = None if operation.txn is None else operation.txn(result)
         except CommitConflict:

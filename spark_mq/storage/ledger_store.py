@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -24,6 +24,8 @@ class LedgerSnapshot:
     token: Any
     looked: bool = True
     """Whether the store was asked for newer commits."""
+    txns: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Application transactions of earlier operations in the same commit."""
 
 
 @dataclass(frozen=True, slots=True)

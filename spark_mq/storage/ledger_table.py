@@ -234,7 +234,7 @@ class LedgerTable:
         return not self.files.is_local and self.log.alone
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
-        return self.log.state.txns.get(app)
+        return stored.txns[app] if app in stored.txns else self.log.state.txns.get(app)
 
     def groups(self) -> list[str]:
         with wrap_store_errors(self.path, "reading"), self._lock:

@@ -174,6 +174,8 @@ class MemoryLedgers:
             self._marks.update((app, (number, latest + 1)) for app, number in txns)
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
+        if app in stored.txns:
+            return stored.txns[app]
         with self._lock:
             number, version = self._marks.get(app, (None, 0))
             if version > stored.token:

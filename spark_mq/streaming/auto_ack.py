@@ -12,6 +12,7 @@ from __future__ import annotations
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.transitions import held_by_batch
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.update import Update
 from spark_mq.streaming.offset import auto_ack_app_id
 
@@ -31,7 +32,7 @@ def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
         held = ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))
         messages = sum(r.message_count for r in held)
         lease_ids = ",".join(sorted({r.lease_id or "" for r in held}))
-        wanted = bool(held) and auto_ack_excluded_up_to(group, view, stream) < n
+        wanted = bool(held) and auto_ack_excluded_up_to(group.ledgers, view.snapshot, stream) < n
         info = {"operation": "leave", "lease_id": lease_ids, "messages": messages}
         return ledger if wanted else None, (messages, wanted), info
 
@@ -42,6 +43,6 @@ def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
     return messages
 
 
-def auto_ack_excluded_up_to(group: GroupLedger, view: GroupView, stream: str) -> int:
+def auto_ack_excluded_up_to(ledgers: LedgerStore, snapshot: LedgerSnapshot, stream: str) -> int:
     """Return the last excluded batch of a stream, or 0. Raises CommitConflict."""
-    return group.txn_number(view, auto_ack_app_id(stream)) or 0
+    return ledgers.mark(snapshot, auto_ack_app_id(stream)) or 0

@@ -297,7 +297,7 @@ class StreamSource:
 
     def _fence(self, view: GroupView, app: str, stream: str, n: int, most: int) -> int | None:
         """Return the stream's transaction number. Raises StreamFenced if it is above `most`."""
-        mark = self.ledger.txn_number(view, app)
+        mark = self.ledger.ledgers.mark(view.snapshot, app)
         if mark is not None and mark > most:
             raise StreamFenced(
                 f"batch {n} of stream {stream} is fenced: another driver has leased batch "
@@ -335,6 +335,8 @@ class StreamSource:
         These are the runner's own, and at its start those of dead runners. Later, another runner's
         lease is a successor's. Batches that left messages unsettled on purpose are not acked.
         """
+        if upto == 0:
+            return []
         ledger = view.ledger
         held = pc.starts_with(ledger.column("lease_id"), stream + "/")
         rows = ledger.where(pc.and_(ledger.is_state(LEASED, WAITING), held))
@@ -348,7 +350,7 @@ class StreamSource:
         )  # fmt: skip
         if not done:
             return []
-        left = auto_ack_excluded_up_to(self.ledger, view, stream)
+        left = auto_ack_excluded_up_to(self.ledger.ledgers, view.snapshot, stream)
         return [lease_id for lease_id, n in done if n > left]
 
     def _acked(self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()) -> tuple[Ledger, dict[str, Any]]:
