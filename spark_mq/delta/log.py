@@ -111,11 +111,12 @@ class DeltaLog(LogFollower):
         started, version, previous = time.monotonic(), base, self._operation_id(base)
         while True:
             version += 1
+            now = int(time.time() * 1000)
             winner = self._known_winner(version, change)
-            if winner is None and not self._create(version, change, previous, operation):
+            if winner is None and not self._create(version, encode(change, previous, operation, now)):
                 winner = self._winner(version, change)
             if winner is None:
-                self._landed(version, change, started)
+                self._landed(Commit.of(version, change, now), change, started)
                 return version
             if reason := winner.conflict_with(change):
                 raise CommitConflict(reason)
@@ -135,9 +136,8 @@ class DeltaLog(LogFollower):
                 return None
         return self._winner(version, change)
 
-    def _create(self, version: int, change: Change, previous: str | None, operation: str) -> bool:
+    def _create(self, version: int, data: bytes) -> bool:
         """Put a commit if its number is free. Return whether this put certainly landed."""
-        data = encode(change, previous, operation)
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 self.store.create(log_path(version), data)
@@ -176,12 +176,12 @@ class DeltaLog(LogFollower):
                 self._highest = max(self._highest, version)
         return winner
 
-    def _landed(self, version: int, change: Change, started: float) -> None:
+    def _landed(self, commit: Commit, change: Change, started: float) -> None:
         """Check and take in an own commit."""
+        version = commit.version
         slow = time.monotonic() - started > SLOW_COMMIT_SECONDS
         if (self.store.is_local or slow) and not self.store.exists(log_path(version - 1)):
             self._withdraw_stray(version, change)
-        commit = Commit.of(version, change)
         with self._lock:
             if self._state is not None and self._state.version == version - 1:
                 self._state.apply(commit)

@@ -19,9 +19,10 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 from handles import again, housekeep, index_commits, lease
-from spark_mq.delta.checkpoints import checkpoint
 
 from spark_mq import Queue, errors
+from spark_mq.delta import follower
+from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
@@ -245,7 +246,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(delta_queue: Make, clock
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    checkpoint(queue._context.messages.files)
+    write_checkpoint(queue._context.messages.files)
     before = DeltaTable(queue._context.messages.path).version()
     late = again(queue)
     assert drain(queue) == [b"a", b"b", b"c"]
@@ -276,7 +277,7 @@ def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue:
     DeltaTable(queue._context.ledgers.path).restore(before)
     with pytest.raises(errors.LeaseLost):
         held.ack()
-    assert first.group.ack(first.lease_id).settled == 1, "its lease is held again"
+    assert queue.group().ack(first.lease_id).settled == 1, "its lease is held again"
     assert drain(worker) == [b"b", b"c"]
     assert again(queue).sweep().archived_commits > 0
 
@@ -295,7 +296,7 @@ def damaged_by(how: str, path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "truncated", "garbage", "other JSON"])
 def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr("spark_mq.storage.log_watch.HOLE_LOOK", 0)
+    monkeypatch.setattr(follower, "GAP_CHECK_SECONDS", 0)
     for value in "ab":
         queue.publish(value)
     worker, full = again(queue), again(queue)
@@ -392,7 +393,7 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
 def test_a_broken_checkpoint_is_named(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        checkpoint(queue._context.messages.files)
+        write_checkpoint(queue._context.messages.files)
     log = Path(queue._context.messages.path, "_delta_log")
     (log / "_last_checkpoint").write_text("not JSON")
     assert queue.sweep().indexed_commits == 4, "that one is only a hint"
@@ -610,6 +611,6 @@ def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> N
     found = lease(worker, 10)
     assert [m.value for m in found.messages] == [b"a", b"x", b"b"]
     assert found.messages[1].published_at.year == 9999
-    found.group.seek(clock() + timedelta(days=1))
+    queue.group().seek(clock() + timedelta(days=1))
     worker.sweep()
     assert worker.stats()["published"] == 3

@@ -13,7 +13,7 @@ from handles import Injected, again, lease
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.maintenance import redrive
+from spark_mq.maintenance import redrive, transfer
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -155,7 +155,7 @@ def test_killed_at_any_step_each_goes_back_once(make: Make, monkeypatch: pytest.
     """Before and after each of the three commits."""
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
-    target, name = [(redrive, "change"), (type(queue._context.messages), "commit"), (redrive, "change")][kind]
+    target, name = [(transfer, "update_ledger"), (type(queue._context.messages), "commit"), (transfer, "update_ledger")][kind]
     at = 2 if kind == 2 else 1
 
     def die() -> None:

@@ -63,7 +63,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(make: Make, clock: 
         raise ValueError("boom")
 
     def told() -> list[str]:
-        lines = [r.getMessage() for r in caplog.records if r.name in ("spark_mq.worker", "spark_mq.failures")]
+        lines = [r.getMessage() for r in caplog.records if r.name in ("spark_mq.worker", "spark_mq.handler")]
         caplog.clear()
         return [re.sub(r" \(lease .*\)", "", line) for line in lines]
 
