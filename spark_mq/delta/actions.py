@@ -165,6 +165,11 @@ class Commit:
             return {}
         return note if isinstance(note, dict) else {}
 
+    def follows(self, operation_id: str | None) -> bool:
+        """Whether the commit before this one is that operation, as far as both are known."""
+        previous = self.info.get(PREVIOUS_ID)
+        return previous is None or operation_id is None or previous == operation_id
+
     def conflict_with(self, change: Change) -> str | None:
         """Return why the change must be computed again after this commit, or None."""
         if self.protocols or self.metadata is not None:

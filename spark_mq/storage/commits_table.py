@@ -38,7 +38,7 @@ class CommitsTable:
     def __init__(self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True) -> None:
         self.path = path
         self.files = ObjectStore(path, storage_options, durable=durable)
-        self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
+        self.log = DeltaLog(self.files, replaceable=True, on_checkpoint=checkpoint_soon)
         self._lock = threading.Lock()
 
     def open(self, messages_id: str) -> TableState | None:
