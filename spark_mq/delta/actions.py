@@ -7,7 +7,6 @@ commit, so each field that spark_mq uses is checked before it is used.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -123,10 +122,12 @@ class Commit:
                     self.protocols.append(value)
 
     @classmethod
-    def of(cls, version: int, change: Change) -> Commit:
-        """Return the commit of a change as a reader of the log would have it."""
+    def of(cls, version: int, change: Change, now: int) -> Commit:
+        """Return the commit of a change as a reader of the log would have it.
+
+        ``now`` is its time in milliseconds since 1970.
+        """
         commit = cls(version, ())
-        now = int(time.time() * 1000)
         note = {name: value for name, value in change.info.items() if value is not None}
         commit.info = {"timestamp": now, "userMetadata": json.dumps(note), OPERATION_ID: change.operation_id}
         commit.txns = dict(change.txns)
@@ -163,6 +164,11 @@ class Commit:
         except (ValueError, TypeError, RecursionError):
             return {}
         return note if isinstance(note, dict) else {}
+
+    def follows(self, operation_id: str | None) -> bool:
+        """Whether the commit before this one is that operation, as far as both are known."""
+        previous = self.info.get(PREVIOUS_ID)
+        return previous is None or operation_id is None or previous == operation_id
 
     def conflict_with(self, change: Change) -> str | None:
         """Return why the change must be computed again after this commit, or None."""
@@ -263,12 +269,12 @@ def missing_commit_error(path: str, version: int) -> CorruptLog:
 # -- building
 
 
-def encode(change: Change, previous_id: str | None, operation: str) -> bytes:
+def encode(change: Change, previous_id: str | None, operation: str, now: int) -> bytes:
     """Return the JSON of a commit: ``commitInfo``, transactions, removes, adds.
 
-    ``operation`` is Delta's own name of the operation, such as ``WRITE``.
+    ``operation`` is Delta's own name of the operation, such as ``WRITE``. ``now`` is the time of
+    the commit in milliseconds since 1970.
     """
-    now = int(time.time() * 1000)
     note = {name: value for name, value in change.info.items() if value is not None}
     parameters = {"mode": "Append" if not change.removes else "Overwrite"}
     if change.partition is not None:

@@ -102,7 +102,7 @@ def starting_state(store: ObjectStore, files: Sequence[str], track_files: bool) 
 
 def check_start(store: ObjectStore) -> None:
     """Raise CorruptLog if the checkpoint that the log starts from cannot be read."""
-    files = find_start(store)
+    files = find_start(store) or listed_checkpoint(store)
     try:
         if files:
             _loaded(store, files, False)

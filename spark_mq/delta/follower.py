@@ -18,7 +18,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.errors import NotAQueue
 
-__all__ = ["LogFollower"]
+__all__ = ["LogFollower", "LogReplaced"]
 
 GAP_CHECK_SECONDS: Final = 30.0
 """A follower that finds nothing new lists the log this often, to notice a missing commit."""
@@ -30,6 +30,10 @@ _READ_AHEAD: Final = 16
 """Commits that a follower far behind requests from an object store at once."""
 
 
+class LogReplaced(Exception):
+    """The log is not the one that was read. The handle must open the table again."""
+
+
 class LogFollower:
     """The log of one table, and the table's state at the last look. Thread-safe.
 
@@ -39,6 +43,8 @@ class LogFollower:
         The files of the table.
     track_files
         Whether the state has the table's data files.
+    replaceable
+        Whether the table may be deleted and made again under this handle.
     """
 
     def __init__(
@@ -46,10 +52,12 @@ class LogFollower:
         store: ObjectStore,
         *,
         track_files: bool = True,
+        replaceable: bool = False,
     ) -> None:
         self.store = store
         self.path = store.root
         self._track_files = track_files
+        self._replaceable = replaceable
         self._lock = threading.RLock()
         self._state: TableState | None = None
         self._table_id: str | None = None
@@ -76,11 +84,11 @@ class LogFollower:
     def open(self) -> TableState | None:
         """Return the table at its latest version, or None if there is no table. Raise as :meth:`refresh`."""
         with self._lock:
+            if self._replaceable and self._state is not None and not self._base_is_there():
+                self.forget()
             if self._state is None:
                 start = find_start(self.store)
-                if start is None:
-                    return None
-                return self._accept(self._open(start))
+                return None if start is None else self._accept(self._open(start))
             return self.refresh()
 
     def refresh(self) -> TableState:
@@ -102,8 +110,12 @@ class LogFollower:
                 self.forget()
             if self._state is None:
                 return self._accept(self._open(find_start(self.store)))
-            self._follow(self._state)
-            return self._accept(self._state)
+            try:
+                self._follow(self._state)
+                return self._accept(self._state)
+            except LogReplaced:
+                self.forget()
+                return self._accept(self._open(find_start(self.store)))
 
     def _accept(self, state: TableState) -> TableState:
         """Keep a state that was brought up to date. Raise CorruptLog if the log went back."""
@@ -135,12 +147,15 @@ class LogFollower:
         with self._lock:
             self._state = None
             self._commits.clear()
+            if self._replaceable:
+                self._table_id, self._highest = None, -1
 
     # -- opening and following
 
     def _open(self, start: Sequence[str] | None) -> TableState:
         if start is None:
-            raise NotAQueue(f"there is no Delta table at {self.path}", path=self.path)
+            gone = "" if self._table_id is None else " any more"
+            raise NotAQueue(f"there is no Delta table at {self.path}{gone}", path=self.path)
         state = self._read_from(start)
         for _ in range(_OPEN_ATTEMPTS):
             if state.version >= 0 and self.store.exists(log_path(state.version)):
@@ -152,6 +167,7 @@ class LogFollower:
             start, state = listed, self._read_from(listed)
         if state.version < 0:
             raise missing_commit_error(self.path, 0)
+        self._look_for_gap(state.version)
         if self._table_id not in (None, state.table_id):
             raise NotAQueue(
                 f"the Delta table at {self.path} was made again since this handle was opened. Open the queue again",
@@ -206,6 +222,8 @@ class LogFollower:
 
     def _apply(self, state: TableState, commit: Commit) -> None:
         commit.check_features(self.path)
+        if self._state is not None and not commit.follows(state.operation_id):
+            raise LogReplaced(f"commit {commit.version} of {self.path} follows another one than was read")
         changed = commit.metadata is not None and state.version >= 0
         if changed and str((commit.metadata or {}).get("id")) != state.table_id:
             raise NotAQueue(f"commit {commit.version} of {self.path} makes another table of it. Open the queue again", path=self.path)
@@ -241,8 +259,10 @@ class LogFollower:
 
     def _check_gap(self, version: int) -> None:
         """Now and then, raise CorruptLog if commits lie beyond the missing one after `version`."""
-        if time.monotonic() - self._gap_checked < GAP_CHECK_SECONDS:
-            return
+        if time.monotonic() - self._gap_checked >= GAP_CHECK_SECONDS:
+            self._look_for_gap(version)
+
+    def _look_for_gap(self, version: int) -> None:
         names = (info.path.rpartition("/")[2] for info in self.store.list(LOG_FOLDER))
         beyond = any(n[20:] == ".json" and n[:20].isdigit() and int(n[:20]) > version + 1 for n in names)
         if beyond and not self.store.exists(log_path(version + 1)) and self.store.exists(log_path(version)):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from spark_mq.delta.actions import PREVIOUS_ID, Change, Commit, checkpoint_path, encode, log_path
-from spark_mq.delta.follower import LogFollower
+from spark_mq.delta.follower import LogFollower, LogReplaced
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import to_storage_error
@@ -40,6 +40,8 @@ class DeltaLog(LogFollower):
         The files of the table.
     track_files
         Whether the state has the table's data files.
+    replaceable
+        Whether the table may be deleted and made again under this handle.
     on_checkpoint
         Called with the store and a version that needs a checkpoint, after the commit of that version.
     """
@@ -49,9 +51,10 @@ class DeltaLog(LogFollower):
         store: ObjectStore,
         *,
         track_files: bool = True,
+        replaceable: bool = False,
         on_checkpoint: Callable[[ObjectStore, int], None] | None = None,
     ) -> None:
-        super().__init__(store, track_files=track_files)
+        super().__init__(store, track_files=track_files, replaceable=replaceable)
         self._on_checkpoint = on_checkpoint
 
     def transact(
@@ -111,11 +114,12 @@ class DeltaLog(LogFollower):
         started, version, previous = time.monotonic(), base, self._operation_id(base)
         while True:
             version += 1
+            now = int(time.time() * 1000)
             winner = self._known_winner(version, change)
-            if winner is None and not self._create(version, change, previous, operation):
+            if winner is None and not self._create(version, encode(change, previous, operation, now)):
                 winner = self._winner(version, change)
             if winner is None:
-                self._landed(version, change, started)
+                self._landed(Commit.of(version, change, now), change, started)
                 return version
             if reason := winner.conflict_with(change):
                 raise CommitConflict(reason)
@@ -135,9 +139,8 @@ class DeltaLog(LogFollower):
                 return None
         return self._winner(version, change)
 
-    def _create(self, version: int, change: Change, previous: str | None, operation: str) -> bool:
+    def _create(self, version: int, data: bytes) -> bool:
         """Put a commit if its number is free. Return whether this put certainly landed."""
-        data = encode(change, previous, operation)
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 self.store.create(log_path(version), data)
@@ -172,21 +175,27 @@ class DeltaLog(LogFollower):
             return None
         with self._lock:
             if self._state is not None and self._state.version == version - 1:
-                self._apply(self._state, winner)
+                try:
+                    self._apply(self._state, winner)
+                except LogReplaced as error:
+                    self.forget()
+                    raise CommitConflict(str(error)) from None
                 self._highest = max(self._highest, version)
         return winner
 
-    def _landed(self, version: int, change: Change, started: float) -> None:
+    def _landed(self, commit: Commit, change: Change, started: float) -> None:
         """Check and take in an own commit."""
+        version = commit.version
         slow = time.monotonic() - started > SLOW_COMMIT_SECONDS
         if (self.store.is_local or slow) and not self.store.exists(log_path(version - 1)):
             self._withdraw_stray(version, change)
-        commit = Commit.of(version, change)
         with self._lock:
             if self._state is not None and self._state.version == version - 1:
                 self._state.apply(commit)
                 self._remember(commit)
                 self._own_streak += 1
+                if self.store.is_local:
+                    self._base_is_there()  # remembers it
                 self._highest = max(self._highest, version)
         if version % CHECKPOINT_INTERVAL == 0 and self._on_checkpoint is not None:
             self._on_checkpoint(self.store, version)

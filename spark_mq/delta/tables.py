@@ -25,8 +25,7 @@ from spark_mq.delta.actions import (
 from spark_mq.delta.cold_start import check_start
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.store_errors import one_line
-from spark_mq.errors import StorageError
+from spark_mq.delta.store_errors import to_storage_error
 
 __all__ = ["checkpoint_soon", "create_table", "last_checkpoint", "wait_for_checkpoints", "write_checkpoint"]
 
@@ -100,11 +99,7 @@ def write_checkpoint(store: ObjectStore) -> int:
         except (DeltaError, OSError) as error:
             if not left:
                 check_start(store)
-                raise StorageError(
-                    f"writing a checkpoint of {store.root} failed: {one_line(error)}. Nothing else was changed",
-                    path=store.root,
-                    landed=False,
-                ) from error
+                raise to_storage_error(store.root, error, "writing a checkpoint of") from error
     raise AssertionError("unreachable")
 
 

@@ -38,7 +38,7 @@ class CommitsTable:
     def __init__(self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True) -> None:
         self.path = path
         self.files = ObjectStore(path, storage_options, durable=durable)
-        self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
+        self.log = DeltaLog(self.files, replaceable=True, on_checkpoint=checkpoint_soon)
         self._lock = threading.Lock()
 
     def open(self, messages_id: str) -> TableState | None:
@@ -131,7 +131,9 @@ class CommitsTable:
         state = self.log.open()
         if state is None:
             return 0
-        if state.version - last_checkpoint(self.files) >= SMALL_FILES:
+        since = state.version - last_checkpoint(self.files)
+        # Best after a merge: the merged files can go then.
+        if since >= 2 * SMALL_FILES or (since >= SMALL_FILES and _count_small(state) <= 1):
             write_checkpoint(self.files)
         return clean_table(self.log, keep, data_files=True)
 
@@ -160,5 +162,13 @@ def _app_id(messages_id: str) -> str:
 
 def _small_files(state: TableState) -> list[AddFile]:
     """Return the small files, if there are too many."""
-    small = [file for file in state.files() if (file.rows or 0) < LARGE_ROWS]
+    small = [file for file in state.files() if _is_small(file)]
     return small if len(small) >= SMALL_FILES else []
+
+
+def _count_small(state: TableState) -> int:
+    return sum(_is_small(file) for file in state.files())
+
+
+def _is_small(file: AddFile) -> bool:
+    return (file.rows or 0) < LARGE_ROWS

@@ -115,7 +115,7 @@ class HistoryTable:
         self.path = path
         self.files = ObjectStore(path, storage_options, durable=durable)
         self._ledgers = ledgers
-        self._log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
+        self._log = DeltaLog(self.files, replaceable=True, on_checkpoint=checkpoint_soon)
 
     def read(self, filters: Filters) -> tuple[pa.Table, int]:
         with wrap_store_errors(self.path, "reading"):

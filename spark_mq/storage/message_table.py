@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from spark_mq.delta.actions import AddFile, Change, missing_commit_error
@@ -109,15 +109,25 @@ class MessageTable(MessageStore):
             txns=() if mark is None else (mark,),
         )
 
-        def compute(state: TableState) -> tuple[Change, None]:
+        tries = 0
+
+        def compute(state: TableState) -> tuple[Change | None, int | None]:
+            nonlocal tries
+            tries += 1
+            if tries > 1 and (landed := self._version_of(files)) is not None:
+                return None, landed  # the reply was lost, and the log was cleaned since
             if mark is not None:
                 check_mark(state.txns.get(mark[0]), mark)
             return change, None
 
         with wrap_store_errors(self.path, "publishing to"):
-            version, _ = self.log.transact(compute, timeout=_COMMIT_TIMEOUT_SECONDS)
+            version, landed = self.log.transact(compute, timeout=_COMMIT_TIMEOUT_SECONDS)
         self.bell.ring()
-        return _receipt(version, sum(file.rows or 0 for file in files))
+        return _receipt(version if landed is None else landed, sum(file.rows or 0 for file in files))
+
+    def _version_of(self, files: Sequence[AddFile]) -> int | None:
+        """Return the version that published these files, or None."""
+        return self.published().version_of(files[0].path) if files else None
 
     def last_number(self, app: str) -> int | None:
         with wrap_store_errors(self.path, "reading"):

@@ -75,6 +75,11 @@ class PublishedFiles:
         published = {file.path for file in files[start:] if file.first >> ORDINAL_BITS == version}
         return published <= paths and all(path in self._published or path in self._rewritten for path in paths)
 
+    def version_of(self, path: str) -> int | None:
+        """Return the version that published a file, or None."""
+        last = self._published.get(path)
+        return None if last is None else last >> ORDINAL_BITS
+
     def rewritten(self, horizon: int) -> set[str]:
         """The paths of rewritten files that hold nothing above a sequence."""
         return {path for path, (_, last) in self._rewritten.items() if last is not None and last <= horizon}

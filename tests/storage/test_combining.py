@@ -116,7 +116,7 @@ def commits(queue: Queue) -> int:
     if isinstance(queue._context.ledgers, MemoryLedgers):
         return len(queue._context.ledgers.notes)
     assert isinstance(queue._context.ledgers, LedgerTable)
-    return queue._context.ledgers.refresh().version()
+    return queue._context.ledgers.version()
 
 
 def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,22 +12,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
-from handles import Injected, again, housekeep, index_commits, lease
-from spark_mq.delta.checkpoints import checkpoint
-from spark_mq.storage.cleanup import clean_commits, clean_log, clean_messages
+from handles import Injected, again, housekeep, index_commits, lease, on_commit
 
 from spark_mq import Message, Queue, errors
+from spark_mq.delta import cleanup, tables
+from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import write_file
-from spark_mq.storage import cleanup as commits
 from spark_mq.storage import commits_table as commit_table
-from spark_mq.storage import message_table as log_module
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
+ALL = Keep(0, 0)
+"""Nothing of the past stays."""
 
 
 class Killed(BaseException):
@@ -55,15 +56,14 @@ def data_files(queue: Queue) -> set[str]:
 
 def clean(queue: Queue) -> int:
     """Cleans the log of messages/ of all that may go, without the usual patience."""
-    checkpoint(log_of(queue).files)
-    return clean_messages(log_of(queue), 0, 0)
+    return log_of(queue).clean(0, 0)
 
 
 def index_and_clean(queue: Queue) -> None:
     """Nothing of the log but its last commit is left."""
     index_commits(queue)
     assert clean(queue) > 0
-    assert json_versions(queue) == [log_of(queue).refresh().version()]
+    assert json_versions(queue) == [log_of(queue).log.refresh().version]
 
 
 def written_down(queue: Queue) -> pa.Table:
@@ -74,7 +74,7 @@ def written_down(queue: Queue) -> pa.Table:
 
 def said(queue: Queue) -> pa.Table:
     """All that the commits say, as a new handle finds it."""
-    return log_of(again(queue)).state().since(-1)
+    return log_of(again(queue)).published().rows_since(-1)
 
 
 def varied(queue: Queue, clock: ManualClock) -> None:
@@ -85,7 +85,7 @@ def varied(queue: Queue, clock: ManualClock) -> None:
     write_deltalake(DeltaTable(queue._context.messages.path), pa.table({"value": [b"foreign"]}), mode="append", schema_mode="merge")
     file = write_file(queue._context.messages.files, pa.table({"value": pa.array([b"without statistics", b"two"])}))
     bare = AddAction(file.path, file.size, {}, 0, True, "{}")
-    log_of(queue).refresh().create_write_transaction([bare], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction([bare], "append", MESSAGE_SCHEMA, [])
     before = DeltaTable(queue._context.messages.path).version()
     DeltaTable(queue._context.messages.path).optimize.compact()
     DeltaTable(queue._context.messages.path).restore(before)
@@ -113,7 +113,7 @@ def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: Ma
 def test_it_grows_by_what_is_new(queue: Queue, clock: ManualClock) -> None:
     assert index_commits(queue) == 0, "nothing has been published"
     varied(queue, clock)
-    assert index_commits(queue) == log_of(queue).refresh().version() + 1
+    assert index_commits(queue) == log_of(queue).log.refresh().version + 1
     assert index_commits(queue) == 0
     queue.publish("x")
     queue.publish("y")
@@ -190,11 +190,12 @@ def test_an_old_handle_goes_on_after_the_log_was_cleaned(queue: Queue, knows: st
 
 
 def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One at the table takes longer the more files it has."""
+    """To open the table takes longer the more files it has."""
     looker, looked = again(queue), []
     queue.publish("a")
     assert looker._context.messages.index().total == 1
-    monkeypatch.setattr(looker._context.messages, "refresh", lambda: looked.append(1))
+    monkeypatch.setattr(log_of(looker).log, "_open", lambda: looked.append(1))
+    monkeypatch.setattr(log_of(looker).files, "list", lambda folder: looked.append(folder))
     assert looker._context.messages.index().total == 1
     for value in "bcd":
         queue.publish(value)
@@ -213,7 +214,7 @@ def test_a_queue_that_was_made_anew_is_noticed(delta_queue: Make, longer: bool) 
     new = delta_queue()
     for value in "abcd" if longer else "":
         new.publish(value)
-    with pytest.raises(errors.CorruptLog, match="made anew"):
+    with pytest.raises(errors.NotAQueue, match="made again"):
         old._context.messages.index()
 
 
@@ -226,7 +227,7 @@ def test_a_publisher_whose_queue_was_made_anew_is_told_and_does_no_harm(delta_qu
         Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
     new = delta_queue()
     new.publish("new")
-    with pytest.raises(errors.CorruptLog, match="made anew"):
+    with pytest.raises(errors.NotAQueue, match="made again"):
         old.publish("d")
     assert json_versions(new) == [0, 1]
     assert again(new).stats()["published"] == 1
@@ -237,13 +238,11 @@ def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(queue: 
     rival = again(queue)
 
     def later() -> None:
-        monkeypatch.undo()
         rival.publish("rival")
         rival.publish("rival")
         index_and_clean(rival)
 
-    lost = Injected(DeltaTable.create_write_transaction, after=later, fail=CommitFailedError("412"))
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
+    on_commit(monkeypatch, "messages", after=later, fail=FileExistsError("412"))
     receipt = queue.publish("mine")
     assert {m.sequence: m.value for m in lease(again(queue), 100).messages}[receipt.sequences[0]] == b"mine"
     assert queue.stats()["published"] == 3
@@ -254,13 +253,11 @@ def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(q
     rival = again(queue)
 
     def meanwhile() -> None:
-        monkeypatch.undo()
-        monkeypatch.setattr("spark_mq.storage.message_table.SLOW", 0)
         for value in "abc":
             rival.publish(value)
         index_and_clean(rival)
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, before=meanwhile))
+    on_commit(monkeypatch, "messages", before=meanwhile)
     receipt = queue.publish("slow")
     assert receipt.version == 4
     assert json_versions(queue) == [3, 4]
@@ -269,11 +266,8 @@ def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(q
 
 
 def test_a_slow_publish_that_landed_stays(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.storage.message_table.SLOW", 0)
     rival = again(queue)
-    monkeypatch.setattr(
-        DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, after=lambda: index_commits(rival))
-    )
+    on_commit(monkeypatch, "messages", after=lambda: index_commits(rival))
     assert queue.publish("slow").version == 1
     assert queue.publish("next").version == 2
     assert queue.stats()["published"] == 2
@@ -284,7 +278,7 @@ def test_a_commit_that_is_gone_and_not_written_down_is_told(queue: Queue) -> Non
     index_commits(queue)
     queue.publish("b")
     queue.publish("c")
-    checkpoint(log_of(queue).files)
+    write_checkpoint(log_of(queue).files)
     Path(queue._context.messages.path, "_delta_log", f"{2:020d}.json").unlink()
     with pytest.raises(errors.CorruptLog, match="commit 2"):
         again(queue)._context.messages.index()
@@ -299,8 +293,8 @@ def test_cleaning_takes_nothing_that_is_not_written_down(queue: Queue) -> None:
     index_commits(queue)
     for value in "cd":
         queue.publish(value)
-        checkpoint(log_of(queue).files)
     assert clean(queue) == 0, "no checkpoint lies low enough"
+    assert json_versions(queue) == [0, 1, 2, 3, 4]
     index_commits(queue)
     assert clean(queue) > 0
     assert again(queue).stats()["published"] == 4
@@ -316,10 +310,10 @@ def test_a_queue_that_was_never_indexed_is_not_cleaned(queue: Queue) -> None:
 def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> None:
     for value in "abcdef":
         queue.publish(value)
-        checkpoint(log_of(queue).files)
+        write_checkpoint(log_of(queue).files)
     index_commits(queue)
-    assert clean_messages(log_of(queue), 0, 3600) == 0
-    clean_messages(log_of(queue), 2, 0)
+    assert log_of(queue).clean(0, 3600) == 0
+    log_of(queue).clean(2, 0)
     assert json_versions(queue) == [4, 5, 6]
     for version in (4, 5, 6):
         assert DeltaTable(queue._context.messages.path, version=version).to_pyarrow_table().num_rows == version
@@ -337,7 +331,7 @@ def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
 def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(queue: Queue, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     for value in "abcde":
         queue.publish(value)
-        checkpoint(log_of(queue).files)
+        write_checkpoint(log_of(queue).files)
     index_commits(queue)
 
     def die() -> None:
@@ -356,7 +350,7 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(queue: Queue, mon
 def test_a_sweep_indexes_and_cleans(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        checkpoint(log_of(queue).files)
+        write_checkpoint(log_of(queue).files)
     assert queue.sweep().indexed_commits == 4
     assert queue.sweep().cleaned_files == 0, "all of it is young"
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
@@ -382,18 +376,18 @@ def test_two_sweeps_at_once_write_each_commit_down_once(queue: Queue, monkeypatc
         assert index_commits(other) == 2 + moved
 
     mine = again(queue)
-    monkeypatch.setattr(log_of(mine).commits, "write", Injected(log_of(mine).commits.write, before=first))
+    on_commit(monkeypatch, "commits", before=first)
     assert index_commits(mine) == 0
     assert counted(queue) == [1, 2][: 1 + moved]
+    assert len(list(Path(queue.path, "commits").glob("*.parquet"))) == 1, "that of the refused commit is deleted"
 
 
-@pytest.mark.parametrize("lie", [CommitFailedError("412 Precondition Failed"), OSError("connection reset")], ids=["race", "network"])
+@pytest.mark.parametrize("lie", [FileExistsError("412 Precondition Failed"), OSError("connection reset")], ids=["race", "network"])
 def test_a_write_whose_reply_was_lost_is_not_repeated(queue: Queue, monkeypatch: pytest.MonkeyPatch, lie: Exception) -> None:
     queue.publish("a")
-    log_of(queue).state()
-    log_of(queue).commits.create(log_of(queue).table_id)
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, fail=lie))
+    wrapper = on_commit(monkeypatch, "commits", fail=lie)
     index_commits(queue)
+    assert wrapper.calls == 1
     assert counted(queue) == [1]
 
 
@@ -406,10 +400,10 @@ def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(queue: Que
 
     with monkeypatch.context() as patch:
         if step == "create":
-            patch.setattr(log_of(queue).commits, "create", Injected(log_of(queue).commits.create, after=die))
+            patch.setattr(commit_table, "create_table", Injected(commit_table.create_table, after=die))
         else:
             hook = {"before" if step.startswith("before") else "after": die}
-            patch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, **hook))
+            on_commit(patch, "commits", **hook)
         with pytest.raises(Killed):
             index_commits(queue)
     queue.publish("b")
@@ -436,12 +430,12 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 
 
 def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.storage.cleanup.CLOCK_MARGIN", 0)
+    monkeypatch.setattr(cleanup, "CLOCK_MARGIN_SECONDS", 0)
     monkeypatch.setattr(commit_table, "SMALL_FILES", 4)
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
-        clean_commits(log_of(queue))
+        log_of(queue).commits.clean(ALL)
         files = list(Path(queue.path, "commits").glob("*.parquet"))
         assert len(files) <= 5
         assert again(queue).stats()["published"] == n + 1
@@ -449,7 +443,7 @@ def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_handle_that_reads_while_files_are_rewritten_reads_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_mq.storage.cleanup.CLOCK_MARGIN", 0)
+    monkeypatch.setattr(cleanup, "CLOCK_MARGIN_SECONDS", 0)
     monkeypatch.setattr(commit_table, "SMALL_FILES", 2)
     for value in "abc":
         queue.publish(value)
@@ -459,7 +453,7 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(queue: Queue,
 
     def rewrite() -> None:
         index_commits(queue)
-        clean_commits(log_of(queue))
+        log_of(queue).commits.clean(ALL)
 
     files = log_of(reader).commits.files
     monkeypatch.setattr(files, "read_parquet", Injected(files.read_parquet, before=rewrite))
@@ -469,10 +463,10 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(queue: Queue,
 def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        checkpoint(log_of(queue).files)
+        write_checkpoint(log_of(queue).files)
     folder = Path(queue._context.messages.path, "_delta_log")
     (folder / f"{1:020d}.crc").write_text("{}")
-    clean_log(queue._context.messages.files, 3, 3, 0, 0)
+    clean_table(DeltaLog(log_of(queue).files), ALL, data_files=False)
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
     assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
     assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3
@@ -489,17 +483,15 @@ def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(queu
         two.publish("c")
         index_and_clean(two)
 
-    injected = Injected(DeltaTable.create_checkpoint, before=meanwhile)
-    monkeypatch.setattr(DeltaTable, "create_checkpoint", injected)
+    injected = Injected(tables.DeltaTable, before=meanwhile)
+    monkeypatch.setattr(tables, "DeltaTable", injected)
     assert clean(queue) == 0, "there is nothing left to do"
     assert injected.calls == 1
     assert counted(queue) == [1, 2, 3]
 
 
 def test_two_sweepers_tidy_commits_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "KEEP_OWN_VERSIONS", 0)
-    monkeypatch.setattr(commits, "KEEP_SECONDS", 0)
-    monkeypatch.setattr(commits, "SMALL_FILES", 1)
+    monkeypatch.setattr(commit_table, "SMALL_FILES", 1)
 
     def more() -> None:
         for value in "ab":
@@ -507,20 +499,18 @@ def test_two_sweepers_tidy_commits_at_once(queue: Queue, monkeypatch: pytest.Mon
             index_commits(queue)
 
     def meanwhile() -> None:
-        monkeypatch.setattr(DeltaTable, "create_checkpoint", injected.real)
         more()
-        assert clean_commits(log_of(again(queue))) > 0
+        assert log_of(again(queue)).commits.clean(ALL) > 0
 
     more()
-    injected = Injected(DeltaTable.create_checkpoint, before=meanwhile)
-    monkeypatch.setattr(DeltaTable, "create_checkpoint", injected)
-    assert clean_commits(log_of(again(queue))) == 0
-    assert injected.calls == 1
+    injected = Injected(tables.DeltaTable, before=meanwhile)
+    monkeypatch.setattr(tables, "DeltaTable", injected)
+    assert log_of(again(queue)).commits.clean(ALL) == 0
+    assert injected.calls == 2
     assert again(queue).stats()["published"] == 4
 
 
 def _publish(path: str, count: int) -> list[int]:
-    log_module.SLOW = 0  # for the sweepers have no patience here
     queue = Queue.open(path)
     return [queue.publish(str(n)).sequences[0] for n in range(count)]
 

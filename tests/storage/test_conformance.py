@@ -489,7 +489,7 @@ def test_a_queue_and_its_group_can_be_pickled(delta_queue: Make, clock: ManualCl
     queue.publish(["a", "b"])
     lease = take(queue, 1)
     copy, group = pickle.loads(pickle.dumps((queue, queue.group())))
-    assert (copy.path, copy.settings, copy._context.now()) == (queue.path, queue.settings, queue._context.now())
+    assert (copy.path, copy.settings, copy._context.clock()) == (queue.path, queue.settings, queue._context.clock())
     assert group.ack(lease.lease_id) == SettleResult(1)
     assert values(take(copy)) == [b"b"]
 

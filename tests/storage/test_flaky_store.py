@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from spark_mq import Message, Queue
@@ -22,7 +23,7 @@ def publish_without_statistics(queue: Queue, value: bytes) -> None:
     """As a foreign writer may."""
     file = write_file(queue._context.messages.files, pa.table({"value": pa.array([value])}))
     add = AddAction(file.path, file.size, {}, 0, True, "{}")
-    queue._context.messages.refresh().create_write_transaction([add], "append", MESSAGE_SCHEMA, [])  # type: ignore[attr-defined]
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:

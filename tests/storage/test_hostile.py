@@ -71,7 +71,7 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
 def test_paths_that_delta_rs_would_not_find_again_are_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
     """At some of them it panics, in the first lease; others it takes for another path."""
     for use in (Queue.create, Queue.open, lambda path: Queue.create(tmp_path / "good", dead_letter_path=path)):
-        with pytest.raises(errors.InvalidOption, match=r"path=.*use another folder"):
+        with pytest.raises(errors.InvalidOption, match=r"path=.*Use another folder"):
             use(tmp_path / name)
     assert not list(tmp_path.iterdir())
 

@@ -19,9 +19,10 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 from handles import again, housekeep, index_commits, lease
-from spark_mq.delta.checkpoints import checkpoint
 
 from spark_mq import Queue, errors
+from spark_mq.delta import follower
+from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
@@ -171,7 +172,7 @@ def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(queue: Q
     DeltaTable(queue._context.ledgers.path).optimize.z_order(["first"])
     vacuum(queue._context.ledgers.path, full=True)
     assert queue.sweep().archived_commits > 0
-    assert f"what commit 1 of {queue._context.ledgers.path} did cannot be told" in caplog.text
+    assert f"the history of commit 1 of {queue._context.ledgers.path} is lost" in caplog.text
     assert drain(again(queue)) == [b"b"]
     assert queue.sweep().archived_commits > 0, "the sweep goes on behind it"
 
@@ -277,7 +278,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(delta_queue: Make, clock
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    checkpoint(queue._context.messages.files)
+    write_checkpoint(queue._context.messages.files)
     before = DeltaTable(queue._context.messages.path).version()
     late = again(queue)
     assert drain(queue) == [b"a", b"b", b"c"]
@@ -308,7 +309,7 @@ def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue:
     DeltaTable(queue._context.ledgers.path).restore(before)
     with pytest.raises(errors.LeaseLost):
         held.ack()
-    assert first.group.ack(first.lease_id).settled == 1, "its lease is held again"
+    assert queue.group().ack(first.lease_id).settled == 1, "its lease is held again"
     assert drain(worker) == [b"b", b"c"]
     assert again(queue).sweep().archived_commits > 0
 
@@ -327,7 +328,7 @@ def damaged_by(how: str, path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "truncated", "garbage", "other JSON"])
 def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr("spark_mq.storage.log_watch.HOLE_LOOK", 0)
+    monkeypatch.setattr(follower, "GAP_CHECK_SECONDS", 0)
     for value in "ab":
         queue.publish(value)
     worker, full = again(queue), again(queue)
@@ -345,7 +346,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Que
     assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], "and all for whoever had read it before"
     calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), worker.sweep]
     if how == "deleted":
-        calls.append(lambda: queue.publish("x"))  # it would fill the hole with what nobody sees
+        calls.append(lambda: worker.publish("x"))  # it would fill the hole with what nobody sees
     for call in calls:
         with pytest.raises(errors.CorruptLog) as caught:
             call()
@@ -421,19 +422,30 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
     assert [m.value for m in queue.group("g").lease("w", max_messages=9).messages] == [b"c"]  # type: ignore[union-attr]
 
 
-def test_a_broken_checkpoint_is_named(queue: Queue) -> None:
+def test_a_broken_checkpoint_is_named(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     for value in "abc":
         queue.publish(value)
-        checkpoint(queue._context.messages.files)
+        write_checkpoint(queue._context.messages.files)
     log = Path(queue._context.messages.path, "_delta_log")
     (log / "_last_checkpoint").write_text("not JSON")
     assert queue.sweep().indexed_commits == 4, "that one is only a hint"
     (log / "00000000000000000003.checkpoint.parquet").write_bytes(b"PAR1garbage")
+    with pytest.raises(errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"):
+        queue.sweep()
+    (log / "_last_checkpoint").write_text('{"version": 3}')
+    assert again(queue).stats()["published"] == 3, "all commits are there"
+    assert "checkpoint _delta_log/00000000000000000003.checkpoint.parquet" in caplog.text
     (log / "_last_checkpoint").unlink()
-    with pytest.raises(errors.SparkMQError, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"):
+    good = entry(queue._context.messages.path, 0).read_bytes()
+    entry(queue._context.messages.path, 0).unlink()
+    for name in ("00000000000000000001", "00000000000000000002"):
+        (log / f"{name}.checkpoint.parquet").unlink()
+    with pytest.raises(errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"):
         again(queue)
+    entry(queue._context.messages.path, 0).write_bytes(good)
     (log / "00000000000000000003.checkpoint.parquet").unlink()
     assert drain(again(queue)) == [b"a", b"b", b"c"]
+    queue.sweep()
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -561,6 +573,9 @@ def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_told(queue: Que
     lease(queue, 1).ack()
     held = lease(queue, 1)
     entry(queue._context.ledgers.path, DeltaTable(queue._context.ledgers.path).version()).unlink()
+    with pytest.raises(errors.CorruptLog, match=r"commit 4 of .* is gone"):
+        held.ack()
+    again(queue).group("other").ensure()  # another commit of that number
     with pytest.raises(errors.LeaseLost, match="unread"):
         held.ack()
     assert drain(again(queue)) == [b"b"]
@@ -648,6 +663,6 @@ def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> N
     found = lease(worker, 10)
     assert [m.value for m in found.messages] == [b"a", b"x", b"b"]
     assert found.messages[1].published_at.year == 9999
-    found.group.seek(clock() + timedelta(days=1))
+    queue.group().seek(clock() + timedelta(days=1))
     worker.sweep()
     assert worker.stats()["published"] == 3

@@ -11,9 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
-from handles import Injected, again, lease
+from handles import again, lease, on_commit
 
 from spark_mq import Message, Queue, errors
 from spark_mq.testing import ManualClock, memory_queue
@@ -276,8 +274,7 @@ def test_a_commit_whose_reply_was_lost_is_not_repeated(delta_queue: Make, monkey
 def test_races_with_other_publishers_cost_nothing(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = delta_queue()
     rival = again(queue)
-    lost = Injected(DeltaTable.create_write_transaction, before=lambda: rival.publish("rival"), fail=CommitFailedError("lost"), at=1)
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", lost)
+    on_commit(monkeypatch, "messages", before=lambda: rival.publish("rival"))
     with queue.publisher() as publisher:
         pending = publisher.publish("a")
     assert sorted(found(queue).values()) == [b"a", b"rival"]

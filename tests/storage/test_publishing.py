@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError
-from handles import Injected, again, lease
+from handles import again, lease, on_commit
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
@@ -117,15 +116,14 @@ def test_of_two_handles_that_race_with_one_number_one_lands_and_the_other_is_tol
     def win() -> None:
         landed.append(rival.publish(["theirs", "too"], producer_id="p", producer_sequence=1))
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, before=win))
+    on_commit(monkeypatch, "messages", before=win)
     assert duplicate(queue, 1).receipt == landed[0]
     assert payloads(queue) == [b"theirs", b"too"]
 
 
 def test_a_commit_whose_reply_was_lost_is_the_first_one_for_whoever_repeats_it(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = delta_queue()
-    lost = CommitFailedError("412 Precondition Failed")
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, fail=lost))
+    on_commit(monkeypatch, "messages", fail=FileExistsError("412 Precondition Failed"))
     first = queue.publish("a", producer_id="p", producer_sequence=1)
     assert not first.duplicate
     assert duplicate(again(queue), 1).receipt == first
@@ -136,7 +134,7 @@ def test_a_producer_that_died_after_its_commit_learns_so_when_it_repeats_it(delt
     queue = delta_queue()
     with monkeypatch.context() as patch:
         killed = KeyboardInterrupt()
-        patch.setattr(DeltaTable, "create_write_transaction", Injected(DeltaTable.create_write_transaction, fail=killed))
+        on_commit(patch, "messages", fail=killed)
         with pytest.raises(KeyboardInterrupt):
             queue.publish("a", producer_id="p", producer_sequence=1)
     restarted = again(queue)

@@ -173,6 +173,46 @@ def test_a_table_made_again_is_noticed(store: InjectedStore, log: DeltaLog, tmp_
         log.refresh()
 
 
+def test_a_table_made_again_and_longer_is_noticed_right_after_an_own_commit(store: InjectedStore, log: DeltaLog, tmp_path: Path) -> None:
+    log.commit(change("mine"), log.refresh().version)
+    os.rename(tmp_path / "table", tmp_path / "old")
+    create_table(ObjectStore(store.root), SCHEMA, description="again")
+    other(store, change("one"), change("two"))
+    with pytest.raises(NotAQueue, match="made again"):
+        log.refresh()
+
+
+def test_a_commit_that_follows_another_one_opens_the_table_again(store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a look at the last commit, as over a store within seconds: the next commit names the one before it."""
+    other(store, change("one"))
+    log.refresh()
+    monkeypatch.setattr(log, "_base_is_there", lambda: True)
+    store.delete(log_path(1))
+    other(store, change("another"), change("two"))
+    assert log.refresh().version == 2
+    assert paths(log) == {"part=a/another.parquet", "part=a/two.parquet"}
+    assert log.generation == 2
+
+
+def test_a_table_that_may_be_made_again_is_opened_again(store: InjectedStore, tmp_path: Path) -> None:
+    log = DeltaLog(store, replaceable=True)
+    other(store, change("one"))
+    assert log.refresh().version == 1
+    os.rename(tmp_path / "table", tmp_path / "old")
+    assert log.open() is None
+    create_table(ObjectStore(store.root), SCHEMA, description="again")
+    state = log.open()
+    assert state is not None
+    assert (state.version, state.description) == (0, "again")
+
+
+def test_a_gap_is_refused_by_whoever_opens_the_table(store: InjectedStore) -> None:
+    other(store, change("one"), change("two"), change("three"))
+    store.delete(log_path(2))
+    with pytest.raises(CorruptLog, match=r"commit 2 .* is gone"):
+        DeltaLog(ObjectStore(store.root)).refresh()
+
+
 def test_a_log_that_went_back_is_refused(store: InjectedStore, log: DeltaLog) -> None:
     other(store, change("one"), change("two"))
     log.refresh()
