@@ -67,7 +67,7 @@ def test_options(options: dict[str, str]) -> None:
             assert refusal.option.lower() in {"path", *(name.lower() for name in options)}
 
 
-@given(st.sampled_from(["check_duration", "check_count", "check_size", "check_rate", "validate_fraction", "check_name"]), anything)
+@given(st.sampled_from(["check_duration", "check_count", "check_size", "check_rate", "check_share", "check_name"]), anything)
 def test_values_at_the_door(check: str, value: Any) -> None:
     refusal = refused(lambda: getattr(checks, check)("thing", value), errors.InvalidOption)
     assert refusal is None or (refusal.option == "thing" and "thing" in str(refusal))
