@@ -53,7 +53,9 @@ class GroupLedger(SharedLedger):
 
         The commit conflicts with every other commit, so no trim can interleave.
         """
-        if not self._created and not self.exists():
+        # Over a store a look costs a request, and the next change looks if this is out of date.
+        look = not self.ledgers.may_skip_look()
+        if not self._created and self.ledgers.read(self.name, look=look).ledger is None:
 
             def compute(snapshot: LedgerSnapshot) -> Update[bool]:
                 if snapshot.ledger is not None:
