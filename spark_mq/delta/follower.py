@@ -68,13 +68,17 @@ class LogFollower:
         self.generation = 0
         """How often the table was opened: more than once if it was not as it was left."""
         self._own_streak = 0  # commits of this handle in a row, with no other commit between them
+        self._sure_at = float("-inf")  # when the state was certainly the latest, before any cleaning
 
     # -- reading
 
     @property
     def alone(self) -> bool:
-        """Whether the last commits of the table are this handle's own: nobody else seems to commit."""
-        return self._own_streak >= 2
+        """Whether the last commits of the table are this handle's own: nobody else seems to commit.
+
+        Not if the last one is some time ago: a cleaner may be beyond it.
+        """
+        return self._own_streak >= 2 and time.monotonic() - self._sure_at < BASE_CHECK_SECONDS
 
     @property
     def state(self) -> TableState:
@@ -106,16 +110,16 @@ class LogFollower:
             The store does not answer.
         """
         with self._lock:
+            started = time.monotonic()
             if self._state is not None and not self._base_is_there():
                 self.forget()
-            if self._state is None:
-                return self._accept(self._open(find_start(self.store)))
-            try:
-                self._follow(self._state)
-                return self._accept(self._state)
-            except LogReplaced:
+            if self._state is None or not self._catch_up(self._state):
                 self.forget()
-                return self._accept(self._open(find_start(self.store)))
+                state = self._open(find_start(self.store))
+            else:
+                state = self._state
+            self._sure_at = started
+            return self._accept(state)
 
     def _accept(self, state: TableState) -> TableState:
         """Keep a state that was brought up to date. Raise CorruptLog if the log went back."""
@@ -182,6 +186,18 @@ class LogFollower:
         state = starting_state(self.store, start, self._track_files)
         self._follow(state)
         return state
+
+    def _catch_up(self, state: TableState) -> bool:
+        """Apply the commits after a known state. Return False if the table must be opened again."""
+        known_for = time.monotonic() - self._sure_at
+        try:
+            self._follow(state)
+        except LogReplaced:
+            return False
+        if self.store.is_local or known_for < BASE_CHECK_SECONDS:
+            return True
+        # A cleaner may have overtaken: then the next commit is not missing but deleted.
+        return self.store.exists(log_path(state.version))
 
     def _follow(self, state: TableState) -> None:
         """Apply all commits after the state's version."""

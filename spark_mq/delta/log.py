@@ -25,7 +25,7 @@ __all__ = ["CHECKPOINT_INTERVAL", "DeltaLog"]
 CHECKPOINT_INTERVAL: Final = 100
 """Versions from one checkpoint to the next."""
 SLOW_COMMIT_SECONDS: Final = 10.0
-"""A commit on an object store that took longer checks that the log was not cleaned meanwhile."""
+"""A commit on an object store checks that the log was not cleaned, if the last look is longer ago."""
 _CREATE_ATTEMPTS: Final = 3
 
 T = TypeVar("T")
@@ -111,10 +111,10 @@ class DeltaLog(LogFollower):
         StorageError
             The store failed. ``landed`` is False if nothing was changed, None if that is unknown.
         """
-        started, version, previous = time.monotonic(), base, self._operation_id(base)
+        version, previous = base, self._operation_id(base)
         while True:
             version += 1
-            now = int(time.time() * 1000)
+            started, now = time.monotonic(), int(time.time() * 1000)
             winner = self._known_winner(version, change)
             if winner is None and not self._create(version, encode(change, previous, operation, now)):
                 winner = self._winner(version, change)
@@ -186,7 +186,7 @@ class DeltaLog(LogFollower):
     def _landed(self, commit: Commit, change: Change, started: float) -> None:
         """Check and take in an own commit."""
         version = commit.version
-        slow = time.monotonic() - started > SLOW_COMMIT_SECONDS
+        slow = time.monotonic() - self._sure_at > SLOW_COMMIT_SECONDS
         if (self.store.is_local or slow) and not self.store.exists(log_path(version - 1)):
             self._withdraw_stray(version, change)
         with self._lock:
@@ -194,6 +194,7 @@ class DeltaLog(LogFollower):
                 self._state.apply(commit)
                 self._remember(commit)
                 self._own_streak += 1
+                self._sure_at = started
                 if self.store.is_local:
                     self._base_is_there()  # remembers it
                 self._highest = max(self._highest, version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -457,6 +458,72 @@ def test_a_stray_right_below_the_kept_log_is_told_apart_by_its_successor(store: 
     store.injected["create"] = [frozen]
     with pytest.raises(CommitConflict, match="cleaned beyond"):
         log.commit(change("mine"), base)
+
+
+class RemoteStore(InjectedStore):
+    """A local folder that is taken for an object store: looks are requests there, and left out."""
+
+    made = False
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.made = True
+
+    @property
+    def is_local(self) -> bool:
+        return not self.made
+
+    @is_local.setter
+    def is_local(self, _: bool) -> None: ...
+
+
+def others_commit_and_clean(store: ObjectStore) -> None:
+    other(store, *(change(f"theirs-{n}", "b") for n in range(5)))
+    clean_to(store, write_checkpoint(store))
+
+
+@pytest.mark.parametrize("when", ["before the look", "after the look"])
+def test_a_writer_over_a_store_that_slept_across_a_cleaning_commits_at_the_end(
+    store: InjectedStore, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    log, now = DeltaLog(RemoteStore(store.root)), time.monotonic
+    for name in "abc":
+        log.transact(lambda _, name=name: (change(name), None))
+    assert log.alone
+    slept: list[int] = []
+
+    def sleep() -> None:
+        others_commit_and_clean(store)
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 30)
+        slept.append(1)
+
+    def compute(state: Any) -> tuple[Change, None]:
+        if when == "after the look" and not slept:
+            sleep()
+        return change("mine"), None
+
+    if when == "before the look":
+        sleep()
+    assert log.transact(compute)[0] == 9
+    assert not store.exists(log_path(4))
+    assert "part=a/mine.parquet" in paths(DeltaLog(store))
+
+
+def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(store: InjectedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote, now = RemoteStore(store.root), time.monotonic
+    log = DeltaLog(remote)
+    log.refresh()
+    other(store, change("one"))
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 6)
+
+    def overtaken(real: Callable[[], bytes], *_: Any) -> bytes:
+        found = real()
+        others_commit_and_clean(store)
+        return found
+
+    remote.injected["read"] = [overtaken]
+    assert log.refresh().version == 6
+    assert log.generation == 2
 
 
 # -- other engines, checkpoints
