@@ -134,15 +134,6 @@ def test_a_stream_over_a_store_that_fails_often_delivers_each_message_once(
     assert proxy.met() > 0
 
 
-def test_a_stream_over_a_store_with_old_listings_delivers_each_message_once(
-    spark: Any, queue: Queue, proxy: FaultyS3, tmp_path: Path
-) -> None:
-    """The runner leases, the driver settles: two processes, and each learns late from a listing what the other has done."""
-    proxy.stale(1.0, queue.path)
-    drain(spark, queue, proxy, tmp_path / "checkpoint")
-    assert proxy.listed() > 0
-
-
 def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_path: Path) -> None:
     """A job as people start it: neither the queue's path nor an option holds a secret, and its executors have them all the same."""
     queue.publish(numbered(ROWS))

@@ -1,7 +1,7 @@
 """A proxy in front of an S3 endpoint that answers slowly, with errors, or not at all, before or after the store has done what was asked.
-Its listings may be old.
+It counts the requests.
 
-A program of its own: some calls of delta-rs hold the interpreter's lock while they wait for an answer.
+A program of its own: some calls of libraries hold the interpreter's lock while they wait for an answer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program it is not there yet
 
-from listings import StaleListings
 from s3_endpoint import Relay, relay
 
 __all__ = ["AFTER", "BEFORE", "RESET", "SLOW", "FaultyS3"]
@@ -56,17 +55,13 @@ class FaultyS3:
         """Each request meets one of the faults with this chance."""
         self._tell({"chance": chance, "seed": seed})
 
-    def stale(self, seconds: float, path: str) -> None:
-        """From now on a LIST of what lies under `path` (an s3:// URI) tells what was there up to `seconds` ago; 0: no longer."""
-        self._tell({"stale": seconds, "folder": "/".join(path.split("/")[2:4])})
-
     def met(self) -> int:
         """How many faults have been met."""
         return int(self._tell(None)["met"])
 
-    def listed(self) -> int:
-        """How many listings were answered from memory."""
-        return int(self._tell(None)["listed"])
+    def asked(self) -> list[tuple[str, str]]:
+        """Return method and path of the requests since the last call. A listing's method is LIST."""
+        return [(method, path) for method, path in self._tell(None)["asked"]]
 
     def _tell(self, plan: dict[str, Any] | None) -> Any:
         data = None if plan is None else json.dumps(plan).encode()
@@ -102,23 +97,23 @@ class _Faults:
 
 class _Handler(Relay):
     faults = _Faults()
-    listings = StaleListings()
-    listed = 0
+    asked: ClassVar[list[tuple[str, str]]] = []
 
     def serve(self, body: bytes) -> None:
         if self.path == CONTROL:
-            self._plan(json.loads(body) if body else {})
-            self.answer(200, json.dumps({"met": self.faults.met, "listed": _Handler.listed}).encode(), {})
+            asked: list[tuple[str, str]] = []
+            if body:
+                self.faults.plan(json.loads(body))
+            else:
+                asked, _Handler.asked = _Handler.asked, []
+            self.answer(200, json.dumps({"met": self.faults.met, "asked": asked}).encode(), {})
             return
+        self.asked.append(("LIST" if "list-type=2" in self.path else self.command, self.path))
         fault = self.faults.next(self.command, self.path)
         if fault == SLOW:
             time.sleep(0.5)  # the slowness itself
         if fault == BEFORE:
             self.answer(500, b"", {})
-            return
-        if self.command == "GET" and fault is None and (listing := self.listings.answer(self.path)) is not None:
-            _Handler.listed += 1
-            self.answer(200, listing, {"Content-Type": "application/xml"})
             return
         reply = self.forward(body)
         if fault == RESET:
@@ -128,17 +123,8 @@ class _Handler(Relay):
         else:
             self.answer(*((500, b"", {}) if fault == AFTER else reply))
 
-    def _plan(self, plan: dict[str, Any]) -> None:
-        if "stale" in plan:
-            self.listings.set(plan["stale"])
-            if plan["stale"]:
-                self.listings.remember(plan["folder"])
-        elif plan:
-            self.faults.plan(plan)
-
 
 if __name__ == "__main__":
-    _Handler.listings.endpoint = sys.argv[1]
     server = relay(_Handler, sys.argv[1])
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     server.serve_forever()
