@@ -48,6 +48,14 @@ def listed_checkpoint(store: ObjectStore) -> list[str] | None:
     CorruptLog
         There are commits, but neither a checkpoint nor version 0.
     """
+    files, any_commit = _newest_checkpoint(store)
+    if files is None and any_commit:
+        raise missing_commit_error(store.root, 0)
+    return files
+
+
+def _newest_checkpoint(store: ObjectStore) -> tuple[list[str] | None, bool]:
+    """Return the files of the newest complete checkpoint, and whether there is any commit."""
     found: dict[int, list[str]] = {}
     any_commit = False
     for info in store.list(LOG_FOLDER):
@@ -58,11 +66,7 @@ def listed_checkpoint(store: ObjectStore) -> list[str] | None:
             found.setdefault(int(name[:20]), []).append(info.path)
         any_commit |= name[20:] == ".json"
     complete = [version for version, paths in found.items() if _is_complete(paths)]
-    if complete:
-        return found[max(complete)]
-    if any_commit:
-        raise missing_commit_error(store.root, 0)
-    return None
+    return (found[max(complete)] if complete else None), any_commit
 
 
 def _is_complete(paths: list[str]) -> bool:
@@ -101,13 +105,14 @@ def starting_state(store: ObjectStore, files: Sequence[str], track_files: bool) 
 
 
 def check_start(store: ObjectStore) -> None:
-    """Raise CorruptLog if the checkpoint that the log starts from cannot be read."""
-    files = find_start(store) or listed_checkpoint(store)
+    """Raise CorruptLog if the newest checkpoint cannot be read."""
+    files = find_start(store) or _newest_checkpoint(store)[0]
+    if not files:
+        return
     try:
-        if files:
-            _loaded(store, files, False)
+        _loaded(store, files, False)
     except _UNREADABLE as error:
-        raise _unreadable(store, files[0] if files else "", error) from error
+        raise _unreadable(store, files[0], error) from error
 
 
 def _unreadable(store: ObjectStore, path: str, error: Exception) -> CorruptLog:

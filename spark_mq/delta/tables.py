@@ -32,6 +32,7 @@ __all__ = ["checkpoint_soon", "create_table", "last_checkpoint", "wait_for_check
 _logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
+_HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
 _writing: dict[str, threading.Thread] = {}
 """The threads that write checkpoints, by the table's path."""
 
@@ -94,9 +95,11 @@ def write_checkpoint(store: ObjectStore) -> int:
                 table.create_checkpoint()
                 # A cleaner deletes the commits before it, so it must survive a power cut.
                 store.sync(checkpoint_path(version))
-                _write_hint(store, version)
+                if last_checkpoint(store) < version:  # an earlier writer died before it wrote the hint
+                    _write_hint(store, version)
+                store.sync(_HINT)
             return version
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, pa.ArrowException) as error:
             if not left:
                 check_start(store)
                 raise to_storage_error(store.root, error, "writing a checkpoint of") from error
@@ -104,13 +107,9 @@ def write_checkpoint(store: ObjectStore) -> int:
 
 
 def _write_hint(store: ObjectStore, version: int) -> None:
-    """Write ``_last_checkpoint``. delta-rs leaves it out if the checkpoint was there, and never syncs it."""
-    file = store.open(checkpoint_path(version))
-    try:
+    with store.open(checkpoint_path(version)) as file:
         rows = pq.ParquetFile(file).metadata.num_rows
-    finally:
-        file.close()
-    store.write(f"{LOG_FOLDER}/_last_checkpoint", json.dumps({"version": version, "size": rows}).encode())
+    store.write(_HINT, json.dumps({"version": version, "size": rows}).encode())
 
 
 def checkpoint_soon(store: ObjectStore, version: int) -> None:
@@ -144,6 +143,6 @@ def wait_for_checkpoints(path: str | None = None) -> None:
 def last_checkpoint(store: ObjectStore) -> int:
     """Return the version of the last checkpoint by its hint, or -1."""
     try:
-        return max(-1, int(json.loads(store.read(f"{LOG_FOLDER}/_last_checkpoint"))["version"]))
+        return max(-1, int(json.loads(store.read(_HINT))["version"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return -1  # it is a hint, and a broken one is none: one more checkpoint does no harm

@@ -123,6 +123,16 @@ def test_a_cold_start_needs_no_hint(store: InjectedStore) -> None:
     assert paths(DeltaLog(store)) == {"part=a/one.parquet", "part=a/two.parquet"}
 
 
+def test_a_checkpoint_whose_writer_died_before_its_hint_gets_one(store: InjectedStore) -> None:
+    other(store, change("one"))
+    write_checkpoint(store)
+    store.delete("_delta_log/_last_checkpoint")
+    assert write_checkpoint(store) == 1 == last_checkpoint(store)
+    store.delete(log_path(0))
+    assert paths(DeltaLog(store)) == {"part=a/one.parquet"}
+    assert DeltaTable(store.root).version() == 1
+
+
 @pytest.mark.parametrize("hint", [b"", b"{}", b"[]", b'{"version": 77}', b'{"version": "x"}', b"\xff"])
 def test_a_broken_hint_is_none(store: InjectedStore, hint: bytes) -> None:
     other(store, change("one"))
