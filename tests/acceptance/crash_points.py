@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,6 +31,8 @@ from spark_mq.maintenance.sweep import expire, housekeep
 from spark_mq.streaming.source import StreamOptions, StreamSource
 
 Tell = Callable[[Any], None]
+NO_NAME = 70
+"""The exit code of a process that came to a step without a name."""
 TABLES = {"messages", "leases", "commits", "history"}
 
 
@@ -58,13 +61,21 @@ class Points:
         if len(self.names) - 1 == self.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def named(self, name: Callable[..., str], *args: Any, **options: Any) -> str:
+        """A step's name. A step without one ends the process: spark_mq, which retries and logs errors, must not hide that."""
+        try:
+            return name(*args, **options)
+        except Exception:
+            traceback.print_exc()
+            os._exit(NO_NAME)
+
     def around(self, owner: Any, attribute: str, name: Callable[..., str]) -> None:
         """Puts a step before and after each call of a function."""
         real = getattr(owner, attribute)
 
         @functools.wraps(real)
         def wrapped(*args: Any, **options: Any) -> Any:
-            called = name(*args, **options)
+            called = self.named(name, *args, **options)
             self.step(f"before {called}")
             result = real(*args, **options)
             self.step(f"after {called}")
@@ -78,7 +89,7 @@ def watch(points: Points) -> None:
     names: dict[str, str] = {}  # of each temporary file, what it becomes
 
     def written(_: LocalFiles, path: str, data: bytes | memoryview, sync: bool) -> str:
-        names[path] = _commit(path, bytes(data)) if LOG_FOLDER in path else f"a data file of {_table(path)}"
+        names[path] = _log_file(path, bytes(data)) if LOG_FOLDER in path else f"a data file of {_table(path)}"
         return f"write of {names[path]}"
 
     def linked(_: LocalFiles, source: str, target: str) -> str:
@@ -98,9 +109,13 @@ def watch(points: Points) -> None:
     points.around(DeltaTable, "create_checkpoint", lambda table: f"checkpoint of {_table(table.table_uri)}")
 
 
-def _commit(path: str, data: bytes) -> str:
-    """What a commit does, by its own account."""
-    info = json.loads(data.split(b"\n")[0])["commitInfo"]
+def _log_file(path: str, data: bytes) -> str:
+    """What a commit does, by its own account; or the hint, which names the last checkpoint."""
+    first = json.loads(data.split(b"\n")[0])
+    if "commitInfo" not in first:
+        assert set(first) == {"version", "size"}
+        return f"the hint of {_table(path)}"
+    info = first["commitInfo"]
     if info["operation"] == "CREATE TABLE":
         return f"creation of {_table(path)}"
     return f"commit '{json.loads(info['userMetadata'])['operation']}' of {_table(path)}"

@@ -34,7 +34,7 @@ WANTED = {
     "lease and extend": ["commit 'create group' of leases/", "commit 'lease' of leases/", "commit 'extend' of leases/"],
     "settle": [f"commit '{verb}' of leases/" for verb in ("ack", "nack", "reject", "release")],
     "work": ["commit 'lease' of leases/", "commit 'ack' of leases/"],
-    "checkpoint": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint of leases/"],
+    "checkpoint": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint of leases/", "write of the hint of leases/"],
     "seek": ["commit 'seek' of leases/"],
     "purge": ["commit 'seek' of leases/", "commit 'trim' of leases/", "commit 'trim' of messages/", "delete of a data file of messages/"],
     "configure": ["commit 'configure' of leases/"],
@@ -47,7 +47,8 @@ WANTED = {
     "index": ["creation of commits/", "write of a data file of commits/", "commit 'index commits' of commits/"],
     "archive": ["creation of history/", "commit 'archive' of history/"],
     "housekeeping": [
-        "checkpoint of messages/", "checkpoint of leases/", "delete of a data file of leases/", "delete of a commit of leases/",
+        "checkpoint of messages/", "checkpoint of leases/", "write of the hint of messages/", "write of the hint of leases/",
+        "delete of a data file of leases/", "delete of a commit of leases/",
     ],
     "sweep": ["commit 'route' of messages/", "commit 'index commits' of commits/", "commit 'archive' of history/"],
     "stream": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint's offset", "checkpoint's sink", "checkpoint's commit"],
@@ -68,10 +69,10 @@ def run(case: Case | None, path: Path, die_at: int | None = None) -> tuple[int |
 
 
 def steps(wanted: str) -> list[str]:
-    """The system calls of a step: a commit is written, linked, and its temporary file removed; a data file is written and renamed."""
+    """The system calls of a step: a commit is written, linked, and its temporary file removed; others are written and renamed."""
     if wanted.startswith(("commit '", "creation of")):
         return [f"write of {wanted}", wanted, f"removal of the temporary of {wanted}"]
-    if wanted.startswith("write of a data file"):
+    if wanted.startswith("write of"):
         return [wanted, wanted.replace("write", "rename", 1)]
     return [wanted]
 
