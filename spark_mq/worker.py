@@ -287,9 +287,7 @@ class _WorkerLoop:
         wanted = [] if self.stop.is_set() else [lease_operation(self.ledger, self.options)]
         if not commands:
             return self._take_next(self.ledger.run_together(*wanted)) if wanted else None
-        outcomes, *granted = self.ledger.run_together(
-            self.ledger.settle_operation(commands), *wanted
-        )
+        outcomes, *granted = self.ledger.run_together(self.ledger.settle_operation(commands), *wanted)
         if isinstance(outcomes, Exception):
             self._release(granted)
             raise outcomes

@@ -87,9 +87,7 @@ def lease_operation(ledger: GroupLedger, options: LeaseOptions) -> LedgerOperati
         # A new id each time: an attempt that failed may have landed.
         lease_id = uuid.uuid4().hex
         expires_at = view.now + (options.timeout or view.settings.visibility_timeout)
-        request = acquiring.AcquireRequest(
-            lease_id, options.worker_id, options.max_messages, expires_at
-        )
+        request = acquiring.AcquireRequest(lease_id, options.worker_id, options.max_messages, expires_at)
         folded = fold(view.ledger, view.now, view.settings)
         kept = settle_lost_messages(ledger, folded, options.fail_on_data_loss)
         index, damage = ledger.index_or_damage()

@@ -63,9 +63,7 @@ class _Selection:
     intervals: list[Interval] | None
     held: HeldLease | None = None
 
-    def command(
-        self, verb: str, delay: int | None, error: str | None, jitter: float
-    ) -> SettleCommand:
+    def command(self, verb: str, delay: int | None, error: str | None, jitter: float) -> SettleCommand:
         whole = self.intervals is None and self.held is not None
         intervals = self.held.unsettled() if whole and self.held is not None else self.intervals
         return SettleCommand(verb, self.lease_id, intervals, whole=whole, delay=delay, error=error, jitter=jitter)

@@ -249,9 +249,7 @@ class SharedLedger:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
         return self.run(self.settle_operation(commands))
 
-    def settle_operation(
-        self, commands: Sequence[SettleCommand]
-    ) -> LedgerOperation[list[SettleOutcome]]:
+    def settle_operation(self, commands: Sequence[SettleCommand]) -> LedgerOperation[list[SettleOutcome]]:
         """Return the operation that runs several settles, in order."""
 
         def compute(view: GroupView) -> Update[list[SettleOutcome]]:

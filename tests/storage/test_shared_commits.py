@@ -12,7 +12,7 @@ import pytest
 from handles import Injected, again, lease, until
 
 from spark_mq import Lease, Queue, SettleResult
-from spark_mq.errors import ContentionTimeout, GroupNotFound, StorageError
+from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, StorageError
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.operations import shared_ledger
 from spark_mq.operations.acquire import LeaseOptions, lease_operation
@@ -206,7 +206,7 @@ def test_after_a_lost_race_all_operations_are_computed_again(queue: Queue, monke
     ledgers = queue._context.ledgers
     write = Injected(ledgers.write, before=race)
     with piled_up(queue, monkeypatch) as submit:
-        monkeypatch.setattr(ledgers, "write", lambda *args, **options: write(*args, **options))
+        monkeypatch.setattr(ledgers, "write", write)
         if queue.path == "memory":  # its rival writes through the same object
             rival._context.ledgers = _Unwrapped(ledgers, write.real)
         calls = [submit(held.ack), submit(lost.ack), submit(queue.group().lease, "w")]
@@ -242,7 +242,7 @@ def test_a_failed_commit_is_an_error_of_each_caller(queue: Queue, monkeypatch: p
     ledgers = queue._context.ledgers
     write = Injected(lambda *args, **options: None, fail=error)
     with piled_up(queue, monkeypatch) as submit:
-        monkeypatch.setattr(ledgers, "write", lambda *args, **options: write(*args, **options))
+        monkeypatch.setattr(ledgers, "write", write)
         calls = [submit(held.ack), submit(queue.group().lease, "w"), submit(queue.group().ack, held.lease_id)]
     errors = [one.exception(30) for one in calls]
     assert [(type(one), str(one)) for one in errors] == [(type(error), str(error))] * 3
@@ -251,8 +251,56 @@ def test_a_failed_commit_is_an_error_of_each_caller(queue: Queue, monkeypatch: p
     assert write.calls == 1, "it may have landed, so nothing runs again"
 
 
-def test_without_a_look_what_changes_nothing_is_computed_again(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_of_a_lost_attempt_is_not_committed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.publish(["a"])
+    held, before = lease(queue), version(queue)
+    ledger, attempts = queue.group()._ledger, list[int]()
+    write = Injected(ledger.ledgers.write)
+
+    def lose_first(*args: Any, **options: Any) -> None:
+        if not write.calls:
+            write.calls += 1
+            raise CommitConflict("lost")
+        write(*args, **options)
+
+    def first_only(view: GroupView) -> Update[int]:
+        attempts.append(1)
+        return view.ledger if len(attempts) == 1 else None, len(attempts), {"operation": "number"}
+
+    monkeypatch.setattr(ledger.ledgers, "write", lose_first)
+    results = ledger.run_together(
+        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
+        shared_ledger.LedgerOperation(first_only, lambda got: ("app", 1) if got == 1 else None),
+    )
+    assert (results[0][0].settled, results[1]) == (1, 2)
+    assert operations(queue, before) == ["ack"]
+    store = again(queue)._context.ledgers
+    assert store.mark(store.read("default"), "app") is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_a_look_what_changes_nothing_is_computed_again(delta_queue: Make, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """A store whose writer is alone starts from the last known state. It may be out of date."""
+    queue = delta_queue()
+    queue.publish("a")
+    held, before, looks = lease(queue, 1), version(queue), list[bool]()
+    monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
+
+    def look(view: GroupView) -> Update[str]:
+        looks.append(view.snapshot.looked)
+        if fails:
+            raise ValueError("no")
+        return None, "nothing", {}
+
+    ledger = queue.group()._ledger
+    settled, result = ledger.run_together(ledger.settle_operation([SettleCommand(ACK, held.lease_id)]), shared_ledger.LedgerOperation(look))
+    assert looks == [False, True]
+    assert settled[0].settled == 1
+    assert isinstance(result, ValueError) if fails else result == "nothing"
+    assert operations(queue, before) == ["ack"]
+
+
+def test_without_a_look_a_lease_gets_what_another_process_has_released(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     held, rival = lease(queue, 1), again(queue)
@@ -260,23 +308,11 @@ def test_without_a_look_what_changes_nothing_is_computed_again(delta_queue: Make
     assert queue.group().stats().ready == 0, "the state that this handle knows"
     theirs.release()
     monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
-    looks = list[bool]()
-
-    def look(view: GroupView) -> Update[None]:
-        looks.append(view.snapshot.looked)
-        raise ValueError("no")
-
     ledger = queue.group()._ledger
-    failing = shared_ledger.LedgerOperation(look)
-    settled, failed, acquired = ledger.run_together(
-        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
-        failing,
-        lease_operation(ledger, LeaseOptions("w", 1)),
+    settled, acquired = ledger.run_together(
+        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]), lease_operation(ledger, LeaseOptions("w", 1))
     )
-    assert looks[0] is False
-    assert looks[-1] is True
     assert settled[0].settled == 1
-    assert isinstance(failed, ValueError)
     assert sum(r.message_count for r in acquired.ranges) == 1
 
 
