@@ -177,7 +177,7 @@ class Commit:
         for app, _ in change.txns:
             if app in self.txns:
                 return f"commit {self.version} has a transaction of {app}"
-        if change.whole_table:
+        if change.whole_table and (self.adds or self.removes or self.txns):
             return f"commit {self.version} came first"
         if change.partition is not None and self._touches(change.partition):
             return f"commit {self.version} changed {dict(change.partition)}"

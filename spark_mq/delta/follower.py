@@ -56,6 +56,7 @@ class LogFollower:
     ) -> None:
         self.store = store
         self.path = store.root
+        self._local = store.is_local
         self._track_files = track_files
         self._replaceable = replaceable
         self._lock = threading.RLock()
@@ -127,7 +128,7 @@ class LogFollower:
             self._state = None
             raise missing_commit_error(self.path, self._highest)
         self._state, self._highest = state, state.version
-        if self.store.is_local and (self._base_tag is None or self._base_tag[0] != state.version):
+        if self._local and (self._base_tag is None or self._base_tag[0] != state.version):
             self._base_is_there()  # remembers it; over a store that would cost a request
         return state
 
@@ -145,6 +146,11 @@ class LogFollower:
                 yield self.read_commit(version)
             except FileNotFoundError:
                 continue
+
+    def known_commits(self, first: int, last: int) -> list[Commit]:
+        """Return the commits ``first..last`` that this handle has in memory."""
+        with self._lock:
+            return [self._commits[version] for version in range(first, last + 1) if version in self._commits]
 
     def forget(self) -> None:
         """Forget the state: the next look opens the table again."""
@@ -194,7 +200,7 @@ class LogFollower:
             self._follow(state)
         except LogReplaced:
             return False
-        if self.store.is_local or known_for < BASE_CHECK_SECONDS:
+        if self._local or known_for < BASE_CHECK_SECONDS:
             return True
         # A cleaner may have overtaken: then the next commit is not missing but deleted.
         return self.store.exists(log_path(state.version))
@@ -211,7 +217,7 @@ class LogFollower:
         """Iterate over the commits from a version on, until one does not exist."""
         read = 0
         while True:
-            if read >= 2 and not self.store.is_local:  # far behind: several requests at once
+            if read >= 2 and not self._local:  # far behind: several requests at once
                 commits = self._read_ahead(version)
                 yield from commits
                 if len(commits) < _READ_AHEAD:
@@ -261,7 +267,7 @@ class LogFollower:
         """
         assert self._state is not None
         version, now = self._state.version, time.monotonic()
-        if not self.store.is_local and now - self._base_checked < BASE_CHECK_SECONDS:
+        if not self._local and now - self._base_checked < BASE_CHECK_SECONDS:
             return True
         self._base_checked = now
         info = self.store.stat(log_path(version))

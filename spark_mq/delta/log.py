@@ -81,7 +81,7 @@ class DeltaLog(LogFollower):
         deadline, tries = time.monotonic() + timeout, 0
         while True:
             # Over a store a look costs a request, and the put finds out all the same.
-            skip = tries == 0 and self.alone and not self.store.is_local
+            skip = tries == 0 and self.alone and not self._local
             state = self.state if skip else self.refresh()
             base = state.version
             change, result = compute(state)
@@ -151,7 +151,7 @@ class DeltaLog(LogFollower):
                 if self._number_is_taken(error, version):
                     return False
                 # The put may still be on its way, so only the same number may be tried again.
-                if self.store.is_local or attempt + 1 == _CREATE_ATTEMPTS:
+                if self._local or attempt + 1 == _CREATE_ATTEMPTS:
                     raise to_storage_error(self.path, error, "committing to") from error
         raise AssertionError("unreachable")
 
@@ -187,7 +187,7 @@ class DeltaLog(LogFollower):
         """Check and take in an own commit."""
         version = commit.version
         slow = time.monotonic() - self._sure_at > SLOW_COMMIT_SECONDS
-        if (self.store.is_local or slow) and not self.store.exists(log_path(version - 1)):
+        if (self._local or slow) and not self.store.exists(log_path(version - 1)):
             self._withdraw_stray(version, change)
         with self._lock:
             if self._state is not None and self._state.version == version - 1:
@@ -195,7 +195,7 @@ class DeltaLog(LogFollower):
                 self._remember(commit)
                 self._own_streak += 1
                 self._sure_at = started
-                if self.store.is_local:
+                if self._local:
                     self._base_is_there()  # remembers it
                 self._highest = max(self._highest, version)
         if version % CHECKPOINT_INTERVAL == 0 and self._on_checkpoint is not None:

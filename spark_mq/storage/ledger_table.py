@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -22,8 +23,9 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line, to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import checkpoint_soon, create_table, write_checkpoint
-from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, StorageError
+from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.storage.give_way import WayRequests
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.util.fair_lock import FairLock, door_at
@@ -45,6 +47,8 @@ _PARTITION: Final = "consumer_group"
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != _PARTITION])
 _STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
 _NUMBERS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)]
+_RECENT: Final = 100
+"""Requests for way that are further back in the log have expired."""
 _LARGE_ROWS: Final = 1_000
 """From this many rows on, the encoding of numbers is worth its set-up."""
 
@@ -54,6 +58,7 @@ class _Token(NamedTuple):
 
     version: int
     files: tuple[AddFile, ...]
+    read_at: float
 
 
 class LedgerTable:
@@ -78,6 +83,8 @@ class LedgerTable:
         self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = {}
         self._doors: dict[str, FairLock] = {}
         self._lock = threading.RLock()
+        self._requests = WayRequests()
+        self._seen = -1  # the version up to which requests were looked for
 
     def create(self, description: str) -> bool:
         """Create the table. Return False if somebody else has created it."""
@@ -115,7 +122,7 @@ class LedgerTable:
         while True:
             looked = look or seen >= 0
             state, files = self._partition(group, looked)
-            token = _Token(state.version, files)
+            token = _Token(state.version, files, time.monotonic())
             if blind:
                 return LedgerSnapshot(group, None, token, looked)
             try:
@@ -135,6 +142,8 @@ class LedgerTable:
     def _partition(self, group: str, look: bool) -> tuple[TableState, tuple[AddFile, ...]]:
         with wrap_store_errors(self.path, "reading"), self._lock:
             state = self.log.refresh() if look else self.log.state
+            if state.version != self._seen:
+                self._see_requests(state.version)
             files = state.partition({_PARTITION: group}).values()
             return state, tuple(sorted(files, key=lambda file: file.path))
 
@@ -172,10 +181,13 @@ class LedgerTable:
     ) -> None:
         token: _Token = stored.token
         partition = {_PARTITION: stored.group}
+        quiet = self._requests.quiet
+        if not quiet:
+            self._give_way(stored.group)
         added = None if ledger is None else self._write_file(stored.group, to_rows(stored.group, ledger))
         change = Change(
             operation_id,
-            note,
+            note if quiet else {**note, **self._requests.note(stored.group)},
             adds=() if added is None else (added,),
             removes=token.files,
             txns=tuple(txns),
@@ -187,11 +199,36 @@ class LedgerTable:
         except (CommitConflict, StorageError) as error:
             if added is not None and (isinstance(error, CommitConflict) or self._is_final(error)):
                 self._discard(added)
+            if isinstance(error, CommitConflict):
+                self._ask_for_way(stored.group, time.monotonic() - token.read_at, whole_table)
             raise
+        if not quiet:
+            self._requests.won(stored.group)
         if ledger is None or added is None:
             self._cache.pop(stored.group, None)
         else:
             self._cache[stored.group] = ((added.path,), Ledger(ledger.head, ledger.ranges))
+
+    def _see_requests(self, version: int) -> None:
+        commits = self.log.known_commits(max(self._seen + 1, version - _RECENT), version)
+        for commit in commits:
+            self._requests.see(commit, commits[-1].timestamp)
+        self._seen = version
+
+    def _give_way(self, group: str) -> None:
+        with self._lock:
+            seconds = self._requests.pause(group)
+        if seconds:
+            time.sleep(seconds)
+
+    def _ask_for_way(self, group: str, seconds: float, whole_table: bool) -> None:
+        with self._lock:
+            change = self._requests.lost(group, seconds, whole_table)
+        if change is not None:
+            try:
+                self.log.commit(change, self.log.refresh().version)
+            except SparkMQError as error:
+                _log.debug("a request for way in %s failed: %s", self.path, error)
 
     def _is_final(self, error: StorageError) -> bool:
         """Whether the commit certainly never lands. In an object store a failed put may land later."""
