@@ -354,13 +354,12 @@ def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(queue: Queue
 
 def test_a_lease_that_comes_with_a_failed_settle_is_released(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.publish(["a", "b"])
-    real, calls = shared_ledger.SharedLedger._settle_all, list[int]()
+    real = shared_ledger.SharedLedger._settle_all
 
-    def settle_all(*args: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
+    def settle_all(self: Any, ledger: Any, view: GroupView, commands: Any) -> Any:
+        if commands[0].verb == ACK:
             raise StorageError("the index", path="messages", landed=False)
-        return real(*args)
+        return real(self, ledger, view, commands)
 
     monkeypatch.setattr(shared_ledger.SharedLedger, "_settle_all", settle_all)
     with pytest.raises(StorageError, match="the index"):
@@ -372,16 +371,26 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(queue: Queue, monke
 def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.publish(["a", "b"])
     queue.group().ensure()
-    group, failures = queue.group(), iter([None, OSError("reset"), None])
-    real, before = shared_ledger.SharedLedger.index_or_damage, version(queue)
+    before, failing, together = version(queue), threading.Event(), list[int]()
+    real_index, real_run = shared_ledger.SharedLedger.index_or_damage, shared_ledger.SharedLedger.run_together
 
     def index(self: Any) -> Any:
-        if (error := next(failures, None)) is not None:
-            raise error
-        return real(self)
+        if failing.is_set():
+            raise OSError("reset")
+        return real_index(self)
+
+    def run(self: Any, *wanted: Any) -> list[Any]:
+        together.append(len(wanted))
+        if together.count(2) == 1 and together[-1] == 2:
+            failing.set()
+        try:
+            return real_run(self, *wanted)
+        finally:
+            failing.clear()
 
     monkeypatch.setattr(shared_ledger.SharedLedger, "index_or_damage", index)
-    assert group.work(lambda taken: None, until_empty=True, max_poll_interval="10ms").settled == 2
+    monkeypatch.setattr(shared_ledger.SharedLedger, "run_together", run)
+    assert queue.group().work(lambda taken: None, until_empty=True).settled == 2
     assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
 
 
