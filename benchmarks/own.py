@@ -33,11 +33,11 @@ def commits(folder: Path, rounds: int) -> Iterator[Result]:
         queue.publish(values)
     group = queue.group("bench")
     times: dict[int, Times] = {size: {"lease": [], "ack": []} for size in sizes}
-    version = group.ensure()._context.ledgers.refresh().version()  # type: ignore[attr-defined]
+    version = group.ensure()._context.ledgers.version()  # type: ignore[attr-defined]
     for number in range(rounds + 2):
         for size in sizes:
             cycle(group, size, times[size] if number >= 2 else None)
-    made = queue._context.ledgers.refresh().version() - version  # type: ignore[attr-defined]
+    made = queue._context.ledgers.version() - version  # type: ignore[attr-defined]
     assert made == (rounds + 2) * len(sizes) * 2, f"{made} commits"
     small, large = sizes
     for name in ("lease", "ack"):

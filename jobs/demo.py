@@ -201,7 +201,10 @@ class Demo:
         stats = self.queue.group("delays").stats()
         published = DeltaTable(f"{self.queue.path}/messages").to_pyarrow_table(columns=["message_id"]).num_rows
         sink = DeltaTable(str(self.sink)).to_pyarrow_table(columns=["sequence", "carrier", "dep_delay"])
-        dead = [dict(h) for h in DeltaTable(self.queue.dead_letters._context.messages.path).to_pyarrow_table(columns=["headers"])["headers"].to_pylist()]
+        dead = [
+            dict(h)
+            for h in DeltaTable(self.queue.dead_letters._context.messages.path).to_pyarrow_table(columns=["headers"])["headers"].to_pylist()
+        ]
         landed, buried = sink["sequence"].combine_chunks(), pa.array([int(h["spark_mq.sequence"]) for h in dead], pa.int64())
         landed_once, buried_once = pc.unique(landed), pc.unique(buried)
         both = pc.sum(pc.is_in(landed_once, buried_once)).as_py() or 0

@@ -44,9 +44,11 @@ __version__ = "0.1.0"
 def _for_each_batch(
     group: ConsumerGroup,
     process: Callable[..., Any],
+    *,
     on_error: str = "nack",
     also: Iterable[ConsumerGroup] = (),
     ack: str = "after",
+    reader: str = "spark",
 ) -> Callable[[Any, int], None]:
     # Only here, on top of all modules, may the Python side know the Spark side: pyspark is
     # optional and slow to load.
@@ -57,7 +59,7 @@ def _for_each_batch(
             "for_each_batch needs pyspark, which cannot be imported: install spark-mq[spark]",
             name=error.name,
         ) from error
-    return for_each_batch(group, process, on_error=on_error, also=also, ack=ack)
+    return for_each_batch(group, process, on_error=on_error, also=also, ack=ack, reader=reader)
 
 
 ConsumerGroup._for_each_batch = _for_each_batch

@@ -196,9 +196,7 @@ class ConsumerGroup:
             timeout = check_duration("visibility_timeout", visibility_timeout)
         options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
         deadline = time.monotonic() + patience
-        acquired = wait_for_lease(
-            self._ledger, options, lambda: deadline - time.monotonic(), poll
-        )
+        acquired = wait_for_lease(self._ledger, options, lambda: deadline - time.monotonic(), poll)
         if not acquired.ranges:
             self._raise_if_blocked(acquired.blocked_because)
             return None
@@ -325,9 +323,7 @@ class ConsumerGroup:
         LeaseLost
             Some messages are not held any more. The rest is settled.
         """
-        return settle(
-            self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
-        )
+        return settle(self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids)
 
     def nack(
         self,
@@ -408,6 +404,7 @@ class ConsumerGroup:
         on_error: str = "nack",
         also: Iterable[ConsumerGroup] = (),
         ack: str = "after",
+        *,
         reader: str = "spark",
     ) -> Callable[[Any, int], None]:
         """Return a foreachBatch function that settles the rest of each batch.

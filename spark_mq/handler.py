@@ -122,9 +122,7 @@ def verdict(
     return MessageVerdict(lease_id, *interval, outcome, pause, text)
 
 
-def parse_result(
-    returned: Any, lease_id: str, held: Iterable[Interval]
-) -> list[MessageVerdict]:
+def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list[MessageVerdict]:
     """Return the verdicts of a Python handler. Raises InvalidHandlerResult.
 
     It may return None, an Arrow table, or a list of dicts with ``sequence`` and more of COLUMNS.
@@ -140,9 +138,7 @@ def parse_result(
         raise InvalidHandlerResult(str(wrong), option="sequence", value=value) from wrong
     if strange := subtract(named, held):
         first = strange[0][0]
-        raise InvalidHandlerResult(
-            f"message {first} is none of this lease's", option="sequence", value=first
-        )
+        raise InvalidHandlerResult(f"message {first} is none of this lease's", option="sequence", value=first)
     return [
         verdict(lease_id, (row["sequence"], row["sequence"]),
                 **{name: row.get(name) for name in COLUMNS if name != "sequence"})
@@ -154,16 +150,14 @@ def _rows(returned: Any) -> list[Mapping[str, Any]]:
     rows = returned.to_pylist() if isinstance(returned, pa.Table) else returned
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise InvalidHandlerResult(
-            f"the handler returned {type(returned).__name__}: return None, or a pyarrow.Table or "
-            f"a list of dicts with {', '.join(COLUMNS)}",
+            f"the handler returned {type(returned).__name__}: return None, or a pyarrow.Table or a list of dicts with {', '.join(COLUMNS)}",
             option="handler",
             value=type(returned).__name__,
         )
     for row in rows:
         if "sequence" not in row or not set(row) <= set(COLUMNS):
             raise InvalidHandlerResult(
-                f"the handler returned a row with {', '.join(map(str, row))}: give sequence, "
-                f"and besides only {', '.join(COLUMNS[1:])}",
+                f"the handler returned a row with {', '.join(map(str, row))}: give sequence, and besides only {', '.join(COLUMNS[1:])}",
                 option="handler",
                 value=list(row),
             )
@@ -207,9 +201,7 @@ def commands_for(
         rest = None if intervals is None else subtract(intervals, named.get(lease_id, []))
         if rest != []:
             jitter, whole = random.random(), rest is not None
-            commands.append(
-                SettleCommand(verb, lease_id, rest, whole=whole, error=error, jitter=jitter)
-            )
+            commands.append(SettleCommand(verb, lease_id, rest, whole=whole, error=error, jitter=jitter))
     return commands
 
 
@@ -225,7 +217,9 @@ def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[Settle
         intervals = normalise((one.first, one.last) for one in some)
         pause = None if delay < 0 else delay
         commands.append(
-            SettleCommand(verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter)
+            SettleCommand(
+                verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter
+            )
         )
     return commands
 
@@ -240,9 +234,7 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
     return f"{_messages(sum(deliveries.values()))} in hand (delivery {delivery}{limit})"
 
 
-def log_outcomes(
-    group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]
-) -> None:
+def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]) -> None:
     """Log what became of messages that failed: when they are due again, or that they are dead."""
     for command, outcome in done:
         if not outcome.settled or command.verb not in (NACK, REJECT):
@@ -252,7 +244,8 @@ def log_outcomes(
             counts[_STATES[state]] = counts.get(_STATES[state], 0) + count
         when = _due(outcome.next_due, now)
         ends = ", ".join(
-            f"{count} {end}{when if end == _STATES[WAITING] else ''}" for end, count in counts.items()
+            f"{count} {end}{when if end == _STATES[WAITING] else ''}"
+            for end, count in counts.items()
         )
         verb = "rejected" if command.verb == REJECT else "nacked"
         _log.warning(

@@ -103,9 +103,7 @@ class Lease:
 
     # -- settle: each call is one commit at most, and those of several threads share one
 
-    def ack(
-        self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None
-    ) -> SettleResult:
+    def ack(self, sequences: Iterable[int] | None = None, *, message_ids: Iterable[str] | None = None) -> SettleResult:
         """Settle messages as done.
 
         Parameters

@@ -206,7 +206,9 @@ class BufferedPublisher:
             try:
                 if written is None:
                     now = self._context.now()
-                    written = write_file(self._context.messages.files, to_publish(from_rows(batch.rows), now, self._context.settings.times(now)))
+                    times = self._context.settings.times(now)
+                    table = to_publish(from_rows(batch.rows), now, times)
+                    written = write_file(self._context.messages.files, table)
                 return self._commit(written)
             except Exception as error:
                 lasting = isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout | StorageError)

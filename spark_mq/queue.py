@@ -69,6 +69,7 @@ class Queue:
         delivery_delay: Duration | None = None,
         message_ttl: Duration | None = None,
         dead_letter_path: Path | None = None,
+        durable: bool = True,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         exist_ok: bool = False,
@@ -95,6 +96,9 @@ class Queue:
             publish. Default: none.
         dead_letter_path
             Another queue for the dead letters. Default: ``dead_letters/`` inside this one.
+        durable
+            Whether commits on a local disk are synced before they are reported. Default: True.
+            Without it, a power cut may lose the last second.
         storage_options
             Options of the object store.
         clock
@@ -129,6 +133,7 @@ class Queue:
             delivery_delay=delivery_delay,
             message_ttl=message_ttl,
             dead_letter_path=dead_letters,
+            durable=durable,
         )
         root, options = absolute_path(path), dict(storage_options or {})
         _check_not_own(root, dead_letters)
@@ -136,8 +141,7 @@ class Queue:
         queue = cls(open_context(root, options, clock))
         if queue.settings != settings:
             _log.warning(
-                "the queue at %s is there already, with settings of its own: these stay "
-                "(a group's: group.configure)",
+                "the queue at %s is there already, with settings of its own: these stay (a group's: group.configure)",
                 root,
             )
         if queue.settings.dead_letter_path is None:
@@ -291,9 +295,7 @@ class Queue:
 
     # -- groups
 
-    def group(
-        self, name: str = "default", *, start: str | int | datetime = "earliest"
-    ) -> ConsumerGroup:
+    def group(self, name: str = "default", *, start: str | int | datetime = "earliest") -> ConsumerGroup:
         """Return a consumer group. Its first lease creates it.
 
         Parameters
@@ -492,9 +494,7 @@ def _check_not_own(root: str, dead_letter_path: str | None) -> None:
         )
 
 
-def _publish_txn(
-    producer_id: str | None, producer_sequence: int | None, on_duplicate: str
-) -> tuple[str, int] | None:
+def _publish_txn(producer_id: str | None, producer_sequence: int | None, on_duplicate: str) -> tuple[str, int] | None:
     """Return the application transaction of a publish. Raises InvalidOption."""
     if (producer_id is None) != (producer_sequence is None):
         raise InvalidOption(
@@ -505,8 +505,7 @@ def _publish_txn(
     skip = check_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
     if skip and producer_id is None:
         raise InvalidOption(
-            "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no call "
-            "is known to repeat another",
+            "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no call is known to repeat another",
             option="on_duplicate",
             value=on_duplicate,
         )

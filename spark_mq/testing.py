@@ -104,9 +104,7 @@ def memory_queue(
     return Queue(_memory_context("memory", settings, ticking, dead))
 
 
-def _memory_context(
-    path: str, settings: QueueSettings, clock: Clock, dead: QueueContext | None = None
-) -> QueueContext:
+def _memory_context(path: str, settings: QueueSettings, clock: Clock, dead: QueueContext | None = None) -> QueueContext:
     """Return a queue in memory. Without `dead` it is its own dead-letter queue."""
     return QueueContext(
         path,

@@ -10,12 +10,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import ContentionTimeout, InvalidHandlerResult, LeaseLost
+from spark_mq.errors import ContentionTimeout, InvalidHandlerResult, LeaseLost, SparkMQError
 from spark_mq.handler import (
     HandlerPolicy,
     MessageVerdict,
@@ -25,8 +25,14 @@ from spark_mq.handler import (
     parse_result,
 )
 from spark_mq.lease import Lease
-from spark_mq.ledger.settle import ACK, NACK, REJECT
-from spark_mq.operations.acquire import LeaseOptions, wait_for_lease
+from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
+from spark_mq.operations.acquire import (
+    Acquired,
+    LeaseOptions,
+    lease_operation,
+    wait_for_lease,
+    without_unreadable,
+)
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.settle import summarize
@@ -136,7 +142,7 @@ class _WorkerLoop:
     """One thread waits for messages, for all."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
-    _alive: set[LeaseKeepAlive] = field(default_factory=set)
+    _alive: dict[str, LeaseKeepAlive] = field(default_factory=dict)
 
     def run(self, threads: int, grace: float) -> WorkSummary:
         running = [threading.Thread(target=self._thread, name=f"spark_mq worker {n}", daemon=True) for n in range(threads)]
@@ -166,7 +172,7 @@ class _WorkerLoop:
         for thread in running:
             thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
-            late = list(self._alive)
+            late = list(self._alive.values())
         for alive in late:
             alive.stop()
         if any(thread.is_alive() for thread in running):
@@ -192,8 +198,9 @@ class _WorkerLoop:
 
     def _thread(self) -> None:
         try:
-            while (lease := self._next()) is not None:
-                self._handle(lease)
+            lease = self._next()
+            while lease is not None:
+                lease = self._handle(lease) or self._next()
         except BaseException as error:
             with self._lock:
                 self.error = self.error or error
@@ -207,48 +214,53 @@ class _WorkerLoop:
         while not self.stop.is_set():
             try:
                 with self._leasing:
-                    acquired = wait_for_lease(
-                        self.ledger, self.options, self._time_left, self.poll, self._ending
-                    )
+                    acquired = wait_for_lease(self.ledger, self.options, self._time_left, self.poll, self._ending)
             except (*STORE_ERRORS, ContentionTimeout) as error:
                 _log.warning("could not lease, trying again: %s", error)
                 self.stop.wait(pause := min(30.0, pause * 2))
                 continue
             why = acquired.blocked_because
-            if acquired.ranges:
-                lease = Lease(self.ledger, self.options.worker_id, acquired)
-                if not self.stop.is_set():
-                    return lease
-                with contextlib.suppress(LeaseLost):
-                    lease.release()
-            elif why and not self.stop.is_set():
+            if why and not acquired.ranges and not self.stop.is_set():
                 _log.warning("group %s may lease nothing: %s", self.ledger.name, why)
-            return None
+            return self._take(acquired)
         return None
+
+    def _take(self, acquired: Acquired) -> Lease | None:
+        """Return a lease and keep it alive. One that comes after the end is released."""
+        if not acquired.ranges:
+            return None
+        lease = Lease(self.ledger, self.options.worker_id, acquired)
+        if self.stop.is_set():
+            with contextlib.suppress(LeaseLost):
+                lease.release()
+            return None
+        # From now on: the thread may have to end the extension of its last lease first.
+        alive = lease._start_keep_alive(self.limit)
+        with self._lock:
+            self._alive[lease.lease_id] = alive
+        return lease
 
     def _time_left(self) -> float:
         return 0.0 if self.until_empty or self.stop.is_set() else float("inf")
 
-    def _handle(self, lease: Lease) -> None:
+    def _handle(self, lease: Lease) -> Lease | None:
+        """Handle a lease. Returns the next one if its commit granted one."""
         with self._lock:
             self.summary.leases += 1
-        alive = lease._start_keep_alive(self.limit)
-        with self._lock:
-            self._alive.add(alive)
         try:
-            self._call(lease)
+            return self._call(lease)
         finally:
             with self._lock:
-                self._alive.discard(alive)
+                alive = self._alive.pop(lease.lease_id)
             alive.stop()
 
-    def _call(self, lease: Lease) -> None:
+    def _call(self, lease: Lease) -> Lease | None:
         if self.policy.ack == "first":
             try:
                 self._count(ACK, lease.ack().settled)
             except LeaseLost as lost:
                 _log.warning("a lease was lost before its messages were handed over: %s", lost)
-                return
+                return None
         try:
             granted = [(r.first, r.last) for r in lease._ranges]
             result = parse_result(self.handler(lease), lease.lease_id, granted)
@@ -256,9 +268,8 @@ class _WorkerLoop:
             raise
         except Exception as error:
             self._note_failure(lease, error)
-            self._settle(lease, error)
-        else:
-            self._settle(lease, result)
+            return self._settle(lease, error)
+        return self._settle(lease, result)
 
     def _note_failure(self, lease: Lease, error: Exception) -> None:
         with self._lock:
@@ -269,15 +280,31 @@ class _WorkerLoop:
         held = describe_held(lease._deliveries(), limit)
         _log.exception("group %s: the handler failed with %s", self.ledger.name, held)
 
-    def _settle(self, lease: Lease, result: list[MessageVerdict] | Exception) -> None:
-        """Settle the verdicts and the rest of the lease in one commit."""
-        held = lease._held
-        commands = commands_for(result, self.policy, {lease.lease_id: held.unsettled()})
+    def _settle(self, lease: Lease, result: list[MessageVerdict] | Exception) -> Lease | None:
+        """Settle the verdicts and the rest of a lease, and lease the next, in one commit."""
+        unsettled = {lease.lease_id: lease._held.unsettled()}
+        commands = commands_for(result, self.policy, unsettled)
+        wanted = [] if self.stop.is_set() else [lease_operation(self.ledger, self.options)]
         if not commands:
-            return
-        outcomes = self.ledger.settle(commands)
+            return self._take_next(self.ledger.run_together(*wanted)) if wanted else None
+        outcomes, *granted = self.ledger.run_together(
+            self.ledger.settle_operation(commands), *wanted
+        )
+        if isinstance(outcomes, Exception):
+            self._release(granted)
+            raise outcomes
+        self._note_settled(lease, result, commands, outcomes)
+        return self._take_next(granted)
+
+    def _note_settled(
+        self,
+        lease: Lease,
+        result: list[MessageVerdict] | Exception,
+        commands: Sequence[SettleCommand],
+        outcomes: Sequence[SettleOutcome],
+    ) -> None:
         for command, outcome in zip(commands, outcomes, strict=True):
-            held.mark_settled(outcome.ranges)
+            lease._held.mark_settled(outcome.ranges)
             self._count(command.verb, outcome.settled)
         if isinstance(result, Exception):
             done = zip(commands, outcomes, strict=True)
@@ -286,6 +313,23 @@ class _WorkerLoop:
             summarize([lease.lease_id] * len(outcomes), outcomes)
         except LeaseLost as lost:
             _log.warning("some messages of this lease come again, to another worker: %s", lost)
+
+    def _take_next(self, granted: Sequence[Acquired | Exception]) -> Lease | None:
+        """Return the lease that came with a settle. After an error :meth:`_next` asks again."""
+        for acquired in granted:
+            if isinstance(acquired, Acquired):
+                try:
+                    return self._take(without_unreadable(self.ledger, acquired))
+                except STORE_ERRORS as error:
+                    _log.warning("could not lease, trying again: %s", error)
+        return None
+
+    def _release(self, granted: Sequence[Acquired | Exception]) -> None:
+        """Release the lease that came with a settle that failed. The loop ends."""
+        for acquired in granted:
+            if isinstance(acquired, Acquired) and acquired.ranges:
+                with contextlib.suppress(SparkMQError):
+                    Lease(self.ledger, self.options.worker_id, acquired).release()
 
     def _count(self, verb: str, messages: int) -> None:
         with self._lock:

@@ -40,7 +40,7 @@ def cycles(queue: Queue, rounds: int) -> dict[str, list[float]]:
 
 def ledger_bytes(queue: Queue) -> int:
     """The size of the files that hold the ledgers now."""
-    return sum(queue._context.ledgers.refresh().get_add_actions(flatten=True)["size_bytes"].to_pylist())  # type: ignore[attr-defined]
+    return sum(file.size for file in queue._context.ledgers.log.refresh().files())  # type: ignore[attr-defined]
 
 
 def fragments(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:

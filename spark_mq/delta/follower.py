@@ -91,8 +91,9 @@ class LogFollower:
         with self._lock:
             if self._replaceable and self._state is not None and not self._base_is_there():
                 self.forget()
-            if self._state is None and find_start(self.store) is None:
-                return None
+            if self._state is None:
+                start = find_start(self.store)
+                return None if start is None else self._accept(self._open(start))
             return self.refresh()
 
     def refresh(self) -> TableState:
@@ -115,17 +116,21 @@ class LogFollower:
                 self.forget()
             if self._state is None or not self._catch_up(self._state):
                 self.forget()
-                state = self._open()
+                state = self._open(find_start(self.store))
             else:
                 state = self._state
             self._sure_at = started
-            if state.version < self._highest:
-                self._state = None
-                raise missing_commit_error(self.path, self._highest)
-            self._state, self._highest = state, state.version
-            if self._local and (self._base_tag is None or self._base_tag[0] != state.version):
-                self._base_is_there()  # remembers it; over a store that would cost a request
-            return state
+            return self._accept(state)
+
+    def _accept(self, state: TableState) -> TableState:
+        """Keep a state that was brought up to date. Raise CorruptLog if the log went back."""
+        if state.version < self._highest:
+            self._state = None
+            raise missing_commit_error(self.path, self._highest)
+        self._state, self._highest = state, state.version
+        if self._local and (self._base_tag is None or self._base_tag[0] != state.version):
+            self._base_is_there()  # remembers it; over a store that would cost a request
+        return state
 
     def read_commit(self, version: int) -> Commit:
         """Return one commit. Raise FileNotFoundError if the log has it no more, CorruptLog if broken."""
@@ -157,8 +162,7 @@ class LogFollower:
 
     # -- opening and following
 
-    def _open(self) -> TableState:
-        start = find_start(self.store)
+    def _open(self, start: Sequence[str] | None) -> TableState:
         if start is None:
             gone = "" if self._table_id is None else " any more"
             raise NotAQueue(f"there is no Delta table at {self.path}{gone}", path=self.path)

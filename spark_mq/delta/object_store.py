@@ -64,6 +64,7 @@ class ObjectStore:
         local_files: LocalFiles | None = None,
     ) -> None:
         self.root = _FILE.sub("", os.fspath(root))
+        self.is_local = "://" not in self.root
         self.options = dict(storage_options or {})
         self.durable = durable
         self._local_files = local_files or LocalFiles()
@@ -78,11 +79,6 @@ class ObjectStore:
 
     def __reduce__(self) -> Any:
         return _rebuilt, (self.root, self.options, self.durable, self._local_files)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the root is a folder on a local disk."""
-        return "://" not in self.root
 
     def child(self, name: str) -> ObjectStore:
         """Return the store of a folder below, with the same options.

@@ -82,6 +82,8 @@ def _checked(name: str, value: Any) -> Any:
             kept[field_name] = min(kept[field_name], _LAST_MILLISECOND)
     if name in ("add", "remove"):
         kept["path"] = unquote(kept["path"])
+        values = kept.get("partitionValues", {}).values()
+        _expect(all(v is None or isinstance(v, str) for v in values), f"{name}.partitionValues", "of strings")
     if name == "add":
         kept["stats"] = _stats(kept.get("stats") or "{}")
     return kept

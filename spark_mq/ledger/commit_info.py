@@ -1,17 +1,42 @@
-"""Old names of the commit metadata, until their callers have changed."""
+"""Join the metadata of operations that share a commit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from spark_mq.ledger.acquire import AcquireRequest, Grant
-from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.settle import commit_info as settle_note
+__all__ = ["join_commit_info"]
 
-__all__ = ["lease_note", "settle_note"]
+_LISTS: Final = (("operation", "+"), ("lease_id", ","), ("worker_id", ","))
+"""The items that list several values, each with what separates them."""
 
 
-def lease_note(request: AcquireRequest, ranges: Sequence[Range]) -> dict[str, Any]:
-    """Return the metadata of a lease's commit."""
-    return Grant(tuple(ranges)).commit_info(request)
+def join_commit_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the metadata of several operations, for DESCRIBE HISTORY.
+
+    Examples
+    --------
+    >>> join_commit_info([
+    ...     {"operation": "ack", "messages": 2, "ranges": "ack 1-2"},
+    ...     {"operation": "lease", "messages": 1, "ranges": "3-3"},
+    ... ])
+    {'operation': 'ack+lease', 'messages': 3, 'ranges': 'ack 1-2 lease 3-3'}
+    """
+    joined: dict[str, Any] = {}
+    for info in infos:
+        joined |= info
+    for name, separator in _LISTS:
+        given = (str(info[name]).split(separator) for info in infos if info.get(name))
+        if parts := dict.fromkeys(part for some in given for part in some):
+            joined[name] = separator.join(parts)
+    if "messages" in joined:
+        joined["messages"] = sum(info.get("messages", 0) for info in infos)
+    if "ranges" in joined:
+        joined["ranges"] = " ".join(filter(None, map(_named_ranges, infos)))
+    return joined
+
+
+def _named_ranges(info: Mapping[str, Any]) -> str:
+    """Return the ranges of an operation, with its name. Those of a settle have it already."""
+    ranges = str(info.get("ranges", ""))
+    return f"{info['operation']} {ranges}" if ranges[:1].isdigit() else ranges

@@ -125,9 +125,7 @@ class LedgerEditor:
         for at, piece in enumerate(added):
             span: _Span = (piece.first, piece.last, piece.message_count)
             lowest = out[-1][1][1] if out else -1
-            below = range(
-                bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1
-            )
+            below = range(bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1)
             before = self._first_kept(below)
             if before is not None:
                 span = self._join_row(before, piece, span)
@@ -152,9 +150,7 @@ class LedgerEditor:
         ledger = self.ledger
         # Most neighbours differ in state, and settled ranges have no other detail.
         # Both cases need no Range object.
-        if ledger.state_at(row) != piece.state or (
-            piece.state != SETTLED and not ledger.range_at(row).same_state_as(piece)
-        ):
+        if ledger.state_at(row) != piece.state or (piece.state != SETTLED and not ledger.range_at(row).same_state_as(piece)):
             return span
         self._removed.add(row)
         first, last = ledger.first_sequences[row], ledger.last_sequences[row]
@@ -178,6 +174,8 @@ class LedgerEditor:
 def _as_event(piece: Range, before: Range) -> Range:
     """Return what an event shows: the new state, and the lease that the range had or has."""
     if piece.state == SETTLED and piece.reason is None:
+        if (before.first, before.last) == (piece.first, piece.last):
+            return before._replace(state=SETTLED)
         return before._replace(
             first=piece.first, last=piece.last, message_count=piece.message_count, state=SETTLED
         )

@@ -119,9 +119,7 @@ class Range(NamedTuple):
 
 
 _FIELDS: Final = Range._fields
-_state_fields: Final = attrgetter(
-    *(name for name in _FIELDS if name not in ("first", "last", "message_count"))
-)
+_state_fields: Final = attrgetter(*(name for name in _FIELDS if name not in ("first", "last", "message_count")))
 _INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "first_failed_at", "available_at")
 
 _TYPES: Final = {
@@ -202,9 +200,7 @@ class Ledger:
         self._masks: dict[str, pa.ChunkedArray] = {}  # by state
 
     @classmethod
-    def from_ranges(
-        cls, head: LedgerHeader, ranges: Iterable[Range], events: Sequence[Event] = ()
-    ) -> Ledger:
+    def from_ranges(cls, head: LedgerHeader, ranges: Iterable[Range], events: Sequence[Event] = ()) -> Ledger:
         """Create a ledger from ranges in order."""
         return cls(head, to_table(ranges), events)
 
@@ -229,10 +225,7 @@ class Ledger:
     @cached_property
     def _columns(self) -> list[pa.Array]:
         """Return the columns as arrays: reading one row is ten times as fast as from a table."""
-        return [
-            column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            for column in _plain(self.ranges)
-        ]
+        return [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in _plain(self.ranges)]
 
     @cached_property
     def frontier(self) -> int:
@@ -297,7 +290,7 @@ class Ledger:
         return range(start, bisect_left(self.first_sequences, last + 1))
 
     # Old names, until callers outside the package have changed.
-    of, where, select = from_ranges, rows_where, ranges_at
+    of, at, where, select = from_ranges, range_at, rows_where, ranges_at
 
 
 def _longs(table: pa.Table, name: str) -> Sequence[int]:

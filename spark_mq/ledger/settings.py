@@ -12,8 +12,8 @@ from spark_mq.util.validation import (
     check_choice,
     check_count,
     check_duration,
+    check_share,
     nearest,
-    validate_fraction,
 )
 
 __all__ = ["GroupOptions", "GroupSettings", "GroupSettingsOptions", "QueueSettings"]
@@ -146,14 +146,9 @@ class GroupSettings:
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not names.issuperset(data):
-            unknown = (
-                sorted(map(str, set(data) - names))
-                if isinstance(data, dict)
-                else type(data).__name__
-            )
+            unknown = sorted(map(str, set(data) - names)) if isinstance(data, dict) else type(data).__name__
             raise UnsupportedTable(
-                f"cannot read the settings of a group: this version of spark_mq does not know "
-                f"{unknown}. To fix this, update spark_mq.",
+                f"cannot read the settings of a group: this version of spark_mq does not know {unknown}. To fix this, update spark_mq.",
                 path=None,
                 features=[],
             )
@@ -172,7 +167,7 @@ class GroupSettings:
         if name in _COUNTS:
             return check_count(name, value, most=2**63 - 1)
         if name == "retry_jitter":
-            return validate_fraction(name, value)
+            return check_share(name, value)
         return check_choice(name, value, RETRY_POLICIES if name == "retry" else ON_EXHAUSTED)
 
     # Old names, until callers outside the package have changed.
@@ -183,7 +178,7 @@ def _unknown_setting(name: str, known: list[str]) -> str:
     """Return the error text for a name that is no setting of a group."""
     if name in {field.name for field in fields(QueueSettings)} - {"group"}:
         return (
-            f"cannot change {name!r}: it is a setting of the queue, fixed at its creation. "
+            f"{name!r} is a setting of the queue: it is fixed when the queue is made. "
             f"A group has {', '.join(known)}."
         )
     hint = nearest(name, known)
@@ -236,6 +231,9 @@ class QueueSettings:
         The default expires_at, counted from the publish. None for no expiry, the default.
     history_retention
         How long ``history/`` is kept. Default 30 days.
+    durable
+        Whether local commits are synced to the disk before they are reported. Default True. Without
+        it, a power cut may lose the last second. Object stores always sync.
     """
 
     group: GroupSettings = GroupSettings()
@@ -245,18 +243,20 @@ class QueueSettings:
     delivery_delay: int | None = None
     message_ttl: int | None = None
     history_retention: int = 30 * 86_400 * SECOND
+    durable: bool = True
 
     FORMAT: ClassVar[str] = "spark_mq queue"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
+    """The format of a queue's tables. It grows if an older version could not read them."""
 
     @classmethod
-    def of_dead_letters(cls, path: str) -> QueueSettings:
+    def of_dead_letters(cls, path: str, durable: bool = True) -> QueueSettings:
         """Return the settings of the dead-letter queue at a path.
 
         It has no attempt limit, so it has no dead letters of its own. Nothing is trimmed.
         """
         group = GroupSettings(max_delivery_attempts=None)
-        return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=path)
+        return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=path, durable=durable)
 
     @classmethod
     def validated(
@@ -269,6 +269,7 @@ class QueueSettings:
         message_ttl: Any = None,
         history_retention: Any = "30d",
         dead_letter_path: str | None = None,
+        durable: bool = True,
     ) -> QueueSettings:
         """Create settings from a user's values.
 
@@ -278,7 +279,7 @@ class QueueSettings:
             The defaults of new groups.
         retention, hard_retention, delivery_delay, message_ttl, history_retention
             Seconds, timedeltas or text like "30s". See the class.
-        dead_letter_path
+        dead_letter_path, durable
             See the class.
 
         Raises
@@ -307,6 +308,7 @@ class QueueSettings:
             delay,
             ttl,
             check_duration("history_retention", history_retention),
+            _checked_flag("durable", durable),
         )
 
     def default_times(self, now: int) -> dict[str, int]:
@@ -323,8 +325,8 @@ class QueueSettings:
         return json.dumps(data, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str | None) -> QueueSettings | None:
-        """Create settings from JSON.
+    def from_json(cls, text: str | None, path: str | None = None) -> QueueSettings | None:
+        """Create settings from JSON. ``path`` of the queue is for errors.
 
         Returns
         -------
@@ -343,14 +345,31 @@ class QueueSettings:
         if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
             return None
         if data.get("format_version") != cls.VERSION:
-            raise UnsupportedTable(
-                f"cannot open the queue: it has format {data.get('format_version')!r} and this "
-                f"version of spark_mq reads {cls.VERSION}. To fix this, update spark_mq.",
-                path=None,
-                features=[],
-            )
+            raise _wrong_format(data.get("format_version"), cls.VERSION, path)
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         return cls(**{**known, "group": GroupSettings.from_stored(data.get("group"))})
 
     # Old names, until callers outside the package have changed.
     checked, times = validated, default_times
+
+
+def _checked_flag(option: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{option}={value!r} is not a flag: use True or False", option=option, value=value)
+    return value
+
+
+def _wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
+    """Return the error for a queue that another version of spark_mq created."""
+    older = isinstance(found, int) and found < known
+    fix = (
+        "create a new queue with this version and publish its messages there; read the old queue with the version that created it"
+        if older
+        else "update spark_mq"
+    )
+    queue = f"the queue at {path}" if path else "the queue"
+    return UnsupportedTable(
+        f"{queue} has format {found!r}, and this version of spark_mq reads {known}: {fix}",
+        path=path,
+        features=[],
+    )

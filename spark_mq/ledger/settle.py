@@ -77,9 +77,9 @@ class SettleOutcome:
     """``(first, last, reason)`` of the sequences that the lease did not hold."""
     ranges: list[Interval] = field(default_factory=list)
     """The settled sequences."""
-    states: dict[str, int] = field(default_factory=dict)
-    """How many messages went to which state."""
-    next_due: int | None = None
+    states: dict[str, int] = field(default_factory=dict, compare=False)
+    """How many messages went to which state, for logs."""
+    next_due: int | None = field(default=None, compare=False)
     """When the first of those that wait is due again, in microseconds."""
 
     def add_lost(self, first: int, last: int, reason: str) -> None:
@@ -98,9 +98,7 @@ class SettleOutcome:
             self.next_due = due if self.next_due is None else min(self.next_due, due)
 
 
-def commit_info(
-    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
-) -> dict[str, Any]:
+def commit_info(commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]) -> dict[str, Any]:
     """Return the metadata of a commit of settle commands, for DESCRIBE HISTORY."""
     done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled]
     return {
@@ -111,9 +109,7 @@ def commit_info(
     }
 
 
-def settle(
-    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, command: SettleCommand
-) -> tuple[Ledger, SettleOutcome]:
+def settle(ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, command: SettleCommand) -> tuple[Ledger, SettleOutcome]:
     """Apply one settle command.
 
     A lease may hold messages after its deadline, until another lease takes them. Then ack and

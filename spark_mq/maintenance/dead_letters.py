@@ -54,18 +54,14 @@ class _Routing(Transfer):
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:
         messages = self.source.messages
         index = messages.index()
-        slices = [
-            (piece, _headers(self.source, r)) for r in ranges for piece in index.slices(r.first, r.last)
-        ]
+        slices = [(piece, _headers(self.source, r)) for r in ranges for piece in index.slices(r.first, r.last)]
         return self._copy(messages, self.target, slices)
 
     def commit_info(self) -> Mapping[str, Any]:
         return {"group": self.source.name}
 
 
-def route_dead_letters(
-    context: QueueContext, group: GroupLedger, copy: Copy | None = None
-) -> int:
+def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | None = None) -> int:
     """Move all dead messages of a group to the dead-letter queue. Returns their number.
 
     Safe to kill, to repeat, and to run twice at once. ``copy(messages, dead_messages, slices)``

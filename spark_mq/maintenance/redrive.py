@@ -43,9 +43,15 @@ REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
 
-_HEADER_COLUMNS: Final = ("queue", "group", "sequence", "delivery_count", "failure_count", "reason", "error", "first_leased_at", "last_leased_at")
-COLUMNS: Final = ("sequence", "message_id", "key", "value", "headers", "published_at", "queue", "consumer_group", "original_sequence",
-                  "delivery_count", "failure_count", "reason", "error", "first_leased_at", "last_leased_at")  # fmt: skip
+_HEADER_COLUMNS: Final = (
+    "queue", "group", "sequence", "delivery_count", "failure_count", "reason", "error",
+    "first_leased_at", "last_leased_at",
+)  # fmt: skip
+COLUMNS: Final = (
+    "sequence", "message_id", "key", "value", "headers", "published_at", "queue", "consumer_group",
+    "original_sequence", "delivery_count", "failure_count", "reason", "error", "first_leased_at",
+    "last_leased_at",
+)  # fmt: skip
 """What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the queue; ``value`` is bytes."""
 
 _RENAMED: Final = {"group": "consumer_group", "sequence": "original_sequence"}
@@ -61,9 +67,7 @@ class RedriveResult:
     table: pa.Table | None = None
 
 
-def redrive(
-    context: QueueContext, where: str | None, limit: int | None, dry_run: bool, rate: float | None
-) -> RedriveResult:
+def redrive(context: QueueContext, where: str | None, limit: int | None, dry_run: bool, rate: float | None) -> RedriveResult:
     """Publish dead letters of a queue into it again: see :meth:`spark_mq.Queue.redrive`."""
     left = None if limit is None else check_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(check_rate("rate", rate))))

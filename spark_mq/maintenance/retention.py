@@ -28,9 +28,7 @@ def trim(context: QueueContext) -> int:
             reach = max(reach, _last_older_than(context, index, settings.hard_retention))
         return _advance_horizon(snapshot, reach)
 
-    return context.messages.drop(
-        update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
-    )
+    return context.messages.drop(update_ledger(context.ledgers, HORIZON, compute, whole_table=True))
 
 
 def purge(context: QueueContext, name: str) -> int:
@@ -40,8 +38,7 @@ def purge(context: QueueContext, name: str) -> int:
     """
     if name != context.name:
         raise InvalidOption(
-            f"name={name!r}: a purge drops every message; to confirm it, give the queue's name, "
-            f"{context.name!r}",
+            f"name={name!r}: a purge drops every message; to confirm it, give the queue's name, {context.name!r}",
             option="name",
             value=name,
         )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_mq.errors import DataLossError
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import admin
-from spark_mq.ledger.commit_info import lease_note
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.schedule import next_due
 from spark_mq.ledger.settle import REJECT, SettleCommand
 from spark_mq.ledger.transitions import fold
 from spark_mq.operations.group_ledger import GroupLedger, GroupView, read_horizon
+from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.storage.update import Priority, Update
@@ -27,9 +27,11 @@ __all__ = [
     "Acquired",
     "LeaseOptions",
     "acquire_lease",
+    "lease_operation",
     "reject_unreadable",
     "settle_lost_messages",
     "wait_for_lease",
+    "without_unreadable",
 ]
 
 _log = logging.getLogger(__name__)
@@ -61,16 +63,29 @@ class Acquired:
 def acquire_lease(ledger: GroupLedger, options: LeaseOptions) -> Acquired:
     """Commit a lease of what is due. Its messages were readable when it was committed."""
     while True:
-        acquired = _commit_lease(ledger, uuid.uuid4().hex, options)
+        acquired = ledger.run(lease_operation(ledger, options))
         if not acquired.ranges:
             return acquired
-        if ranges := reject_unreadable(ledger, acquired.ranges, acquired.lease_id):
-            return Acquired(acquired.lease_id, acquired.expires_at, ranges)
+        acquired = without_unreadable(ledger, acquired)
+        if acquired.ranges:
+            return acquired
         # All of it was unreadable and is dead now.
 
 
-def _commit_lease(ledger: GroupLedger, lease_id: str, options: LeaseOptions) -> Acquired:
+def without_unreadable(ledger: GroupLedger, acquired: Acquired) -> Acquired:
+    """Return a lease without the messages that cannot be read. They are dead."""
+    if not acquired.ranges:
+        return acquired
+    ranges = reject_unreadable(ledger, acquired.ranges, acquired.lease_id)
+    return replace(acquired, ranges=ranges)
+
+
+def lease_operation(ledger: GroupLedger, options: LeaseOptions) -> LedgerOperation[Acquired]:
+    """Return the operation that leases what is due."""
+
     def compute(view: GroupView) -> Update[Acquired]:
+        # A new id each time: an attempt that failed may have landed.
+        lease_id = uuid.uuid4().hex
         expires_at = view.now + (options.timeout or view.settings.visibility_timeout)
         request = acquiring.AcquireRequest(
             lease_id, options.worker_id, options.max_messages, expires_at
@@ -81,12 +96,12 @@ def _commit_lease(ledger: GroupLedger, lease_id: str, options: LeaseOptions) -> 
         after, grant = acquiring.lease(kept, index, view.now, view.settings, request)
         if damage is not None and not grant.ranges:
             raise damage
-        info = lease_note(request, grant.ranges) if grant.ranges else {"operation": "cut"}
+        info = grant.commit_info(request) if grant.ranges else {"operation": "cut"}
         changed = bool(grant.ranges) or kept is not folded
         acquired = Acquired(lease_id, expires_at, tuple(grant.ranges), grant.blocked_because)
         return after if changed else None, acquired, info
 
-    return ledger.update(compute, priority=Priority.LEASE)
+    return LedgerOperation(compute, priority=Priority.LEASE)
 
 
 def wait_for_lease(
@@ -140,9 +155,7 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     return float("inf") if at is None else (at - now) / SECOND
 
 
-def reject_unreadable(
-    ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, *, whole: bool = False
-) -> tuple[Range, ...]:
+def reject_unreadable(ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, *, whole: bool = False) -> tuple[Range, ...]:
     """Reject the messages of a lease whose file is missing or corrupt. Returns the others.
 
     ``whole`` reads all bytes, not only the footers.
@@ -152,17 +165,17 @@ def reject_unreadable(
     known = ledger.readable_files
     if not whole and all(piece.path in known for _, piece in pieces):
         return tuple(ranges)
-    good: list[Range] = []
-    bad: list[tuple[Range, str]] = []
+    found: list[tuple[Range, FileSlice, str | None]] = []
     for r, piece in pieces:
         rows = index.file_at(piece.first).rows
-        for part, why in _verify(ledger.messages, known, piece, rows, whole):
-            cut = r.part(part.first, part.first + part.rows - 1, index)
-            if why is None:
-                good.append(cut)
-            else:
-                bad.append((cut, why))
-    for r, why in bad:
+        parts = _verify(ledger.messages, known, piece, rows, whole)
+        found += [(r, part, why) for part, why in parts]
+    if all(why is None for _, _, why in found):
+        return tuple(ranges)
+    cut = [(r.part(s.first, s.first + s.rows - 1, index), why) for r, s, why in found]
+    for r, why in cut:
+        if why is None:
+            continue
         _log.error(
             "group %s: messages %d..%d cannot be read and are dead: %s",
             ledger.name, r.first, r.last, why,
@@ -170,12 +183,10 @@ def reject_unreadable(
         unreadable = [(r.first, r.last)]
         reason = "payload unreadable"
         ledger.settle([SettleCommand(REJECT, lease_id, unreadable, error=why, reason=reason)])
-    return tuple(good) if bad else tuple(ranges)
+    return tuple(r for r, why in cut if why is None)
 
 
-def _verify(
-    messages: MessageStore, known: set[str], piece: FileSlice, rows: int, whole: bool
-) -> list[tuple[FileSlice, str | None]]:
+def _verify(messages: MessageStore, known: set[str], piece: FileSlice, rows: int, whole: bool) -> list[tuple[FileSlice, str | None]]:
     """Return the parts of a slice, each with the reason why it is unreadable, or None."""
     if whole:
         known.discard(piece.path)

@@ -9,10 +9,10 @@ from typing import Any
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.group_ledger import (
     GroupLedger,
-    SettleBatcher,
     StartPosition,
     read_horizon,
 )
+from spark_mq.operations.shared_ledger import OperationBatcher
 from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
@@ -70,15 +70,12 @@ class QueueContext:
         self._open_dead_letters = open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
-        self._batchers: dict[str, SettleBatcher] = {}
+        self._batchers: dict[str, OperationBatcher] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
         if self._reopen is None:
-            raise TypeError(
-                f"Queue({self.path!r}) is kept in memory: it cannot be pickled, nor used by another "
-                "process"
-            )
+            raise TypeError(f"Queue({self.path!r}) is kept in memory: it cannot be pickled, nor used by another process")
         clock = None if self.clock is system_clock else self.clock
         return self._reopen, (self.path, self.storage_options, clock)
 
@@ -96,7 +93,7 @@ class QueueContext:
         return read_horizon(self.ledgers)
 
     def group(self, name: str, start: StartPosition = "earliest") -> GroupLedger:
-        """Return the ledger of a group. Its objects share their settles' commits."""
+        """Return the ledger of a group. Its objects share commits."""
         ledger = GroupLedger(
             name,
             self.ledgers,

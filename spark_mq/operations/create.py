@@ -27,59 +27,95 @@ _OWN: Final = ("messages", "leases", "commits", "history", "dead_letters", "lost
 """The names under a queue's path, and what lies in the root of a volume."""
 
 
-def create_queue_tables(
-    root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool
-) -> None:
+def create_queue_tables(root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool) -> None:
     """Create the tables of a queue, or those that a crash left out.
 
-    Nothing is created if something else is in the way. Raises NotAQueue, QueueExists.
+    Nothing is created if something else is in the way.
+
+    Raises
+    ------
+    NotAQueue
+        Something else is at the path, or a queue begun with other settings.
+    QueueExists
+        There is a queue at the path, and `exist_ok` is False.
     """
     refuse_delta_table(root, options)
-    log, leases = MessageTable(join(root, "messages"), options), LedgerTable(join(root, "leases"), options)
-    begun, complete = log.open(), leases.open() is not None
-    found = None if begun is None else QueueSettings.from_json(begun.description)
+    messages, ledgers, _ = _stores(root, options, settings)
+    begun = messages.open()
+    complete = ledgers.open() is not None
     if begun is None and complete:
-        raise NotAQueue(f"{root} has leases/, but no messages/: restore that, or remove {root} and create the queue anew", path=root)
-    if begun is not None and found is None:
-        raise NotAQueue(f"{log.path} is a Delta table, but not one of a queue; use a path of the queue's own", path=root)
-    if complete and not exist_ok:
-        raise QueueExists(f"there is a queue at {root} already; use Queue.open, or exist_ok=True", path=root)
-    if found not in (None, settings) and not complete:
         raise NotAQueue(
-            f"a queue was begun at {root} with other settings, and never completed: create it with those, or remove {root} first",
+            f"{root} has leases/, but no messages/. Restore messages/, or remove {root} and create the queue again",
             path=root,
         )
+    if complete and not exist_ok:
+        raise _exists(root)
     if begun is None:
         refuse_foreign_files(root)
-        log.create(settings.to_json())
+        messages.create(settings.to_json())
+        begun = messages.open()
     if not complete:
-        # The queue is complete once this is there, so it is made last. It remembers which messages/ it belongs to.
-        leases.create(leases_description(log.table_id))
+        _check_begun(root, begun, settings)
+        # The queue is complete once this is there, so it is created last. It names its messages/.
+        if not ledgers.create(leases_description(messages.table_id)) and not exist_ok:
+            raise _exists(root)
 
 
-def open_context(
-    root: str, options: Mapping[str, str], clock: Clock | None = None
-) -> QueueContext:
-    """Open the stores of a queue. Raises QueueNotFound, NotAQueue, UnsupportedTable."""
-    messages = MessageTable(join(root, "messages"), options)
-    ledgers = LedgerTable(join(root, "leases"), options)
-    table = messages.open()
-    if table is None:
-        refuse_delta_table(root, options)
-        raise QueueNotFound(f"there is no queue at {root}; make it with Queue.create", path=root)
-    settings = QueueSettings.from_json(table.description)
-    if settings is None:
+def _exists(root: str) -> QueueExists:
+    return QueueExists(f"there is a queue at {root} already. Use Queue.open, or exist_ok=True", path=root)
+
+
+def _check_begun(root: str, messages: TableState | None, settings: QueueSettings) -> None:
+    """Raise NotAQueue unless ``messages/`` is that of a queue with these settings."""
+    found = None if messages is None else QueueSettings.from_json(messages.description, root)
+    if found is None:
         raise NotAQueue(
-            f"{messages.path} is a Delta table, but not one of a queue made by Queue.create",
+            f"{root}/messages is a Delta table, but not one of a queue. Use a path of the queue's own",
             path=root,
         )
+    if found != settings:
+        raise NotAQueue(
+            f"a queue was begun at {root} with other settings, and never completed. Create it with those, or remove {root} first",
+            path=root,
+        )
+
+
+_Stores = tuple[MessageTable, LedgerTable, HistoryTable]
+
+
+def _stores(root: str, options: Mapping[str, str], settings: QueueSettings) -> _Stores:
+    """Return the stores of the tables under a queue's path."""
+    durable = settings.durable
+    ledgers = LedgerTable(join(root, "leases"), options, durable=durable)
+    return (
+        MessageTable(join(root, "messages"), options, durable=durable),
+        ledgers,
+        HistoryTable(join(root, "history"), ledgers, options, durable=durable),
+    )
+
+
+def open_context(root: str, options: Mapping[str, str], clock: Clock | None = None) -> QueueContext:
+    """Open the stores of a queue. Raise QueueNotFound, NotAQueue, UnsupportedTable."""
+    settings = QueueSettings()
+    while True:  # at most twice: the settings say how the stores are opened
+        messages, ledgers, history = _stores(root, options, settings)
+        table = messages.open()
+        if table is None:
+            refuse_delta_table(root, options)
+            raise QueueNotFound(f"there is no queue at {root}. Create it with Queue.create", path=root)
+        found = QueueSettings.from_json(table.description, root)
+        if found is None:
+            raise NotAQueue(f"{messages.path} is a Delta table, but not one of a queue made by Queue.create", path=root)
+        if found.durable == settings.durable:
+            break
+        settings = found
     _check_complete(root, table, ledgers.open())
     return QueueContext(
         root,
-        settings,
+        found,
         messages,
         ledgers,
-        history=HistoryTable(join(root, "history"), ledgers, options),
+        history=history,
         clock=clock,
         storage_options=options,
         open_dead_letters=_open_dead_letters,
@@ -95,7 +131,7 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
         )
     if ledgers.description != leases_description(messages.table_id):
         raise NotAQueue(
-            f"leases/ at {root} belongs to another messages/ table: one of them was made anew. "
+            f"leases/ at {root} belongs to another messages/ table: one of them was created again. "
             "Remove both and create the queue again, or restore the one that was replaced",
             path=root,
         )
@@ -107,28 +143,35 @@ def _open_dead_letters(context: QueueContext) -> QueueContext:
     try:
         return open_context(path, options, context.clock)
     except (QueueNotFound, NotAQueue):
-        create_queue_tables(path, QueueSettings.of_dead_letters(path), options, exist_ok=True)
+        settings = QueueSettings.of_dead_letters(path, context.settings.durable)
+        create_queue_tables(path, settings, options, exist_ok=True)
         return open_context(path, options, context.clock)
 
 
 def leases_description(messages_id: str) -> str:
+    """Return the description of ``leases/``, which names the ``messages/`` that it belongs to."""
     return json.dumps({"format": "spark_mq leases", "messages": messages_id})
 
 
 def refuse_foreign_files(root: str) -> None:
-    """Refuses a local folder in which something else lies: a queue's tables among it could no more be told from it, nor be removed.
+    """Raise NotAQueue for a local folder that holds other files.
 
-    What a killed create has left is no such thing, nor is what file systems put into folders. A store is not asked: it has no folders.
+    Nobody could separate a queue's tables from them. A store is not asked: it has no folders. Files that
+    a crashed create left are no reason, nor are hidden files.
     """
-    if not os.path.isdir(root):
+    if "://" in root or not os.path.isdir(root):
         return
     strange = sorted(name for name in os.listdir(root) if name not in _OWN and not name.startswith("."))
     if strange:
-        told = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
-        raise NotAQueue(f"{root} is a folder with other files in it ({told}): give a queue a folder of its own, new or empty", path=root)
+        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        raise NotAQueue(
+            f"{root} is a folder with other files in it ({', '.join(strange[:3])}{more}). Give a queue a folder of its own, new or empty",
+            path=root,
+        )
 
 
 def refuse_delta_table(root: str, options: Mapping[str, str]) -> None:
+    """Raise NotAQueue if a path is itself a Delta table."""
     with wrap_store_errors(root, "opening"):
         found = ObjectStore(root, options).list("_delta_log")
     if found:

@@ -1,234 +1,39 @@
-"""The ledger of one consumer group: read it, change it, and administer the group."""
+"""The ledger of one consumer group, and the changes that administer the group."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
-from spark_mq.errors import CorruptLog, GroupNotFound
+from spark_mq.errors import GroupNotFound
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import admin
-from spark_mq.ledger import settle as settling
-from spark_mq.ledger.commit_info import settle_note
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.ledger.stats import GroupStats, stats_of
 from spark_mq.ledger.transitions import fold
-from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
-from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.operations.shared_ledger import (
+    GroupView,
+    SharedLedger,
+    StartPosition,
+    read_horizon,
+)
+from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import DROP_GROUP, Priority, Update, update_ledger
-from spark_mq.util.call_batcher import CallBatcher
-from spark_mq.util.clock import Clock
 from spark_mq.util.validation import check_choice, micros, nearest
 
-__all__ = ["GroupLedger", "GroupView", "SettleBatcher", "read_horizon"]
+__all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-StartPosition = str | int | datetime
-SettleBatcher = CallBatcher[Sequence[SettleCommand], list[SettleOutcome]]
-"""Makes one commit of the settles of several threads."""
 
-
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """A group as one update sees it: the snapshot, its ledger and settings, and the time."""
-
-    snapshot: LedgerSnapshot
-    ledger: Ledger
-    settings: GroupSettings
-    now: int
-
-
-class GroupLedger:
-    """The ledger of one group, with what its changes need. Thread-safe.
-
-    Parameters
-    ----------
-    name
-        The name of the group.
-    ledgers, messages
-        The stores of the queue.
-    clock
-        The clock of the queue.
-    defaults
-        The settings of a group that does not exist yet.
-    queue_path
-        The path of the queue, for messages to people.
-    start
-        Where the group starts if it does not exist yet.
-    hard_limit
-        Whether the queue may drop unsettled messages.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        ledgers: LedgerStore,
-        messages: MessageStore,
-        clock: Clock,
-        defaults: GroupSettings,
-        *,
-        queue_path: str,
-        start: StartPosition = "earliest",
-        hard_limit: bool = False,
-    ) -> None:
-        self.name = name
-        self.ledgers = ledgers
-        self.messages = messages
-        self.clock = clock
-        self.defaults = defaults
-        self.queue_path = queue_path
-        self.start = start
-        self.hard_limit = hard_limit
-        self.batcher: SettleBatcher = CallBatcher(self.settle_batch)
-        """The context shares it between the objects of one group."""
-        self.readable_files: set[str] = set()
-        """Data files whose footer was read without an error. The context shares it."""
-        self.last_settings = defaults
-        """The settings as last read, for logs."""
-        self._created = False
-
-    def __repr__(self) -> str:
-        return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
-
-    # -- read
-
-    def now(self) -> int:
-        """Return the clock's time in microseconds."""
-        return micros(self.clock())
-
-    def snapshot(self) -> LedgerSnapshot:
-        """Read the ledger as it is stored."""
-        return self.ledgers.read(self.name)
-
-    def require(self, snapshot: LedgerSnapshot) -> Ledger:
-        """Return the ledger of a snapshot. Raises GroupNotFound."""
-        if snapshot.ledger is None:
-            raise GroupNotFound(
-                f"there is no consumer group {self.name!r}; it is made by its first lease",
-                group=self.name,
-            )
-        return snapshot.ledger
-
-    def settings_in(self, snapshot: LedgerSnapshot) -> GroupSettings:
-        """Return the settings in a snapshot, or the defaults if there is no group."""
-        if snapshot.ledger is None:
-            return self.defaults
-        self.last_settings = GroupSettings.stored(snapshot.ledger.head.settings)
-        return self.last_settings
-
-    def view(self, snapshot: LedgerSnapshot) -> GroupView:
-        """Return a snapshot with its settings and the time. Raises GroupNotFound."""
-        return GroupView(
-            snapshot, self.require(snapshot), self.settings_in(snapshot), micros(self.clock())
-        )
-
-    def exists(self) -> bool:
-        """Return whether the group has been created."""
-        return self.snapshot().ledger is not None
-
-    def settings(self) -> GroupSettings:
-        """Return the settings as they are now."""
-        return self.settings_in(self.snapshot())
-
-    def ledger_in(self, snapshot: LedgerSnapshot) -> Ledger:
-        """Return the ledger of a snapshot, or an empty one if there is no group."""
-        if snapshot.ledger is not None:
-            return snapshot.ledger
-        return Ledger(LedgerHeader(floor=read_horizon(self.ledgers)))
-
-    def current(self) -> Ledger:
-        """Return the ledger with expired leases folded, or that of a new group."""
-        snapshot = self.snapshot()
-        return fold(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
-
-    def stats(self) -> GroupStats:
-        """Count the messages of the group by state, without a commit."""
-        snapshot, now = self.snapshot(), self.now()
-        settings = self.settings_in(snapshot)
-        ledger = fold(self.ledger_in(snapshot), now, settings)
-        return stats_of(ledger, self.messages.index(), settings, now)
-
-    def index_or_damage(self) -> tuple[MessageIndex, CorruptLog | None]:
-        """Return the message index and the damage behind it, if there is any."""
-        try:
-            return self.messages.index(), None
-        except CorruptLog as error:
-            known = self.messages.known()
-            if error.data["version"] is None or error.data["version"] <= known.version:
-                raise
-            return known, error
-
-    # -- change
-
-    def update(
-        self,
-        compute: Callable[[GroupView], Update[T]],
-        *,
-        txn: Callable[[T], tuple[str, int] | None] | None = None,
-        priority: Priority = Priority.SETTLE,
-        whole_table: bool = False,
-    ) -> T:
-        """Commit what `compute` makes of the group. See :func:`update_ledger`."""
-        return update_ledger(
-            self.ledgers,
-            self.name,
-            lambda snapshot: compute(self.view(snapshot)),
-            txn=txn,
-            priority=priority,
-            whole_table=whole_table,
-        )
-
-    def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
-        """Run several settles in one commit, in order. Messages not held are in the outcomes."""
-        return self.batcher.do(commands)
-
-    def settle_batch(
-        self, calls: Sequence[Sequence[SettleCommand]]
-    ) -> list[list[SettleOutcome] | Exception]:
-        """Run the settles of several callers in one commit. Each caller gets its own error."""
-
-        def compute(view: GroupView) -> Update[list[list[SettleOutcome] | Exception]]:
-            keep = {command.lease_id for commands in calls for command in commands}
-            ledger = fold(view.ledger, view.now, view.settings, keep)
-            results: list[list[SettleOutcome] | Exception] = []
-            done: list[tuple[SettleCommand, SettleOutcome]] = []
-            for commands in calls:
-                try:
-                    ledger, outcomes = self._settle_all(ledger, view, commands)
-                    results.append(outcomes)
-                    done += zip(commands, outcomes, strict=True)
-                except Exception as error:
-                    if len(calls) == 1:
-                        raise
-                    results.append(error)
-            changed = any(outcome.settled for _, outcome in done)
-            info = settle_note([one for one, _ in done], [outcome for _, outcome in done])
-            return ledger if changed else None, results, info
-
-        return self.update(compute)
-
-    def _settle_all(
-        self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]
-    ) -> tuple[Ledger, list[SettleOutcome]]:
-        # A caller that names later messages than this process knows may know more.
-        named = (last for command in commands for _, last in command.intervals or ())
-        index = self.messages.index(max([ledger.frontier, *named]))
-        outcomes = []
-        for command in commands:
-            ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
-            outcomes.append(outcome)
-        return ledger, outcomes
+class GroupLedger(SharedLedger):
+    """The ledger of one group, with the changes that administer the group. Thread-safe."""
 
     def expire(self) -> int:
         """Fold expired leases now. Returns the number of messages that they held."""
@@ -248,7 +53,9 @@ class GroupLedger:
 
         The commit conflicts with every other commit, so no trim can interleave.
         """
-        if not self._created and not self.exists():
+        # Over a store a look costs a request, and the next change looks if this is out of date.
+        look = not self.ledgers.may_skip_look()
+        if not self._created and self.ledgers.read(self.name, look=look).ledger is None:
 
             def compute(snapshot: LedgerSnapshot) -> Update[bool]:
                 if snapshot.ledger is not None:
@@ -289,7 +96,12 @@ class GroupLedger:
             after = admin.seek(view.ledger, index, position)
             return after, None, {"operation": "seek", "ranges": f"{position}-"}
 
-        self.update(compute, whole_table=True)
+        update_ledger(
+            self.ledgers,
+            self.name,
+            lambda snapshot: compute(self.view(snapshot)),
+            whole_table=True,
+        )
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
         """Change settings of the group and return all of them. Raises InvalidOption."""
@@ -303,7 +115,7 @@ class GroupLedger:
                 "settings": {name: getattr(after, name) for name in changes},
             }
             head = replace(view.ledger.head, settings=asdict(after))
-            ledger = Ledger(head, view.ledger.ranges)
+            ledger = Ledger(head, view.ledger.ranges, view.ledger.events)
             return ledger if after != view.settings else None, after, info
 
         return self.update(compute)
@@ -327,18 +139,10 @@ class GroupLedger:
 
         def compute(_: LedgerSnapshot) -> Update[None]:
             if self.name not in self.ledgers.groups():
-                raise GroupNotFound(
-                    f"there is no consumer group {self.name!r} to drop", group=self.name
-                )
+                raise GroupNotFound(f"there is no consumer group {self.name!r} to drop", group=self.name)
             return DROP_GROUP, None, {"operation": "drop group"}
 
         update_ledger(self.ledgers, self.name, compute, whole_table=True, replace=True)
-
-
-def read_horizon(ledgers: LedgerStore) -> int:
-    """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
-    ledger = ledgers.read(HORIZON).ledger
-    return -1 if ledger is None else ledger.head.floor
 
 
 def _position(index: MessageIndex, start: StartPosition) -> int:

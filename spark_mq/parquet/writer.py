@@ -20,6 +20,10 @@ __all__ = ["WrittenFile", "write_file"]
 ROW_GROUP_ROWS: Final = 20_000
 """Row groups are small because a lease reads slices from anywhere in a file."""
 PAGE_BYTES: Final = 128 * 2**10
+PAGE_ROWS: Final = 2_000
+"""Small pages: a lease reads each page that it touches."""
+_MAX_BATCH_ROWS: Final = 1_024
+"""pyarrow's default."""
 _SAMPLE_BYTES: Final = 2**18
 """Fewer bytes of values are always compressed. Three samples have this size together."""
 _LEAVES: Final = [
@@ -104,8 +108,19 @@ def _encoded(table: pa.Table) -> bytes:
         write_page_checksum=True,  # Readers find flipped bits by it.
         write_page_index=True,  # A lease of few messages reads few pages.
         data_page_size=PAGE_BYTES,
+        max_rows_per_page=PAGE_ROWS,
+        write_batch_size=_batch_rows(table["value"]),
     )
     return buffer.getvalue()
+
+
+def _batch_rows(values: pa.ChunkedArray) -> int:
+    """Return how many rows to write at once.
+
+    pyarrow compares a page with PAGE_BYTES after each batch only.
+    """
+    rows = -(-PAGE_BYTES * len(values) // max(1, values.nbytes))
+    return max(1, min(_MAX_BATCH_ROWS, rows))
 
 
 def _is_compressible(values: pa.ChunkedArray) -> bool:
@@ -116,10 +131,7 @@ def _is_compressible(values: pa.ChunkedArray) -> bool:
     if values.nbytes < _SAMPLE_BYTES:
         return True
     rows = max(1, len(values) * _SAMPLE_BYTES // values.nbytes // 3)
-    samples = [
-        values.slice(at, rows).drop_null().to_pylist()
-        for at in (0, (len(values) - rows) // 2, len(values) - rows)
-    ]
+    samples = [values.slice(at, rows).drop_null().to_pylist() for at in (0, (len(values) - rows) // 2, len(values) - rows)]
     # A page holds the length of each value in front of it.
     pages = [b"".join(len(v).to_bytes(4, "little") + v for v in sample) for sample in samples]
     packed = sum(len(pa.compress(page, "snappy", asbytes=True)) for page in pages)

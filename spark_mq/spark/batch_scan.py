@@ -90,9 +90,10 @@ def _stream(leaf: Any) -> str | None:
 
 
 def _pieces(leaf: Any) -> Iterator[Piece]:
-    partitions, loads = leaf.inputPartitions(), CPickleSerializer().loads
+    partitions, serializer = leaf.inputPartitions(), CPickleSerializer()
     for at in range(partitions.size()):
-        part = loads(bytes(partitions.apply(at).pickedPartition()))
+        raw = bytes(partitions.apply(at).pickedPartition())
+        part = serializer.loads(raw)  # type: ignore[no-untyped-call]
         if isinstance(part, SlicePartition):  # Spark has its own for a batch without slices
             yield from part.pieces
 

@@ -48,6 +48,7 @@ def for_each_batch(
     on_error: str = "nack",
     also: Iterable[ConsumerGroup] = (),
     ack: str = "after",
+    *,
     reader: str = "spark",
 ) -> ForEachBatch:
     """A function for ``writeStream.foreachBatch`` that calls ``process(batch, lease)`` and settles the batch's lease.
@@ -67,8 +68,8 @@ def for_each_batch(
 
     ``reader``: "spark" (default), Spark's own Parquet reader reads ``batch``, if nothing but a choice of columns stands between the source
     and foreachBatch. The rows, columns and types are the same, and so is the order of the rows. None of the bytes go through Python, which
-    is faster for large batches. "python": the source's tasks always read ``batch``. They also read it over Spark Connect, with
-    ``minPartitions``, for small batches, for leases in many files, and if Spark cannot read the store.
+    is faster for large batches. "python": the source's tasks always read ``batch``. They also read it over Spark Connect, in a union of
+    streams, with ``minPartitions``, for small batches, for leases in many files, and if Spark cannot read the store.
 
     Return failures only for verdicts that depend on the rows alone. A verdict that may differ between two runs over the same rows (an API
     answered this time) must be settled with ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is written: on a replay the
@@ -175,9 +176,7 @@ class BatchLease:
 class ForEachBatch:
     """What foreachBatch calls. :meth:`close` lets the batch in hand finish and gives back what comes after it."""
 
-    def __init__(
-        self, groups: tuple[ConsumerGroup, ...], process: Process, policy: HandlerPolicy, reader: str = "python"
-    ) -> None:
+    def __init__(self, groups: tuple[ConsumerGroup, ...], process: Process, policy: HandlerPolicy, reader: str = "python") -> None:
         self.groups, self._process, self.policy, self.reader = groups, process, policy, reader
         self._owners = LeaseRouter(groups)
         self._finder = LeaseLookup(scans=reader == "spark")
@@ -286,9 +285,7 @@ class ForEachBatch:
         for lease_id in lease.lease_ids:
             group = self._owners.of(lease_id)
             end = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
-            _log.exception(
-                "group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end
-            )
+            _log.exception("group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end)
 
     def _settle(self, lease: BatchLease, settles: list[SettleCommand], start: float) -> list[SettleOutcome]:
         outcomes = self._owners.settle(settles)

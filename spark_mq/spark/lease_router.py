@@ -67,12 +67,7 @@ class LeaseRouter:
         known = [group for group in self.groups if self._mark(group, lease_id)]
         if holder := next((group for group in known if _holds(group, lease_id)), None):
             return holder
-        others = [
-            ConsumerGroup(group._context, name)
-            for group in known
-            for name in group._context.ledgers.groups()
-            if name != group.name
-        ]
+        others = [ConsumerGroup(group._context, name) for group in known for name in group._context.ledgers.groups() if name != group.name]
         wrong = next((group for group in others if _holds(group, lease_id)), None)
         if known and wrong is None:
             return known[0]  # all of it has expired, or was taken over

@@ -53,8 +53,10 @@ FEW_FILES: Final = 32
 """Whose places are looked up row by row in a constant; more of them are joined."""
 MOST_ORDERED_FILES: Final = 8
 """Files of a batch, which are read one after the other to keep the order of the rows."""
-LEAST_BYTES: Final = 1 * 2**20
-"""Bytes of a batch. The source's tasks read fewer sooner than Spark plans a read."""
+PLAN_BYTES: Final = 24 * 2**20
+"""Bytes that pass through Python in the time that Spark takes to plan the read of a file."""
+ROW_BYTES: Final = 1_000
+"""Bytes that pass through Python in the time that a row takes on top of its own bytes."""
 MOST_SLICES: Final = 10_000
 MOST_OF_A_FILE: Final = 100
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
@@ -102,7 +104,7 @@ def read_scan(batch: DataFrame, scan: BatchScan, owner: Callable[[str], Consumer
     """
     names = batch.columns
     runs = _runs(scan.pieces)
-    if len(set(names)) < len(names) or runs is None or sum(piece.size for piece, _ in scan.pieces) < LEAST_BYTES:
+    if len(set(names)) < len(names) or runs is None or not _pays(scan.pieces, len(runs)):
         return None
     frames = []
     for lease_id, files in runs:
@@ -112,6 +114,11 @@ def read_scan(batch: DataFrame, scan: BatchScan, owner: Callable[[str], Consumer
             return None
         frames.append(frame)
     return _union(frames)
+
+
+def _pays(pieces: Sequence[Piece], files: int) -> bool:
+    """Return whether Spark plans and reads the files sooner than the source's tasks read them."""
+    return sum(piece.size + piece.rows * ROW_BYTES for piece, _ in pieces) >= files * PLAN_BYTES
 
 
 def _runs(pieces: Sequence[Piece]) -> list[tuple[str, _Files]] | None:
@@ -128,7 +135,7 @@ def _runs(pieces: Sequence[Piece]) -> list[tuple[str, _Files]] | None:
         if mine and mine[-1][0].offset > piece.offset:
             return None
         mine.append((piece, of))
-    return runs if 0 < len(runs) <= MOST_ORDERED_FILES else None
+    return [(lease_id, files) for lease_id, files in runs] if 0 < len(runs) <= MOST_ORDERED_FILES else None
 
 
 def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> _Files:
@@ -176,11 +183,7 @@ def _is_alike(file: pq.ParquetFile) -> bool:
     """Return whether the columns have our types. Spark reads others in its own way, or not at all."""
     leaves = {leaf.path: leaf.physical_type for leaf in (file.schema.column(at) for at in range(len(file.schema)))}
     ours = {name: FILE_SCHEMA.field(name).type for name in _PAYLOAD.names}
-    return all(
-        field.type == ours[field.name] or leaves.get(field.name) == "INT96"
-        for field in file.schema_arrow
-        if field.name in ours
-    )
+    return all(field.type == ours[field.name] or leaves.get(field.name) == "INT96" for field in file.schema_arrow if field.name in ours)
 
 
 def _frame(spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]) -> DataFrame | None:
@@ -233,8 +236,8 @@ def _columns(names: Sequence[str], row: str, before: str, committed_at: str, of:
         "published_at": f"least({published}, timestamp_micros({LATEST}L))",
         **of,
     }
-    # Nullable, as in the stream: Spark drops the condition from the plan.
-    return [f"IF(TRUE, {own.get(name, name)}, NULL) AS {name}" for name in names]
+    # Nullable, as in the stream. Spark drops the condition from the plan.
+    return [f"IF(TRUE, {own[name]}, NULL) AS {name}" if name in own else name for name in names]
 
 
 def _rows(spark: SparkSession, root: str, files: _Files) -> DataFrame:

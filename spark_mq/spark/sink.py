@@ -51,7 +51,8 @@ def write_files(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> tup
 
     def flush() -> None:
         if pending:
-            files.append(write_file(queue._context.messages.files, to_publish(pa.Table.from_batches(pending), now, queue.settings.times(now))))
+            table = to_publish(pa.Table.from_batches(pending), now, queue.settings.times(now))
+            files.append(write_file(queue._context.messages.files, table))
             pending.clear()
 
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -22,6 +22,10 @@ class LedgerSnapshot:
     group: str
     ledger: Ledger | None
     token: Any
+    looked: bool = True
+    """Whether the store was asked for newer commits."""
+    txns: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Application transactions of earlier operations in the same commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class LedgerStore(Protocol):
         *,
         operation_id: str,
         note: Mapping[str, Any],
-        mark: tuple[str, int] | None = None,
+        txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
         """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all has changed). Raises CommitConflict.

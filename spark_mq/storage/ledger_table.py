@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -120,12 +120,13 @@ class LedgerTable:
     def read(self, group: str, *, blind: bool = False, look: bool = True) -> LedgerSnapshot:
         seen = -1
         while True:
-            state, files = self._partition(group, look or seen >= 0)
+            looked = look or seen >= 0
+            state, files = self._partition(group, looked)
             token = _Token(state.version, files, time.monotonic())
             if blind:
-                return LedgerSnapshot(group, None, token)
+                return LedgerSnapshot(group, None, token, looked)
             try:
-                return LedgerSnapshot(group, self._ledger(group, files), token)
+                return LedgerSnapshot(group, self._ledger(group, files), token, looked)
             except FileNotFoundError as error:
                 # A cleaner, or a VACUUM, deleted the file after another commit had replaced it.
                 if seen == token.version:
@@ -175,7 +176,7 @@ class LedgerTable:
         *,
         operation_id: str,
         note: Mapping[str, Any],
-        mark: tuple[str, int] | None = None,
+        txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
         token: _Token = stored.token
@@ -189,7 +190,7 @@ class LedgerTable:
             note if quiet else {**note, **self._requests.note(stored.group)},
             adds=() if added is None else (added,),
             removes=token.files,
-            txns=() if mark is None else (mark,),
+            txns=tuple(txns),
             partition=partition,
             whole_table=whole_table,
         )
@@ -270,7 +271,7 @@ class LedgerTable:
         return not self.files.is_local and self.log.alone
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
-        return self.log.state.txns.get(app)
+        return stored.txns[app] if app in stored.txns else self.log.state.txns.get(app)
 
     def groups(self) -> list[str]:
         with wrap_store_errors(self.path, "reading"), self._lock:

@@ -154,15 +154,16 @@ class MemoryLedgers:
         *,
         operation_id: str,
         note: Mapping[str, Any],
-        mark: tuple[str, int] | None = None,
+        txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
         with self._lock:
             latest = len(self.notes)
             if (latest if whole_table else self._changed.get(stored.group, 0)) > stored.token:
                 raise CommitConflict(f"group {stored.group} has changed since it was read")
-            if mark is not None and self._marks.get(mark[0], (0, 0))[1] > stored.token:
-                raise CommitConflict(f"{mark[0]} has been marked since")
+            for app, _ in txns:
+                if self._marks.get(app, (0, 0))[1] > stored.token:
+                    raise CommitConflict(f"{app} has been marked since")
             self.notes.append({"operation_id": operation_id, "committed_at": micros(self._clock()), **note})
             if ledger is None:
                 del self._ledgers[stored.group]
@@ -170,10 +171,11 @@ class MemoryLedgers:
                 self._ledgers[stored.group] = Ledger(ledger.head, ledger.ranges)
             self.events.append((stored.group, () if ledger is None else ledger.events))
             self._changed[stored.group] = latest + 1
-            if mark is not None:
-                self._marks[mark[0]] = (mark[1], latest + 1)
+            self._marks.update((app, (number, latest + 1)) for app, number in txns)
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
+        if app in stored.txns:
+            return stored.txns[app]
         with self._lock:
             number, version = self._marks.get(app, (None, 0))
             if version > stored.token:

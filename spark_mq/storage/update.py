@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
 from enum import Enum
 from typing import Any, Final, Literal, TypeVar
@@ -47,7 +47,7 @@ def update_ledger(
     group: str,
     compute: Callable[[LedgerSnapshot], Update[T]],
     *,
-    txn: Callable[[T], tuple[str, int] | None] | None = None,
+    txns: Callable[[T], Sequence[tuple[str, int]]] | None = None,
     whole_table: bool = False,
     replace: bool = False,
     timeout: float = 30.0,
@@ -63,8 +63,8 @@ def update_ledger(
         The name of the group.
     compute
         Computes the next ledger from a snapshot. It runs again after each conflict.
-    txn
-        Returns the application transaction to commit with a result, or None.
+    txns
+        Returns the application transactions to commit with a result.
     whole_table
         Conflict with every other commit, not only with those of this group.
     replace
@@ -98,8 +98,8 @@ def update_ledger(
                         raise
                     attempts += 1  # perhaps the state was old
                     continue
-                transaction = None if txn is None else txn(result)
-                if ledger is None or (ledger is snapshot.ledger and transaction is None):
+                transactions = () if txns is None else txns(result)
+                if ledger is None or (ledger is snapshot.ledger and not transactions):
                     if look:
                         return result
                     attempts += 1
@@ -109,7 +109,7 @@ def update_ledger(
                     None if ledger is DROP_GROUP else _next_revision(ledger),
                     operation_id=uuid.uuid4().hex,
                     note={"group": group, **info},
-                    mark=transaction,
+                    txns=transactions,
                     whole_table=whole_table,
                 )
                 store.bell.ring()

@@ -9,10 +9,11 @@ A transaction too many, of a zombie or a replay, costs a second delivery and no 
 
 from __future__ import annotations
 
+from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.transitions import held_by_batch
-from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
-from spark_mq.storage.update import Update, update_ledger
+from spark_mq.storage.update import Update
 from spark_mq.streaming.offset import auto_ack_app_id
 
 __all__ = ["auto_ack_excluded_up_to", "exclude_from_auto_ack"]
@@ -26,18 +27,19 @@ def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
     """
     app = auto_ack_app_id(stream)
 
-    def compute(snapshot: LedgerSnapshot) -> Update[tuple[int, bool]]:
-        ledger = snapshot.ledger
-        held = [] if ledger is None else ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))
+    def compute(view: GroupView) -> Update[tuple[int, bool]]:
+        ledger = view.ledger
+        held = ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))
         messages = sum(r.message_count for r in held)
         lease_ids = ",".join(sorted({r.lease_id or "" for r in held}))
-        wanted = bool(held) and auto_ack_excluded_up_to(group.ledgers, snapshot, stream) < n
+        wanted = bool(held) and auto_ack_excluded_up_to(group.ledgers, view.snapshot, stream) < n
         info = {"operation": "leave", "lease_id": lease_ids, "messages": messages}
         return ledger if wanted else None, (messages, wanted), info
 
-    messages, _ = update_ledger(
-        group.ledgers, group.name, compute, txn=lambda got: (app, n) if got[1] else None
-    )
+    try:
+        messages, _ = group.update(compute, txn=lambda got: (app, n) if got[1] else None)
+    except GroupNotFound:  # somebody dropped the group, so nothing is held
+        return 0
     return messages
 
 

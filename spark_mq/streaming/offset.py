@@ -9,7 +9,16 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 
-__all__ = ["QUEUES", "auto_ack_app_id", "check_offset", "fence_app_id", "parse_lease_id", "parse_multi_offset", "parse_offset", "stream_id_in_queue"]
+__all__ = [
+    "QUEUES",
+    "auto_ack_app_id",
+    "check_offset",
+    "fence_app_id",
+    "parse_lease_id",
+    "parse_multi_offset",
+    "parse_offset",
+    "stream_id_in_queue",
+]
 
 QUEUES: Final = "queues"
 """What tells the offset of a stream over several queues from that of one."""

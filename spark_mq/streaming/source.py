@@ -20,7 +20,6 @@ from spark_mq.errors import CommitConflict, InvalidOption, StreamFenced
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions
-from spark_mq.ledger.commit_info import lease_note, settle_note
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -30,7 +29,6 @@ from spark_mq.operations.acquire import reject_unreadable, settle_lost_messages
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.settle import extend
-from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.auto_ack import auto_ack_excluded_up_to
 from spark_mq.streaming.offset import fence_app_id, parse_lease_id, parse_offset
@@ -205,9 +203,7 @@ class StreamSource:
         self.available_count = grant.message_count
         return bool(grant.ranges)
 
-    def _request(
-        self, lease_id: str, view: GroupView, limits: LeaseLimits | None = None
-    ) -> acquiring.AcquireRequest:
+    def _request(self, lease_id: str, view: GroupView, limits: LeaseLimits | None = None) -> acquiring.AcquireRequest:
         tail, due_by = self._bound if self._bound else (None, None)
         messages, size = limits or (self.options.max_messages, self.options.max_bytes)
         return acquiring.AcquireRequest(
@@ -242,13 +238,13 @@ class StreamSource:
         app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
 
         def compute(view: GroupView) -> Update[tuple[acquiring.Grant, int, GroupSettings]]:
-            self._fence(view.snapshot, app, stream, n, 2 * n)
+            self._fence(view, app, stream, n, 2 * n)
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
             index, _ = self.ledger.index_or_damage()
             after, grant = acquiring.lease(acked, index, view.now, view.settings, request)
             if grant.ranges:
-                info = {**info, **lease_note(request, grant.ranges)}
+                info = {**info, **grant.commit_info(request)}
             return after if info else None, (grant, request.expires_at, view.settings), info
 
         grant, expires_at, settings = self.ledger.update(
@@ -267,7 +263,7 @@ class StreamSource:
         def compute(
             view: GroupView,
         ) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
-            mark = self._fence(view.snapshot, app, stream, n, 2 * n + 2)
+            mark = self._fence(view, app, stream, n, 2 * n + 2)
             expires_at = view.now + self._timeout(view.settings)
             rows = transitions.held_by_batch(view.ledger, prefix)
             held = {r.lease_id for r in view.ledger.select(rows) if r.lease_id}
@@ -299,11 +295,9 @@ class StreamSource:
         # A page that no task can read may be why the batch died: read all of it.
         return self._granted(lease_id, expires_at, granted, settings, whole=True)
 
-    def _fence(
-        self, snapshot: LedgerSnapshot, app: str, stream: str, n: int, most: int
-    ) -> int | None:
+    def _fence(self, view: GroupView, app: str, stream: str, n: int, most: int) -> int | None:
         """Return the stream's transaction number. Raises StreamFenced if it is above `most`."""
-        mark = self.ledger.ledgers.mark(snapshot, app)
+        mark = self.ledger.ledgers.mark(view.snapshot, app)
         if mark is not None and mark > most:
             raise StreamFenced(
                 f"batch {n} of stream {stream} is fenced: another driver has leased batch "
@@ -341,6 +335,8 @@ class StreamSource:
         These are the runner's own, and at its start those of dead runners. Later, another runner's
         lease is a successor's. Batches that left messages unsettled on purpose are not acked.
         """
+        if upto == 0:
+            return []
         ledger = view.ledger
         held = pc.starts_with(ledger.column("lease_id"), stream + "/")
         rows = ledger.where(pc.and_(ledger.is_state(LEASED, WAITING), held))
@@ -357,9 +353,7 @@ class StreamSource:
         left = auto_ack_excluded_up_to(self.ledger.ledgers, view.snapshot, stream)
         return [lease_id for lease_id, n in done if n > left]
 
-    def _acked(
-        self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()
-    ) -> tuple[Ledger, dict[str, Any]]:
+    def _acked(self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()) -> tuple[Ledger, dict[str, Any]]:
         """Fold expired leases, and in ackMode onCommit ack the batches up to one.
 
         Returns the ledger, and what the commit says about the acks.
@@ -374,7 +368,7 @@ class StreamSource:
         for command in commands:
             ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
             outcomes.append(outcome)
-        return ledger, settle_note(commands, outcomes)
+        return ledger, settling.commit_info(commands, outcomes)
 
     def ack_committed(self, stream: str, upto: int) -> None:
         """Ack what is left of the batches up to one, in ackMode onCommit."""

@@ -70,8 +70,13 @@ class CallBatcher(Generic[T, R]):
         """Wait until the call is done, or return the batch that this thread must run."""
         with self._condition:
             self._waiting.append(call)
-            while self._busy and not call.done:
-                self._condition.wait()
+            try:
+                while self._busy and not call.done:
+                    self._condition.wait()
+            except BaseException:  # an interrupt: nobody waits for the result any more
+                if call in self._waiting:
+                    self._waiting.remove(call)
+                raise
             if call.done:
                 return []
             calls, self._waiting = self._waiting, []

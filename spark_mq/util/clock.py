@@ -47,8 +47,7 @@ def to_micros(instant: datetime) -> int:
     """
     if instant.tzinfo is None:
         raise InvalidOption(
-            f"{instant!r} has no time zone; use datetime.now(timezone.utc) or another aware "
-            "datetime",
+            f"{instant!r} has no time zone; use datetime.now(timezone.utc) or another aware datetime",
             option="datetime",
             value=instant,
         )

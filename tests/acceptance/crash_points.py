@@ -1,6 +1,6 @@
 """Dying at a given step: the places where a queue's code writes, wrapped from outside, and what to do there, operation by operation.
 
-Nothing in spark_mq knows of this. Every write goes through one of the functions in ``SEAMS``; in the process that is to die they count,
+Nothing in spark_mq knows of this. Every write goes through one of the functions in :func:`watch`; in the process that is to die they count,
 before and after, and at the chosen count the process kills itself with SIGKILL. Run with no count chosen, it tells the names of the points.
 """
 
@@ -16,20 +16,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import deltalake.table
 from deltalake import DeltaTable
 
 from spark_mq import Lease, Message, Queue
-from spark_mq.delta import legacy as delta
+from spark_mq.delta.actions import LOG_FOLDER
+from spark_mq.delta.local_files import LocalFiles
+from spark_mq.delta.log import CHECKPOINT_INTERVAL
+from spark_mq.delta.tables import wait_for_checkpoints
 from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.retention import trim
 from spark_mq.maintenance.sweep import expire, housekeep
-from spark_mq.storage import history_table as history
-from spark_mq.storage import ledger_table as leases
 from spark_mq.streaming.source import StreamOptions, StreamSource
 
 Tell = Callable[[Any], None]
+TABLES = {"messages", "leases", "commits", "history"}
 
 
 @dataclass(frozen=True)
@@ -72,32 +73,46 @@ class Points:
         setattr(owner, attribute, wrapped)
 
 
-def _operation(options: dict[str, Any]) -> str:
-    properties = options.get("commit_properties")
-    told = json.loads(((properties and properties.custom_metadata) or {}).get("userMetadata", "{}"))
-    return told.get("operation", "a commit")
-
-
-def _table(handle: Any) -> str:
-    return str(getattr(handle, "table_uri", handle)).rstrip("/").rpartition("/")[2] + "/"
-
-
 def watch(points: Points) -> None:
-    """Wraps every function through which this process writes to a queue."""
-    for module in (leases, history):
-        points.around(module, "write_deltalake", lambda table, *_, **options: f"commit '{_operation(options)}' of {_table(table)}")
-    points.around(DeltaTable, "create_write_transaction", lambda table, *_, **options: f"commit '{_operation(options)}' of {_table(table)}")
-    points.around(DeltaTable, "create", lambda path, *_, **__: f"creation of {_table(path)}")
-    points.around(DeltaTable, "create_checkpoint", lambda table: f"checkpoint of {_table(table)}")
-    points.around(DeltaTable, "delete", lambda table, *_: f"delete from {_table(table)}")
-    points.around(DeltaTable, "vacuum", lambda table, **_: f"vacuum of {_table(table)}")
-    points.around(deltalake.table.TableOptimizer, "compact", lambda optimizer: f"compaction of {_table(optimizer.table)}")
-    for verb in ("write", "delete"):
-        points.around(delta.Files, verb, lambda files, path, *_, verb=verb: f"{verb} of {_kind(files, path)}")
+    """Wraps every function through which this process changes a queue: the system calls, and delta-rs's checkpoint."""
+    names: dict[str, str] = {}  # of each temporary file, what it becomes
+
+    def written(_: LocalFiles, path: str, data: bytes | memoryview, sync: bool) -> str:
+        names[path] = _commit(path, bytes(data)) if LOG_FOLDER in path else f"a data file of {_table(path)}"
+        return f"write of {names[path]}"
+
+    def linked(_: LocalFiles, source: str, target: str) -> str:
+        return names[source]
+
+    def replaced(_: LocalFiles, source: str, target: str) -> str:
+        return f"rename of {names[source]}"
+
+    def unlinked(_: LocalFiles, path: str) -> str:
+        return f"removal of the temporary of {names[path]}" if path in names else f"delete of {_kind(path)}"
+
+    def made(_: LocalFiles, path: str) -> str:
+        return "creation of a folder"
+
+    for verb, name in {"write_new": written, "link": linked, "replace": replaced, "unlink": unlinked, "makedir": made}.items():
+        points.around(LocalFiles, verb, name)
+    points.around(DeltaTable, "create_checkpoint", lambda table: f"checkpoint of {_table(table.table_uri)}")
 
 
-def _kind(files: delta.Files, path: str) -> str:
-    return f"a {'commit' if '_delta_log' in path else 'data file'} of {_table(files.root)}"
+def _commit(path: str, data: bytes) -> str:
+    """What a commit does, by its own account."""
+    info = json.loads(data.split(b"\n")[0])["commitInfo"]
+    if info["operation"] == "CREATE TABLE":
+        return f"creation of {_table(path)}"
+    return f"commit '{json.loads(info['userMetadata'])['operation']}' of {_table(path)}"
+
+
+def _table(path: str) -> str:
+    return next(part for part in reversed(path.split("/")) if part in TABLES) + "/"
+
+
+def _kind(path: str) -> str:
+    kind = "a data file" if LOG_FOLDER not in path else "a checkpoint" if ".checkpoint." in path else "a commit"
+    return f"{kind} of {_table(path)}"
 
 
 # -- operations
@@ -172,6 +187,21 @@ def work(queue: Queue, tell: Tell) -> None:
         Handled.count += 1
 
     queue.group().work(handle, max_messages=5, until_empty=True)
+
+
+def nearly_a_checkpoint(queue: Queue) -> None:
+    publish(queue)
+    while queue._context.ledgers.version() < CHECKPOINT_INTERVAL - 2:
+        take(queue, 1).release()
+
+
+def across_a_checkpoint(queue: Queue, tell: Tell) -> None:
+    """The commit of version 100 writes a checkpoint, in a thread: one after the other here, so that each run is alike."""
+    for _ in range(2):
+        lease = take(queue, 3)
+        wait_for_checkpoints()
+        lease.ack()
+        wait_for_checkpoints()
 
 
 def seek(queue: Queue, tell: Tell) -> None:
@@ -277,6 +307,7 @@ CASES = [
     Case("lease and extend", lease_and_extend, publish),
     Case("settle", settle, publish),
     Case("work", work, publish),
+    Case("checkpoint", across_a_checkpoint, nearly_a_checkpoint),
     Case("seek", seek, left_alone, lambda queue: queue.group().seek("latest")),
     Case("purge", lambda queue, _: queue.purge(queue.name), left_alone, lambda queue: queue.purge(queue.name)),
     Case("configure", lambda queue, _: queue.group().configure(max_in_flight=3), left_alone),
@@ -285,7 +316,14 @@ CASES = [
     Case("expire", lambda queue, _: expire(queue._context), left_alone, ahead=3600),
     Case("route", route_all, some_dead, route_all),
     Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
-    Case("trim", lambda queue, _: trim(queue._context), settled, lambda queue: trim(queue._context), settings={"retention": "1s"}, ahead=3600),
+    Case(
+        "trim",
+        lambda queue, _: trim(queue._context),
+        settled,
+        lambda queue: trim(queue._context),
+        settings={"retention": "1s"},
+        ahead=3600,
+    ),
     Case("index", lambda queue, _: index_commits(queue._context), settled, lambda queue: index_commits(queue._context)),
     Case("archive", lambda queue, _: archive_history(queue._context), settled, lambda queue: archive_history(queue._context)),
     Case(
@@ -312,6 +350,7 @@ def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:
     else:
         case = next(case for case in CASES if case.name == name)
         case.act(Queue.open(path, clock=Clock(case.ahead)), lambda told: pipe.send(("told", told)))
+    wait_for_checkpoints()
     pipe.send(("points", points.names))
     pipe.close()
 

@@ -115,7 +115,9 @@ def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_fi
     meets(here, fate, job)
     assert len(published(here.queue.path)) == ROWS
     assert taken(here.queue) == numbered(ROWS)
-    assert len(files(here.queue)) > len(here.queue._context.messages.index().files), "the first attempt had written its file: it lies there, unpublished"
+    assert len(files(here.queue)) > len(here.queue._context.messages.index().files), (
+        "the first attempt had written its file: it lies there, unpublished"
+    )
 
 
 @pytest.mark.slow

@@ -20,13 +20,14 @@ import pyarrow.parquet as pq
 import spark_mq.maintenance.transfer
 import spark_mq.operations.acquire
 import spark_mq.parquet.writer
-import spark_mq.storage.ledger_table
+import spark_mq.storage.update
 import spark_mq.streaming.source
 from spark_mq import GroupSettings, Queue
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.context import QueueContext
+from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.memory import MemoryLedgers, MemoryMessages
 from spark_mq.testing import ManualClock
@@ -305,10 +306,9 @@ def deterministic() -> Iterator[None]:
     still = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None)
     patches: list[tuple[Any, str, Any]] = [
         *((module, "uuid", made) for module in (spark_mq.streaming.source, spark_mq.operations.acquire,
-        spark_mq.maintenance.transfer,
-                                                spark_mq.parquet.writer)),
-        (spark_mq.storage.ledger_table, "uuid", some),
-        (spark_mq.storage.ledger_table, "time", still),
+                                                spark_mq.maintenance.transfer, spark_mq.parquet.writer)),
+        (spark_mq.storage.update, "uuid", some),
+        (spark_mq.storage.update, "time", still),
     ]  # fmt: skip
     logger = logging.getLogger("spark_mq")
     with contextlib.ExitStack() as stack:
@@ -325,7 +325,7 @@ def deterministic() -> Iterator[None]:
 
 def stored_key(value: Any, store: Store) -> Hashable:
     """An answer on a tape as part of a state's key."""
-    if isinstance(value, spark_mq.storage.ledger_table.LedgerSnapshot):
+    if isinstance(value, LedgerSnapshot):
         marked = tuple(app for app, (_, version) in store.marks if version > value.token)
         known = value.ledger is not None and ledger_key(value.ledger, store.now)
         stale = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -31,9 +32,9 @@ def store(s3: dict[str, str]) -> ObjectStore:
     return ObjectStore(f"s3://queues/{uuid.uuid4().hex}/q", s3)
 
 
-@pytest.fixture
-def counted(s3: dict[str, str]) -> Iterator[tuple[ObjectStore, Requests]]:
-    """A store behind a proxy, and the requests that went through."""
+@contextlib.contextmanager
+def counting(endpoint: str) -> Iterator[tuple[str, Requests]]:
+    """The address of a proxy in front of an endpoint, and the requests that went through."""
     seen: Requests = []
 
     class Counting(Relay):
@@ -41,14 +42,22 @@ def counted(s3: dict[str, str]) -> Iterator[tuple[ObjectStore, Requests]]:
             seen.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
             self.answer(*self.forward(body))
 
-    server = relay(Counting, s3["AWS_ENDPOINT_URL"])
+    server = relay(Counting, endpoint)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield ObjectStore(f"s3://queues/{uuid.uuid4().hex}", {**s3, "AWS_ENDPOINT_URL": url}), seen
-    server.shutdown()
-    server.server_close()
-    thread.join(60)
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+
+
+@pytest.fixture
+def counted(s3: dict[str, str]) -> Iterator[tuple[ObjectStore, Requests]]:
+    """A store behind a proxy, and the requests that went through."""
+    with counting(s3["AWS_ENDPOINT_URL"]) as (url, seen):
+        yield ObjectStore(f"s3://queues/{uuid.uuid4().hex}", {**s3, "AWS_ENDPOINT_URL": url}), seen
 
 
 def test_a_file_that_was_written_is_read_back(store: ObjectStore) -> None:

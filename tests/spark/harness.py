@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_mq.delta.legacy import open_table
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
 
 from spark_mq import Queue
 
@@ -145,8 +146,9 @@ def forget_last_commit(checkpoint: Path) -> None:
 
 def versions(queue: Queue) -> dict[str, int | None]:
     """The version of each table of a queue: nothing has changed while these are the same."""
-    tables = {name: open_table(f"{queue.path}/{name}") for name in ("messages", "leases", "dead_letters/messages")}
-    return {name: table.version() if table else None for name, table in tables.items()}
+    names = ("messages", "leases", "dead_letters/messages")
+    tables = {name: DeltaLog(ObjectStore(f"{queue.path}/{name}")).open() for name in names}
+    return {name: table.version if table else None for name, table in tables.items()}
 
 
 def values(batch: Any) -> list[str]:

@@ -337,7 +337,10 @@ def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(spark: Any, q
 
     def process(batch: Any, lease: Any) -> None:
         at_first = batch.first().lease_expires_at
-        until(lambda: queue._context.clock() > at_first.astimezone() and _deadline(stream, lease) > _micros(at_first), "past its first deadline")
+        until(
+            lambda: queue._context.clock() > at_first.astimezone() and _deadline(stream, lease) > _micros(at_first),
+            "past its first deadline",
+        )
         extended.append(stream.group.lease("other") is None)
 
     stream.settle_with(process)

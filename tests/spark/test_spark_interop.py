@@ -49,6 +49,30 @@ def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
     assert queue.group("g").stats().acked == 6
 
 
+def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
+    """Spark fills missing columns with null. It needs no schema option."""
+    before = spark.read.format("delta").load(queue._context.messages.path).schema
+    spark.createDataFrame([(bytearray(b"a"),)], "value BINARY").write.format("delta").mode("append").save(queue._context.messages.path)
+    assert spark.read.format("delta").load(queue._context.messages.path).schema == before
+    (message,) = take(queue).messages
+    assert (message.value, message.message_id, message.key) == (b"a", str(message.sequence), None)
+    assert "/" not in queue._context.messages.index().files[0].path
+
+
+def test_spark_refuses_text_until_it_is_cast(spark: Any, queue: Queue) -> None:
+    """Delta Lake for Spark casts no STRING to BINARY in an append of a DataFrame."""
+    text = spark.createDataFrame([("a",)], "value STRING")
+    with pytest.raises(Exception, match="DELTA_FAILED_TO_MERGE_FIELDS"):
+        text.write.format("delta").mode("append").save(queue._context.messages.path)
+    text.selectExpr("CAST(value AS BINARY) AS value").write.format("delta").mode("append").save(queue._context.messages.path)
+    assert texts(take(queue)) == ["a"]
+
+
+def test_spark_inserts_the_value_alone_by_sql(spark: Any, queue: Queue) -> None:
+    spark.sql(f"INSERT INTO delta.`{queue._context.messages.path}` (value) VALUES (CAST('a' AS BINARY))")
+    assert texts(take(queue)) == ["a"]
+
+
 def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue) -> None:
     """OPTIMIZE and VACUUM of both tables, ZORDER of the one that has statistics: what is leased or unread stays as it was."""
     queue.publish(["a", "b"])

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from harness import Stream, numbered
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+from harness import Sink, Stream, configured, forget_last_commit, make_queue, numbered, values
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as f
 
 from spark_mq import Message, Queue
+from spark_mq.errors import InvalidOption
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.spark import parquet_read
 
 
 @pytest.fixture(autouse=True)
 def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark also reads the few bytes of a test."""
-    monkeypatch.setattr(parquet_read, "LEAST_BYTES", 1)
+    monkeypatch.setattr(parquet_read, "PLAN_BYTES", 1)
 
 
 def plan(rows: Any) -> str:
@@ -59,3 +72,258 @@ def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_sou
     assert both.batches == both.through_python
     assert [row.sequence for rows in both.batches for row in rows] == sorted(row.sequence for rows in both.batches for row in rows)
     assert stream.group.stats().acked == 77
+
+
+@pytest.mark.parametrize("ack", ["after", "first", "manual"])
+def test_each_ack_policy_hands_over_the_same_rows(stream: Stream, queue: Queue, ack: str) -> None:
+    queue.publish(numbered(6))
+    both = Both(stream, ack=ack)
+    stream.run(both)
+    assert both.by_spark == [True]
+    assert both.batches == both.through_python
+    stats = stream.group.stats()
+    assert (stats.acked, stats.in_flight) == ((0, 6) if ack == "manual" else (6, 0))
+
+
+def test_redelivered_rows_have_their_counts_and_order(stream: Stream, queue: Queue) -> None:
+    for _ in range(2):
+        queue.publish(numbered(20))
+    taken = stream.group.lease("other", max_messages=40)
+    assert taken is not None
+    taken.nack([m.sequence for m in taken.messages[::3]], error="again")
+    taken.release()
+    both = Both(stream)
+    stream.run(both)
+    assert all(both.by_spark)
+    assert both.batches == both.through_python
+    rows = [row for batch in both.batches for row in batch]
+    assert len(rows) == 40
+    assert {row.delivery_count for row in rows} == {1, 2}
+    assert {row.lease_expires_at is None for row in rows} == {False}
+
+
+CHANGED: dict[str, Callable[[Any], Any]] = {
+    "filter": lambda rows: rows.where("CAST(value AS STRING) >= '003'"),
+    "new column": lambda rows: rows.selectExpr("*", "upper(key) AS upper"),
+    "renamed": lambda rows: rows.withColumnRenamed("key", "name"),
+    "other value": lambda rows: rows.selectExpr("sequence", "lease_id", "CAST('x' AS BINARY) AS value"),
+    "watermark": lambda rows: rows.withWatermark("published_at", "1 minute"),
+    "observed": lambda rows: rows.observe("seen", f.count("*").alias("rows")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_change_between_the_source_and_the_function_stays_in_the_batch(stream: Stream, queue: Queue, change: str) -> None:
+    queue.publish(numbered(6))
+    both = Both(stream)
+    stream.run(both, frame=CHANGED[change](stream.frame()))
+    assert both.by_spark == [False]
+    assert both.batches == both.through_python
+    assert len(both.batches[0]) == (3 if change == "filter" else 6)
+    assert stream.group.stats().acked == 6
+
+
+PRUNED: dict[str, Callable[[Stream], Any]] = {
+    "select": lambda stream: stream.frame().select("value", "lease_id", "sequence"),
+    "drop and alias": lambda stream: stream.frame().alias("a").drop("headers"),
+    "schema": lambda stream: stream.spark.readStream.format("spark_mq").schema("sequence bigint, lease_id string, value binary")
+    .options(**stream.options).load(stream.queue.path),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pruned", PRUNED)
+def test_a_choice_of_columns_is_read_by_spark(stream: Stream, queue: Queue, pruned: str) -> None:
+    queue.publish(numbered(6))
+    both = Both(stream)
+    frame = PRUNED[pruned](stream)
+    stream.run(both, frame=frame)
+    assert both.by_spark == [True]
+    assert both.batches == both.through_python
+    assert list(both.batches[0][0].asDict()) == frame.columns
+
+
+def test_a_caller_that_changes_the_batch_keeps_its_change(stream: Stream, queue: Queue) -> None:
+    """A checkpointed batch has the columns of the source and a plan of the same kind."""
+    queue.publish(numbered(6))
+    seen: list[tuple[list[str], bool]] = []
+    each = stream.group.for_each_batch(lambda batch, lease: seen.append((values(batch), by_spark(batch))), on_error="raise")
+    stream.run(lambda batch, n: each(batch.where("CAST(value AS STRING) >= '003'").localCheckpoint(), n))
+    assert seen == [(numbered(6)[3:], False)]
+
+
+def test_python_reads_the_batch_if_asked_to(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(3))
+    both = Both(stream, reader="python")
+    stream.run(both)
+    assert both.by_spark == [False]
+    with pytest.raises(InvalidOption, match="reader"):
+        stream.group.for_each_batch(lambda batch, lease: None, reader="rust")
+
+
+def test_the_source_reads_small_batches_and_those_with_min_partitions(
+    stream: Stream, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(numbered(6))
+    stream.options.update(minPartitions="2", maxMessagesPerTrigger="6")
+    parted = Both(stream)
+    stream.run(parted)
+    monkeypatch.undo()
+    del stream.options["minPartitions"]
+    queue.publish(numbered(6))
+    small = Both(stream)
+    stream.run(small)
+    assert (parted.by_spark, small.by_spark) == ([False], [False])
+    assert stream.group.stats().acked == 12
+
+
+def test_a_union_is_read_by_the_source_and_several_queues_by_spark(spark: Any, tmp_path: Path) -> None:
+    queues = [make_queue(tmp_path / name) for name in ("one", "two")]
+    for queue in queues:
+        queue.publish(numbered(4))
+    union = [Stream(spark, queue, tmp_path / "checkpoint", group="u") for queue in queues]
+    several = Stream(spark, queues[0], tmp_path / "several", path=json.dumps([queue.path for queue in queues]))
+    as_union = Both(union[0], also=[union[1].group])
+    union[0].run(as_union, frame=union[0].frame().union(union[1].frame()))
+    assert as_union.by_spark == [False]
+    as_list = Both(several, also=[queues[1].group("g")])
+    several.run(as_list, frame=spark.readStream.format("spark_mq").options(**several.options).load())
+    assert all(as_list.by_spark)
+    assert as_list.batches == as_list.through_python
+    assert {row.queue for rows in as_list.batches for row in rows} == {queue.path for queue in queues}
+    assert [group.stats().acked for group in (*(s.group for s in union), *(queue.group("g") for queue in queues))] == [4] * 4
+
+
+def test_returned_failures_are_settled_and_the_rest_is_acked(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(10))
+    fast: list[bool] = []
+
+    def process(batch: Any, lease: Any) -> Any:
+        fast.append(by_spark(batch))
+        lease.reject(batch.where("CAST(value AS STRING) < '002'"), error="never")
+        return batch.where("CAST(value AS STRING) = '009'").selectExpr("sequence", "'reject' AS outcome", "'late' AS error")
+
+    stream.settle_with(process)
+    assert fast == [True]
+    assert (stream.group.stats().acked, stream.group.stats().dead) == (7, 3)
+
+
+def test_a_batch_that_died_is_replayed_by_spark_with_its_count(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(6))
+    stream.options["maxMessagesPerTrigger"] = "3"
+    sink, fast = Sink(), []
+    dying: Iterator[bool] = iter([False, True])
+
+    def process(batch: Any, lease: Any) -> None:
+        fast.append(by_spark(batch))
+        sink.write(batch, lease)
+        if next(dying, False):
+            raise RuntimeError("the driver dies")
+
+    with suppress(StreamingQueryException):
+        stream.settle_with(process)
+    stream.settle_with(process)
+    assert fast == [True] * 3
+    assert (sink.values, sink.skipped) == (numbered(6), 1)
+    assert stream.group.stats().acked == 6
+
+
+def test_a_replay_of_a_settled_batch_hands_nothing_over(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(3))
+    seen: list[list[str]] = []
+    stream.settle_with(lambda batch, lease: seen.append(values(batch)))
+    forget_last_commit(stream.checkpoint)
+    stream.settle_with(lambda batch, lease: seen.append(values(batch)))
+    assert [rows for rows in seen if rows] == [numbered(3)]
+    assert stream.group.stats().acked == 3
+
+
+def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> None:
+    path = Path(queue._context.messages.path, "foreign.parquet")
+    pq.write_table(pa.table({"value": pa.array([b"x", b"", b"z"])}), path)
+    add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 3}))
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    both = Both(stream)
+    stream.run(both)
+    assert both.by_spark == [True]
+    assert both.batches == both.through_python
+    assert [row.message_id for row in both.batches[0]] == [str(row.sequence) for row in both.batches[0]]
+
+
+@pytest.mark.parametrize("kind", ["ns", "us"])
+def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(stream: Stream, queue: Queue, kind: str) -> None:
+    """Spark refuses nanoseconds, and takes instants without a zone for others."""
+    path = Path(queue._context.messages.path, "foreign.parquet")
+    times = pa.array([datetime(2024, 1, 1, tzinfo=UTC)] * 2).cast(pa.timestamp(kind))
+    pq.write_table(pa.table({"value": pa.array([b"x", b"y"]), "published_at": times}), path)
+    add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 2}))
+    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    both = Both(stream)
+    stream.run(both)
+    assert both.by_spark == [False]
+    assert both.batches == both.through_python
+    assert stream.group.stats().acked == 2
+
+
+def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(3))
+    lost = queue.publish("lost")
+    Path(queue._context.messages.path, queue._context.messages.index().file_at(lost.sequences[0]).path).unlink()
+    both = Both(stream)
+    stream.run(both)
+    assert both.by_spark == [True]
+    assert [bytes(row.value).decode() for row in both.batches[0]] == numbered(3)
+    assert (stream.group.stats().acked, stream.group.stats().dead) == (3, 1)
+
+
+def test_a_file_that_shrinks_after_the_lease_is_not_acked(stream: Stream, queue: Queue) -> None:
+    """The source finds it, because Spark would read fewer rows without an error."""
+    queue.publish(numbered(5))
+    (path,) = Path(queue._context.messages.path).glob("*.parquet")
+    whole = pq.read_table(path, partitioning=None)
+    each = stream.group.for_each_batch(lambda batch, lease: batch.collect(), on_error="raise")
+
+    def shrink(batch: Any, n: int) -> None:
+        pq.write_table(whole.slice(0, 4), path)
+        each(batch, n)
+
+    with pytest.raises(StreamingQueryException, match="fewer than its commit says"):
+        stream.run(shrink)
+    assert stream.group.stats().acked == 0
+
+
+def test_a_store_that_spark_cannot_read_is_read_by_the_source(
+    stream: Stream, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        queue.publish(numbered(3))
+    stream.options["maxMessagesPerTrigger"] = "3"
+    monkeypatch.setattr(parquet_read, "_LOUD", {"mode": "no such mode"} | {"basePath": "nowhere://there"})
+    both = Both(stream)
+    stream.run(both)
+    assert both.by_spark == [False, False]
+    assert both.batches == both.through_python
+    assert [record.levelname for record in caplog.records if "Spark cannot read" in record.getMessage()] == ["WARNING"]
+
+
+def test_progress_counts_the_rows_that_spark_reads(stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(7))
+    fast: list[bool] = []
+    query = stream.settle_with(lambda batch, lease: fast.append(by_spark(batch)))
+    assert fast == [True]
+    assert sum(progress.numInputRows for progress in query.recentProgress) == 7
+
+
+def test_the_first_batch_finds_its_lease_without_a_job(spark: Any, stream: Stream, queue: Queue) -> None:
+    queue.publish(numbered(3))
+    tracker, jobs = spark.sparkContext.statusTracker(), []
+
+    def process(batch: Any, lease: Any) -> None:
+        group = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
+        jobs.append(list(tracker.getJobIdsForGroup(group)))
+        batch.count()
+        jobs.append(list(tracker.getJobIdsForGroup(group)))
+
+    with configured(spark, "spark.sql.adaptive.enabled", "false"):
+        stream.settle_with(process)
+    assert jobs[0] == []
+    assert jobs[1]

@@ -9,10 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import TableFeatures, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from harness import Stream, make_queue, numbered, versions
 from pyspark.sql import functions as F
-from spark_mq.delta.legacy import open_table
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
@@ -94,8 +93,7 @@ def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path
 
 
 def test_a_table_feature_that_is_not_supported_is_refused_by_name(stream: Stream, filled: Queue) -> None:
-    table = open_table(filled._context.messages.path)
-    assert table is not None
+    table = DeltaTable(filled._context.messages.path)
     table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     files = sorted(Path(filled.path).rglob("*"))
     with pytest.raises(Exception, match=r"UnsupportedTable.*deletionVectors"):

@@ -482,7 +482,10 @@ def test_secrets_of_storage_options_are_never_told(tmp_path: Path, caplog: pytes
     queue = Queue.create(tmp_path / "q", storage_options=options)
     queue.publish("a")
     held = lease(queue)
-    told = [repr(thing) + str(thing) for thing in (queue, queue.group(), held, queue._context.messages, queue._context.ledgers, queue.dead_letters, queue.stats())]
+    told = [
+        repr(thing) + str(thing)
+        for thing in (queue, queue.group(), held, queue._context.messages, queue._context.ledgers, queue.dead_letters, queue.stats())
+    ]
     calls: list[Callable[[], Any]] = [
         lambda: Queue.create(tmp_path / "q", storage_options=options),
         lambda: Queue.open(tmp_path / "none", storage_options=options),

@@ -12,9 +12,7 @@ from handles import again, lease, until
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
-from spark_mq.operations import group_ledger
-from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.memory import MemoryLedgers
+from spark_mq.operations import shared_ledger
 from spark_mq.util.call_batcher import CallBatcher
 
 Make = Callable[..., Queue]
@@ -94,6 +92,26 @@ def test_an_interrupted_leader_leaves_the_others_to_another() -> None:
     assert sum(isinstance(one, int) for one in results) == 3
 
 
+def test_a_call_that_is_interrupted_while_it_waits_does_not_run() -> None:
+    gate = Gate()
+    combiner: CallBatcher[Any, Any] = CallBatcher(gate)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(combiner.do, 1)
+        assert gate.entered.wait(30)
+        combiner._condition.wait = interrupt  # type: ignore[assignment, method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            combiner.do(2)
+        del combiner._condition.wait
+        gate.opened.set()
+        assert first.result(30) == 1
+    assert combiner.do(3) == 3
+    assert gate.calls == [[1], [3]]
+
+
 def test_contention_is_told_to_all_alike_and_not_waited_for_again() -> None:
     class Busy(Gate):
         def __call__(self, items: Any) -> list[Any]:
@@ -113,9 +131,6 @@ def test_contention_is_told_to_all_alike_and_not_waited_for_again() -> None:
 
 def commits(queue: Queue) -> int:
     """Commits of the ledger so far."""
-    if isinstance(queue._context.ledgers, MemoryLedgers):
-        return len(queue._context.ledgers.notes)
-    assert isinstance(queue._context.ledgers, LedgerTable)
     return queue._context.ledgers.version()
 
 
@@ -123,7 +138,7 @@ def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: py
     receipt = queue.publish([str(n) for n in range(9)])
     leases = [lease(queue, 1) for _ in range(9)]
     entered, opened = threading.Event(), threading.Event()
-    real = group_ledger.update_ledger
+    real = shared_ledger.update_ledger
 
     def change(*args: Any, **options: Any) -> Any:
         if not entered.is_set():
@@ -131,7 +146,7 @@ def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: py
             assert opened.wait(30)
         return real(*args, **options)
 
-    monkeypatch.setattr(group_ledger, "update_ledger", change)
+    monkeypatch.setattr(shared_ledger, "update_ledger", change)
     before = commits(queue)
     combiner = queue.group()._ledger.batcher
     with ThreadPoolExecutor(9) as pool:

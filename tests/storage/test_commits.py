@@ -102,7 +102,11 @@ def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: Ma
     index_and_clean(queue)
     after = again(queue)
     assert after._context.messages.index().files == index.files
-    assert (after._context.messages.index().version, after._context.messages.index().total, after._context.messages.index().tail) == (index.version, index.total, index.tail)
+    assert (after._context.messages.index().version, after._context.messages.index().total, after._context.messages.index().tail) == (
+        index.version,
+        index.total,
+        index.tail,
+    )
     assert said(queue).equals(before)
 
 

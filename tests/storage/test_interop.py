@@ -219,7 +219,7 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
     assert drain(again(queue), "other") == [b"a", b"b", b"c", b"d"]
 
 
-def test_lanes_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
+def test_other_columns_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
     write_deltalake(
         DeltaTable(queue._context.messages.path),
         pa.table({"value": pa.array([b"1", None], pa.binary()), "lane": pa.array([7, 8], pa.int32())}),
@@ -227,6 +227,38 @@ def test_lanes_and_null_values_of_foreign_writers_are_delivered(queue: Queue) ->
         schema_mode="merge",
     )
     assert set(drain(queue)) == {b"1", None}
+
+
+@pytest.mark.parametrize("value", [pa.array([b"a"], pa.binary()), pa.array(["a"], pa.string())], ids=["binary", "text"])
+def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(queue: Queue, value: pa.Array) -> None:
+    """delta-rs 1.6 refuses a table with fewer columns otherwise. Merging changes nothing in the schema."""
+    before = DeltaTable(queue.log.path).schema().to_json()
+    write_deltalake(queue.log.path, pa.table({"value": value}), mode="append", schema_mode="merge")
+    assert DeltaTable(queue.log.path).schema().to_json() == before
+    assert drain(queue) == [b"a"]
+
+
+def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue) -> None:
+    """Once this fails, delta-rs fills missing columns with null, and the documentation can drop schema_mode."""
+    with pytest.raises(DeltaError, match="number of fields does not match: 1 vs 7"):
+        write_deltalake(queue.log.path, pa.table({"value": [b"a"]}), mode="append")
+    assert drain(queue) == []
+
+
+def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> None:
+    columns = [pa.array([b"a"], f.type) if f.name == "value" else pa.nulls(1, f.type) for f in MESSAGE_SCHEMA]
+    write_deltalake(queue.log.path, pa.table(columns, schema=MESSAGE_SCHEMA), mode="append")
+    (message,) = lease(queue).messages
+    assert (message.value, message.message_id) == (b"a", str(message.sequence))
+
+
+def test_messages_has_no_partitions_and_its_files_lie_in_its_root(queue: Queue) -> None:
+    queue.publish(["a"])
+    foreign(queue, b"b")
+    table = DeltaTable(queue.log.path)
+    assert table.metadata().partition_columns == []
+    assert all("/" not in file.path for file in queue.log.index().files)
+    assert {entry.name for entry in Path(queue.log.path).iterdir() if entry.is_dir()} == {"_delta_log"}
 
 
 def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> None:
@@ -312,7 +344,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Que
     assert [m.value for m in taken.messages] == [b"a", b"b"], "what lies before the broken commit goes on"
     taken.ack()
     assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], "and all for whoever had read it before"
-    calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), lambda: worker.sweep()]
+    calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), worker.sweep]
     if how == "deleted":
         calls.append(lambda: worker.publish("x"))  # it would fill the hole with what nobody sees
     for call in calls:
@@ -494,7 +526,7 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(queue: Que
     (path,) = (path for path in Path(queue._context.ledgers.path, "consumer_group=broken").iterdir() if path.name in _live(queue))
     DAMAGE[damage](path)
     fresh = again(queue)
-    for call in (lambda: fresh.group("broken").lease("w"), lambda: fresh.group("broken").stats(), lambda: fresh.sweep()):
+    for call in (lambda: fresh.group("broken").lease("w"), lambda: fresh.group("broken").stats(), fresh.sweep):
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         for part in ("'broken'", path.name, "backup", "drop_group('broken')"):
@@ -606,7 +638,11 @@ def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(queue: Queu
     commit = entry(path, DeltaTable(path).version() + 1)
     commit.write_text(json.dumps({"commitInfo": {"timestamp": 0}}) + "\n" + json.dumps({"protocol": UPGRADE}) + "\n")
     calls: list[Callable[[], object]] = [lambda: again(queue)]
-    calls += [lambda: worker.publish("x"), worker._context.messages.index] if which == "messages" else [held.ack, lambda: worker.group().lease("w")]
+    calls += (
+        [lambda: worker.publish("x"), worker._context.messages.index]
+        if which == "messages"
+        else [held.ack, lambda: worker.group().lease("w")]
+    )
     for call in calls:
         with pytest.raises(errors.UnsupportedTable, match="deletionVectors") as caught:
             call()
@@ -619,7 +655,9 @@ def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> N
     add = {"path": "part-x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
            "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": 1}}'}  # fmt: skip
     pq.write_table(pa.table({"value": [b"x"]}), Path(queue._context.messages.path, "part-x.parquet"))
-    entry(queue._context.messages.path, 2).write_text(json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n")
+    entry(queue._context.messages.path, 2).write_text(
+        json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n"
+    )
     queue.publish("b")
     worker = again(queue)
     found = lease(worker, 10)

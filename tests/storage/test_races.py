@@ -376,9 +376,9 @@ def test_a_raced_mark_of_the_ledger_is_refused_even_by_another_group(queue: Queu
     for name in ("g", "other"):
         one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
     seen, seen_too = one.read("g"), two.read("other")
-    two.write(seen_too, Ledger(LedgerHeader(revision=1)), operation_id="2", note=note(), mark=("stream", 3))
+    two.write(seen_too, Ledger(LedgerHeader(revision=1)), operation_id="2", note=note(), txns=[("stream", 3)])
     with pytest.raises(errors.CommitConflict):
-        one.write(seen, Ledger(LedgerHeader(revision=1)), operation_id="1", note=note(), mark=("stream", 3))
+        one.write(seen, Ledger(LedgerHeader(revision=1)), operation_id="1", note=note(), txns=[("stream", 3)])
     assert one.mark(one.read("g"), "stream") == 3
     assert one.mark(one.read("g"), "other stream") is None
 
@@ -422,7 +422,9 @@ def test_a_ledger_file_cleaned_under_a_read_is_read_anew(queue: Queue, monkeypat
         churn(rival)
 
     assert isinstance(reader._context.ledgers, LedgerTable)
-    monkeypatch.setattr(reader._context.ledgers.files, "read_parquet", Injected(reader._context.ledgers.files.read_parquet, before=replaced))
+    monkeypatch.setattr(
+        reader._context.ledgers.files, "read_parquet", Injected(reader._context.ledgers.files.read_parquet, before=replaced)
+    )
     assert reader.group().stats().in_flight == 2
 
 

@@ -176,7 +176,9 @@ def test_extending(case: Case, state: str) -> None:
     counts = [(r.delivery_count, r.failure_count) for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last]
     check(EXTEND.get(state, "gone"), lambda: case.lease.extend("5m"), 0)
     if state == "held":
-        assert counts == [(r.delivery_count, r.failure_count) for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last]
+        assert counts == [
+            (r.delivery_count, r.failure_count) for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last
+        ]
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])

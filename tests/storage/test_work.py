@@ -149,7 +149,9 @@ def test_a_handler_says_what_becomes_of_single_messages(queue: Queue, clock: Man
 
     queue.group().work(handle, max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
-    told = {(r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000) for r in queue.group()._ledger.current()}
+    told = {
+        (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000) for r in queue.group()._ledger.current()
+    }
     assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= told
 
 

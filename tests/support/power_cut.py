@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spark_mq.delta.local_files import LocalFiles
 
-__all__ = ["Effects", "RecordedFiles", "disk_after"]
+__all__ = ["Effects", "RecordedFiles", "disk_after", "left_after"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,31 +133,34 @@ class _Disk:
         return {path: None if node is None else node.durable or b"" for path, node in names.items()}
 
 
-def disk_after(effects: Effects, count: int, root: Path, into: Path, *, keeps_names: bool) -> Path:
-    """Build in `into` what a cut after `count` effects leaves of the folder `root`. Return it."""
+def left_after(effects: Effects, count: int, *, keeps_names: bool) -> dict[str, bytes | None]:
+    """Return what a cut after `count` effects leaves: the content of each file, None for a folder."""
     disk = _Disk()
     for effect in effects.done[:count]:
         disk.apply(effect)
-    into.mkdir(parents=True)
-    for path, content in sorted(disk.left(keeps_names).items()):
-        if not path.startswith(f"{root}/") or not _reachable(path, disk, root, keeps_names):
-            continue
-        place = into / os.path.relpath(path, root)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if content is None:
-            place.mkdir(exist_ok=True)
-        else:
-            place.write_bytes(content)
-    return into
+    left = disk.left(keeps_names)
+    made = {effect.path for effect in effects.done if effect.kind == "makedir"}
+    return {path: content for path, content in left.items() if _is_reachable(path, left, made)}
 
 
-def _reachable(path: str, disk: _Disk, root: Path, keeps_names: bool) -> bool:
-    """Whether all folders above a path are left, too."""
-    if keeps_names:
-        return True
+def _is_reachable(path: str, left: dict[str, bytes | None], made: set[str]) -> bool:
+    """Whether the folders above a path are left, too."""
     folder = os.path.dirname(path)
-    while folder != str(root) and len(folder) > len(str(root)):
-        if folder not in disk.durable:
+    while folder in made:
+        if folder not in left:
             return False
         folder = os.path.dirname(folder)
     return True
+
+
+def disk_after(effects: Effects, count: int, root: Path, into: Path, *, keeps_names: bool) -> Path:
+    """Build in `into` what a cut after `count` effects leaves of the folder `root`. Return it."""
+    into.mkdir(parents=True)
+    for path, content in sorted(left_after(effects, count, keeps_names=keeps_names).items()):
+        if path.startswith(f"{root}/"):
+            place = into / os.path.relpath(path, root)
+            if content is None:
+                place.mkdir(exist_ok=True)
+            else:
+                place.write_bytes(content)
+    return into

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from spark_mq.delta.checkpoints import last_checkpoint
-from spark_mq.delta.legacy import note_of
 
 from spark_mq import errors
-from spark_mq.delta.actions import parse, read_commit
+from spark_mq.delta.actions import AddFile, Change, Commit, parse_commit
+from spark_mq.delta.state import TableState
+from spark_mq.delta.tables import last_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
@@ -73,7 +73,7 @@ def test_values_at_the_door(check: str, value: Any) -> None:
     assert refusal is None or (refusal.option == "thing" and "thing" in str(refusal))
 
 
-@given(texts | st.builds(json.dumps, shaped(format=st.just("spark_mq queue"), format_version=st.just(1), group=anything)))
+@given(texts | st.builds(json.dumps, shaped(format=st.just("spark_mq queue"), format_version=st.just(2), group=anything)))
 def test_descriptions_of_tables(text: str) -> None:
     try:
         found = QueueSettings.from_json(text)
@@ -115,9 +115,9 @@ actions = st.fixed_dictionaries(
     {},
     optional={
         "add": shaped(
-            path=paths, size=counts, modificationTime=counts, dataChange=st.booleans(), stats=stats, partitionValues=shaped(lane=st.none())
+            path=paths, size=counts, modificationTime=counts, dataChange=st.booleans(), stats=stats, partitionValues=shaped(consumer_group=texts)
         ),
-        "remove": shaped(path=paths, dataChange=st.booleans()),
+        "remove": shaped(path=paths, dataChange=st.booleans(), partitionValues=shaped(consumer_group=texts)),
         "txn": shaped(appId=texts, version=counts),
         "commitInfo": shaped(timestamp=counts, userMetadata=texts, operation=texts),
         "protocol": shaped(minReaderVersion=counts, minWriterVersion=counts, readerFeatures=st.lists(texts, max_size=2)),
@@ -143,32 +143,58 @@ GOOD_ADD = b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": 
 def test_commits(text: bytes) -> None:
     """A commit is taken in as a whole or not at all; what it said goes to commits/ and comes back."""
     files = MemoryFiles()
-    files.write("_delta_log/00000000000000000007.json", text)
     state = PublishedFiles(files, "q/messages", list)
-    refusal = refused(lambda: state.take(7, read_commit(files, 7, "q/messages")), errors.CorruptLog, errors.UnsupportedTable)
+    refusal = refused(lambda: state.apply(parse_commit(7, text, "q/messages")), errors.CorruptLog, errors.UnsupportedTable)
     if refusal is not None:
         assert "commit 7" in str(refusal)
         assert (state.index.version, state.index.total, state.marks) == (-1, 0, {})
         return
-    rows = state.since(-1)
+    rows = state.rows_since(-1)
     assert rows.schema == COMMITS_SCHEMA
     copy = PublishedFiles(files, "q/messages", list)
-    copy.load(rows, 7)
+    copy.load_rows(rows, 7)
     assert (copy.index.files, copy.marks) == (state.index.files, state.marks)
-    state.take(8, parse(b'{"commitInfo": {}}'))
+    state.apply(parse_commit(8, b'{"commitInfo": {}}', "q/messages"))
 
 
 def test_a_good_commit_is_understood() -> None:
     state = PublishedFiles(MemoryFiles(), "q/messages", list)
-    state.take(1, parse(GOOD_ADD))
+    state.apply(parse_commit(1, GOOD_ADD, "q/messages"))
     assert (state.index.total, state.index.tail) == (2, (1 << 32) + 1)
+
+
+CHANGES = [
+    Change("op", {}, partition={"consumer_group": "g"}),
+    Change("op", {}, removes=[AddFile("a", 1)], txns=[("app", 1)]),
+    Change("op", {}, whole_table=True),
+]
+
+
+@settings(max_examples=400)
+@given(st.lists(commits, max_size=3), commits)
+@example([b'{"add":{"path":"a","partitionValues":{"consumer_group":["g"]}}}'], b"")
+@example([b'{"remove":{"path":"a","partitionValues":{"consumer_group":["g"]}}}'], b"")
+@example([b'{"metaData":{"configuration":[],"id":[]}}'], GOOD_ADD)
+def test_the_state_of_a_table(before: list[bytes], text: bytes) -> None:
+    """What was parsed can be applied, and compared with a change that is to be committed."""
+    state = TableState()
+    for version, one in enumerate([*before, text]):
+        try:
+            commit = parse_commit(version, one, "q/leases")
+            commit.check_features("q/leases")
+        except (errors.CorruptLog, errors.UnsupportedTable):
+            return
+        assert {type(commit.conflict_with(change)) for change in CHANGES} <= {str, type(None)}
+        state.apply(commit)
+        assert state.version == version
+        assert {file.path for file in state.files()} >= {add["path"] for add in commit.adds}
 
 
 @given(shaped(userMetadata=texts | st.builds(json.dumps, anything)))
 @example({"userMetadata": DEEP})
 @example({"userMetadata": 5})
 def test_notes_of_commits(info: dict[str, Any]) -> None:
-    assert isinstance(note_of(info), dict)
+    assert isinstance(Commit(7, [{"commitInfo": info}]).note, dict)
 
 
 @given(st.binary(max_size=20) | st.builds(lambda value: json.dumps(value).encode(), anything | shaped(version=counts)))

@@ -216,7 +216,7 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
         nonlocal looks
         stored, looks = read(group, **given), looks + 1
         if looks == 1:  # as `leave` does it in another process
-            queue._context.ledgers.write(stored, stored.ledger, operation_id="other", note={}, mark=(auto_ack_app_id(stream), n))
+            queue._context.ledgers.write(stored, stored.ledger, operation_id="other", note={}, txns=[(auto_ack_app_id(stream), n)])
         return stored
 
     queue._context.ledgers.read = late  # type: ignore[method-assign]

@@ -264,6 +264,14 @@ def test_a_commit_that_is_no_json_is_named(store: InjectedStore, log: DeltaLog) 
         log.refresh()
 
 
+def test_a_checkpoint_whose_hint_was_lost_gets_one(store: InjectedStore) -> None:
+    other(store, change("one"))
+    write_checkpoint(store)
+    store.delete("_delta_log/_last_checkpoint")
+    assert write_checkpoint(store) == 1 == last_checkpoint(store)
+    assert DeltaTable(store.root).version() == 1
+
+
 # -- the conflict rule
 
 
@@ -474,6 +482,9 @@ class RemoteStore(InjectedStore):
     @property
     def is_local(self) -> bool:
         return not self.made
+
+    @is_local.setter
+    def is_local(self, _: bool) -> None: ...
 
 
 def others_commit_and_clean(store: ObjectStore) -> None:

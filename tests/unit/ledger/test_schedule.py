@@ -173,10 +173,10 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
     times = ((2, 5_000_000, None), (2, None, 7_000_000), (1, None, None))
     index = MessageIndex([DataFile(sequence(1, 0), 5, "f", 50, 0, DeliveryTimes.of(times))], 1)
     whole = Range(sequence(1, 0), sequence(1, 4), WAITING, 5)
-    pieces = split_by_time(whole, index, now=6_000_000, by=4_000_000)
+    pieces = split_by_time(whole, index, now=6_000_000, cutoff=4_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(2, 4)]
     assert [(r.first & 0xF, r.last & 0xF, r.available_at) for r in pieces.later] == [(0, 1, 5_000_000)]
-    pieces = split_by_time(whole, index, now=7_000_000, by=7_000_000)
+    pieces = split_by_time(whole, index, now=7_000_000, cutoff=7_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(0, 1), (4, 4)]
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.expired] == [(2, 3)]
 

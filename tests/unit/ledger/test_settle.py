@@ -208,8 +208,12 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
     if by == "nothing":
         assert outcome == SettleOutcome()
     elif expected == "held":
+        state = {ACK: "settled", REJECT: "dead"}.get(verb, "waiting")
+        due = group.at(0).available_at if state == "waiting" else None
+        assert (due is None) == (verb in (ACK, REJECT))
         assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
-        assert group.state(0) == {ACK: "settled", REJECT: "dead"}.get(verb, "waiting")
+        assert (outcome.states, outcome.next_due) == ({state: 1}, due)
+        assert group.state(0) == state
         assert not group.ledger.count(group.ledger.held_by("a")), "nothing holds its id any more"
         return
     elif by == "whole lease":

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from spark_mq.delta.files import Files
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet import footers as module
 from spark_mq.parquet.footers import Footer, FooterCache, open_file
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.testing import MemoryFiles
+from spark_mq.storage.memory import MemoryFiles
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def write(folder: Path, *values: bytes) -> None:
 
 
 def read(folder: Path, rows: int) -> list[bytes]:
-    return MessageReader(Files(str(folder)), ["value"]).read(FileSlice("f", 0, rows, 0, 0, 0))["value"].to_pylist()
+    return MessageReader(ObjectStore(str(folder)), ["value"]).read(FileSlice("f", 0, rows, 0, 0, 0))["value"].to_pylist()
 
 
 def test_the_cache_keeps_the_footers_that_were_used_last() -> None:

@@ -15,8 +15,8 @@ import pytest
 from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
-from spark_mq.delta.files import Files
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet import reader, thrift
 from spark_mq.parquet.pages import PageReader
@@ -48,7 +48,7 @@ def codecs(file: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Written:
-    files: Files
+    files: ObjectStore
     path: str
     table: pa.Table
 
@@ -69,7 +69,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if "compressed" in request.param:
             padded = pa.array([value + b" " * 60 for value in table["value"].to_pylist()], pa.binary())
             table = table.set_column(table.schema.get_field_index("value"), "value", padded)
-        path = write_file(Files(str(folder)), table).path
+        path = write_file(ObjectStore(str(folder)), table).path
         assert codecs(folder / path)["value"] == ("SNAPPY" if "compressed" in request.param else "UNCOMPRESSED")
     else:
         path = "file.parquet"
@@ -80,7 +80,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pq.write_table(table, folder / path, row_group_size=ROWS - 10_000, data_page_size=8_000, compression="zstd", **more)
     large = pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > reader._MAX_WHOLE_ROWS
     assert large != request.param.startswith("ours")
-    return Written(Files(str(folder)), path, table)
+    return Written(ObjectStore(str(folder)), path, table)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_values_that_do_not_shrink_are_not_compressed(kind: str, codec: str, tmp
     sizes = {"one": len(noise), "short": 4}
     size, source = sizes.get(kind, 100), many.get(kind, noise)
     values = [b""] * 100_000 if kind == "empty" else [source[at : at + size] for at in range(0, len(source), size)]
-    written = write_file(Files(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary())}))
+    written = write_file(ObjectStore(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary())}))
     found = codecs(tmp_path / written.path)
     assert found.pop("value") == codec
     assert set(found.values()) == {"SNAPPY"}
@@ -162,7 +162,7 @@ def test_headers_that_nobody_set_are_not_read(tmp_path: Path, last: list[tuple[s
     name = next(p.name for p in tmp_path.glob("*.parquet"))
     column = PageReader(pa.OSFile(str(tmp_path / name))).column(0, "headers", rows - 2, rows)
     assert (column is not None) == told
-    found = MessageReader(Files(str(tmp_path))).read(FileSlice(name, rows - 2, 2, 0, 0, 0))["headers"].to_pylist()
+    found = MessageReader(ObjectStore(str(tmp_path))).read(FileSlice(name, rows - 2, 2, 0, 0, 0))["headers"].to_pylist()
     assert found == [None, last]
 
 
@@ -206,7 +206,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    pieces, wrong = MessageReader(Files(str(tmp_path))), 0
+    pieces, wrong = MessageReader(ObjectStore(str(tmp_path))), 0
     for at in range(0, ROWS, 10_000):
         try:
             assert set(pieces.try_read(FileSlice("f", at, 10_000, at, 0, 0))["value"].to_pylist()) == {b"x" * 40}
@@ -232,9 +232,9 @@ def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path) ->
         for bit in (1, 2, 64):
             file.write_bytes(good[:place] + bytes([good[place] ^ bit]) + good[place + 1 :])
             with contextlib.suppress(OSError, pa.ArrowException):
-                assert MessageReader(Files(str(tmp_path))).try_read(piece)["value"].to_pylist() == wanted, (place - at, bit)
+                assert MessageReader(ObjectStore(str(tmp_path))).try_read(piece)["value"].to_pylist() == wanted, (place - at, bit)
             file.write_bytes(good)
-            assert MessageReader(Files(str(tmp_path))).read(piece)["value"].to_pylist() == wanted
+            assert MessageReader(ObjectStore(str(tmp_path))).read(piece)["value"].to_pylist() == wanted
 
 
 @given(st.binary(max_size=60))

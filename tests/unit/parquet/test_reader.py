@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from spark_mq.delta.files import Files
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
@@ -24,11 +24,11 @@ SECOND = 1_000_000
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(str(tmp_path))
+def files(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(str(tmp_path))
 
 
-def write(files: Files, name: str, **options: Any) -> None:
+def write(files: ObjectStore, name: str, **options: Any) -> None:
     rows = options.pop("rows")
     pq.write_table(rows, Path(files.root, name), **options)
 
@@ -41,13 +41,13 @@ def leased(first: int, last: int, count: int = 1) -> Range:
     return Range(first, last, "leased", last - first + 1, delivery_count=count, lease_id="x", expires_at=5 * SECOND)
 
 
-def test_a_file_lies_in_the_root_of_the_table(files: Files) -> None:
+def test_a_file_lies_in_the_root_of_the_table(files: ObjectStore) -> None:
     written = write_file(files, pa.table({"value": [b"a"]}))
     assert "/" not in written.path
     assert pq.ParquetFile(Path(files.root, written.path)).schema_arrow.names == FILE_SCHEMA.names
 
 
-def test_what_a_publisher_left_out_is_filled_in_for_each_file(files: Files) -> None:
+def test_what_a_publisher_left_out_is_filled_in_for_each_file(files: ObjectStore) -> None:
     write(files, "a", rows=pa.table({"value": [b"1", b"2"]}))
     instants = pa.array([None, AT], pa.timestamp("us", "UTC"))
     write(files, "b", rows=pa.table({"value": [b"3", b"4"], "message_id": ["own", None], "published_at": instants}))
@@ -61,7 +61,7 @@ def test_what_a_publisher_left_out_is_filled_in_for_each_file(files: Files) -> N
     assert found["headers"].null_count == 5
 
 
-def test_a_file_without_any_wanted_column_has_its_rows(files: Files) -> None:
+def test_a_file_without_any_wanted_column_has_its_rows(files: ObjectStore) -> None:
     write(files, "a", rows=pa.table({"other": [1, 2, 3]}))
     found = MessageReader(files, ["value", "message_id"]).read(slice_of("a", 2, 7, 0, 1))
     assert found.to_pydict() == {"message_id": ["7", "8"], "value": [None, None]}
@@ -69,7 +69,7 @@ def test_a_file_without_any_wanted_column_has_its_rows(files: Files) -> None:
         MessageReader(files, ["value"]).try_read(slice_of("a", 3, 0, 0, 1))
 
 
-def test_a_foreign_type_is_read_as_the_own_one(files: Files) -> None:
+def test_a_foreign_type_is_read_as_the_own_one(files: ObjectStore) -> None:
     rows = pa.table({
         "value": pa.array(["text"], pa.large_string()),
         "published_at": pa.array([1_500_000_999], pa.timestamp("ns")),
@@ -83,7 +83,7 @@ def test_a_foreign_type_is_read_as_the_own_one(files: Files) -> None:
     assert found["published_at"].to_pylist() == [datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)]
 
 
-def test_the_error_names_the_slice_that_cannot_be_read(files: Files) -> None:
+def test_the_error_names_the_slice_that_cannot_be_read(files: ObjectStore) -> None:
     write(files, "a", rows=pa.table({"value": [b"1"]}))
     pieces = [slice_of("a", 1, 1 << 32), slice_of("gone", 2, 2 << 32)]
     with pytest.raises(CorruptLog, match="gone is missing") as caught:
@@ -93,7 +93,7 @@ def test_the_error_names_the_slice_that_cannot_be_read(files: Files) -> None:
         MessageReader(files).try_read(*pieces)
 
 
-def test_verify_slice_reads_the_footer_only_unless_it_reads_all(files: Files) -> None:
+def test_verify_slice_reads_the_footer_only_unless_it_reads_all(files: ObjectStore) -> None:
     values = pa.array([bytes([n]) * 50 for n in range(4)], pa.binary())
     write(
         files, "a", rows=pa.table({"value": values}), row_group_size=2, compression="none", use_dictionary=False, write_page_checksum=True
@@ -120,7 +120,7 @@ def test_verify_slice_reads_the_footer_only_unless_it_reads_all(files: Files) ->
         assert list(verify_slice(files, piece, 4, whole=whole)) == [(piece, "data file a is missing")]
 
 
-def test_a_delivery_table_has_what_the_ledger_says(files: Files) -> None:
+def test_a_delivery_table_has_what_the_ledger_says(files: ObjectStore) -> None:
     write(files, "a", rows=pa.table({"value": [b"1", b"2", b"3"]}))
     pieces = [(slice_of("a", 2, 10), leased(10, 11)), (slice_of("a", 1, 12, 0, 2), leased(12, 12, 4))]
     payload = MessageReader(files, DELIVERED_COLUMNS).read(*(piece for piece, _ in pieces))
@@ -138,7 +138,7 @@ def test_a_delivery_table_has_what_the_ledger_says(files: Files) -> None:
     assert only.to_pydict() == {"sequence": [10, 11, 12], "state": ["leased"] * 3}
 
 
-def test_messages_are_the_rows_of_a_table(files: Files) -> None:
+def test_messages_are_the_rows_of_a_table(files: ObjectStore) -> None:
     headers = pa.array([None, [("h", "é")], []], pa.map_(pa.string(), pa.string()))
     instants = pa.array([AT, AT, AT.replace(year=2027)], pa.timestamp("us", "UTC"))
     rows = {"value": [b"\xff", None, b""], "key": ["é", None, ""], "headers": headers, "published_at": instants}

@@ -1,4 +1,4 @@
-"""Doors: order among threads, locks between processes, and nobody locked out for long."""
+"""FairLock: order among threads, locks between processes, and a timeout."""
 
 from __future__ import annotations
 
@@ -156,3 +156,30 @@ def test_where_no_lock_can_be_had_one_goes_without(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(fair_lock, "fcntl", None)
     assert not FileLock(str(tmp_path / "locks" / "g")).acquire(30)
     assert not (tmp_path / "locks").exists()
+
+
+def open_files() -> set[str]:
+    """The lock files that this process has open."""
+    paths = (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}"))
+    return {os.path.basename(path) for path in paths if path.endswith((".lock", ".next"))}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="the system lists no open files")
+def test_files_are_open_only_while_the_lock_is_held(tmp_path: Path) -> None:
+    lock = door_at(str(tmp_path / "leases"), "group-of-this-test")
+    assert open_files() == set()
+    for _ in range(2):
+        with lock.hold():
+            with lock.hold():
+                assert open_files() == {"group-of-this-test.lock"}
+            assert open_files() == {"group-of-this-test.lock"}, "the outer block still holds it"
+        assert open_files() == set()
+    with pytest.raises(ValueError, match="inside"), lock.hold():
+        raise ValueError("inside")
+    assert open_files() == set()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="the system lists no open files")
+def test_a_failed_try_leaves_no_file_open(tmp_path: Path, holder: Any) -> None:
+    assert not FileLock(str(tmp_path / "locks" / "g")).acquire(0)
+    assert open_files() == set()

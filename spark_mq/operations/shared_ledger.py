@@ -1,0 +1,339 @@
+"""The ledger of one group: read it, and change it together with other threads.
+
+Threads that change a ledger at the same time share a commit. Their operations run one after the
+other: first settles and extensions, then leases. Each operation gets the ledger that the one before
+it left, and its errors are its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
+from spark_mq.ledger import settle as settling
+from spark_mq.ledger.commit_info import join_commit_info
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.ledger.stats import GroupStats, stats_of
+from spark_mq.ledger.transitions import fold
+from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
+from spark_mq.storage.ledger_table import HORIZON
+from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.update import Priority, Update, update_ledger
+from spark_mq.util.call_batcher import CallBatcher
+from spark_mq.util.clock import Clock
+from spark_mq.util.validation import micros
+
+__all__ = [
+    "GroupView",
+    "LedgerOperation",
+    "OperationBatcher",
+    "SharedLedger",
+    "StartPosition",
+    "read_horizon",
+]
+
+T = TypeVar("T")
+StartPosition = str | int | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group as one operation sees it: the snapshot, its ledger and settings, and the time."""
+
+    snapshot: LedgerSnapshot
+    ledger: Ledger
+    settings: GroupSettings
+    now: int
+    held: frozenset[str] = frozenset()
+    """The leases that operations of this commit settle or extend. No settle expires them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LedgerOperation(Generic[T]):
+    """A change of a ledger that can share its commit with others.
+
+    Parameters
+    ----------
+    compute
+        Computes the next ledger. It runs again after each conflict.
+    txn
+        Returns the application transaction to commit with a result, or None.
+    priority
+        Settles run before leases.
+    lease_ids
+        The leases that the operation settles or extends.
+    """
+
+    compute: Callable[[GroupView], Update[T]]
+    txn: Callable[[T], tuple[str, int] | None] | None = None
+    priority: Priority = Priority.SETTLE
+    lease_ids: frozenset[str] = frozenset()
+
+
+_Asked = tuple["SharedLedger", LedgerOperation[Any]]
+OperationBatcher = CallBatcher[Sequence[_Asked], list[Any]]
+"""Makes one commit of the operations of several threads."""
+
+
+class SharedLedger:
+    """The ledger of one group, which threads read and change. Thread-safe.
+
+    Parameters
+    ----------
+    name
+        The name of the group.
+    ledgers, messages
+        The stores of the queue.
+    clock
+        The clock of the queue.
+    defaults
+        The settings of a group that does not exist yet.
+    queue_path
+        The path of the queue, for messages to people.
+    start
+        Where the group starts if it does not exist yet.
+    hard_limit
+        Whether the queue may drop unsettled messages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ledgers: LedgerStore,
+        messages: MessageStore,
+        clock: Clock,
+        defaults: GroupSettings,
+        *,
+        queue_path: str,
+        start: StartPosition = "earliest",
+        hard_limit: bool = False,
+    ) -> None:
+        self.name = name
+        self.ledgers = ledgers
+        self.messages = messages
+        self.clock = clock
+        self.defaults = defaults
+        self.queue_path = queue_path
+        self.start = start
+        self.hard_limit = hard_limit
+        self.batcher: OperationBatcher = CallBatcher(self._run_batch)
+        """The context shares it between the objects of one group."""
+        self.readable_files: set[str] = set()
+        """Data files whose footer was read without an error. The context shares it."""
+        self.last_settings = defaults
+        """The settings as last read, for logs."""
+        self._created = False
+
+    def __repr__(self) -> str:
+        return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
+
+    # -- read
+
+    def now(self) -> int:
+        """Return the clock's time in microseconds."""
+        return micros(self.clock())
+
+    def snapshot(self) -> LedgerSnapshot:
+        """Read the ledger as it is stored."""
+        return self.ledgers.read(self.name)
+
+    def require(self, snapshot: LedgerSnapshot) -> Ledger:
+        """Return the ledger of a snapshot. Raises GroupNotFound."""
+        if snapshot.ledger is None:
+            raise GroupNotFound(
+                f"there is no consumer group {self.name!r}; it is made by its first lease",
+                group=self.name,
+            )
+        return snapshot.ledger
+
+    def settings_in(self, snapshot: LedgerSnapshot) -> GroupSettings:
+        """Return the settings in a snapshot, or the defaults if there is no group."""
+        if snapshot.ledger is None:
+            return self.defaults
+        self.last_settings = GroupSettings.stored(snapshot.ledger.head.settings)
+        return self.last_settings
+
+    def view(self, snapshot: LedgerSnapshot, held: frozenset[str] = frozenset()) -> GroupView:
+        """Return a snapshot with its settings and the time. Raises GroupNotFound."""
+        ledger, settings = self.require(snapshot), self.settings_in(snapshot)
+        return GroupView(snapshot, ledger, settings, micros(self.clock()), held)
+
+    def exists(self) -> bool:
+        """Return whether the group has been created."""
+        return self.snapshot().ledger is not None
+
+    def settings(self) -> GroupSettings:
+        """Return the settings as they are now."""
+        return self.settings_in(self.snapshot())
+
+    def ledger_in(self, snapshot: LedgerSnapshot) -> Ledger:
+        """Return the ledger of a snapshot, or an empty one if there is no group."""
+        if snapshot.ledger is not None:
+            return snapshot.ledger
+        return Ledger(LedgerHeader(floor=read_horizon(self.ledgers)))
+
+    def current(self) -> Ledger:
+        """Return the ledger with expired leases folded, or that of a new group."""
+        snapshot = self.snapshot()
+        return fold(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
+
+    def stats(self) -> GroupStats:
+        """Count the messages of the group by state, without a commit."""
+        snapshot, now = self.snapshot(), self.now()
+        settings = self.settings_in(snapshot)
+        ledger = fold(self.ledger_in(snapshot), now, settings)
+        return stats_of(ledger, self.messages.index(), settings, now)
+
+    def index_or_damage(self) -> tuple[MessageIndex, CorruptLog | None]:
+        """Return the message index and the damage behind it, if there is any."""
+        try:
+            return self.messages.index(), None
+        except CorruptLog as error:
+            known = self.messages.known()
+            if error.data["version"] is None or error.data["version"] <= known.version:
+                raise
+            return known, error
+
+    # -- change
+
+    def run(self, operation: LedgerOperation[T]) -> T:
+        """Run an operation in a commit that other threads may share. Returns its result."""
+        result = self.run_together(operation)[0]
+        if isinstance(result, Exception):
+            raise result
+        done: T = result
+        return done
+
+    def run_together(self, *operations: LedgerOperation[Any]) -> list[Any]:
+        """Run operations in one commit. Returns the result or the error of each."""
+        return self.batcher.do([(self, operation) for operation in operations])
+
+    def _run_batch(self, calls: Sequence[Sequence[_Asked]]) -> list[list[Any]]:
+        """Run the operations of several callers in one commit."""
+        commit = _SharedCommit([asked for call in calls for asked in call])
+        try:
+            results = update_ledger(
+                self.ledgers,
+                self.name,
+                commit.compute,
+                txns=lambda _: list(commit.txns.items()),
+                priority=commit.priority,
+            )
+        except STORE_ERRORS as error:
+            if len(commit.asked) == 1:
+                raise
+            results = [_own_copy(error) for _ in commit.asked]
+        each = iter(results)
+        return [[next(each) for _ in call] for call in calls]
+
+    def update(
+        self,
+        compute: Callable[[GroupView], Update[T]],
+        *,
+        txn: Callable[[T], tuple[str, int] | None] | None = None,
+        priority: Priority = Priority.SETTLE,
+        lease_ids: frozenset[str] = frozenset(),
+    ) -> T:
+        """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
+        return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+
+    def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
+        """Run several settles in one commit, in order. Messages not held are in the outcomes."""
+        return self.run(self.settle_operation(commands))
+
+    def settle_operation(
+        self, commands: Sequence[SettleCommand]
+    ) -> LedgerOperation[list[SettleOutcome]]:
+        """Return the operation that runs several settles, in order."""
+
+        def compute(view: GroupView) -> Update[list[SettleOutcome]]:
+            ledger = fold(view.ledger, view.now, view.settings, view.held)
+            ledger, outcomes = self._settle_all(ledger, view, commands)
+            changed = any(outcome.settled for outcome in outcomes)
+            return ledger if changed else None, outcomes, settling.commit_info(commands, outcomes)
+
+        return LedgerOperation(compute, lease_ids=frozenset(one.lease_id for one in commands))
+
+    def _settle_all(self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]) -> tuple[Ledger, list[SettleOutcome]]:
+        # A caller that names later messages than this process knows may know more.
+        named = (last for command in commands for _, last in command.intervals or ())
+        index = self.messages.index(max([ledger.frontier, *named]))
+        outcomes = []
+        for command in commands:
+            ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
+            outcomes.append(outcome)
+        return ledger, outcomes
+
+
+class _SharedCommit:
+    """The operations of one commit, in the order in which they run."""
+
+    def __init__(self, asked: Sequence[_Asked]) -> None:
+        self.asked = asked
+        self.priority = min((one.priority for _, one in asked), key=_rank)
+        self.txns: dict[str, int] = {}
+        self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
+        self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)
+
+    def compute(self, snapshot: LedgerSnapshot) -> Update[list[Any]]:
+        """Run all operations on a snapshot. Returns the result or the error of each."""
+        self.txns = {}
+        now, infos = snapshot, list[Mapping[str, Any]]()
+        results: list[Any] = [None] * len(self.asked)
+        for at in self._order:
+            after, results[at], info = self._run(*self.asked[at], now)
+            if after is not None:
+                now = replace(now, ledger=after, txns=dict(self.txns))
+                infos.append(info)
+            elif not snapshot.looked:
+                return None, results, {}  # perhaps the state was old: look, and run all again
+        return now.ledger if infos else None, results, _info(infos)
+
+    def _run(
+        self, group: SharedLedger, operation: LedgerOperation[Any], snapshot: LedgerSnapshot
+    ) -> tuple[Ledger | None, Any, Mapping[str, Any]]:
+        """Run one operation. The ledger is None if it has nothing to commit."""
+        try:
+            view = group.view(snapshot, self._held)
+            after, result, info = operation.compute(view)
+            txn = None if operation.txn is None else operation.txn(result)
+        except CommitConflict:
+            raise
+        except Exception as error:
+            return None, error, {}
+        if after is None or (after is view.ledger and txn is None):
+            return None, result, {}
+        assert isinstance(after, Ledger), "a group is dropped by an update of the whole table"
+        self.txns.update([] if txn is None else [txn])
+        return after, result, info
+
+
+def _info(infos: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    if len(infos) > 1:
+        return join_commit_info(infos)
+    return infos[0] if infos else {}
+
+
+def _rank(priority: Priority) -> float:
+    return priority.value
+
+
+def _own_copy(error: Exception) -> Exception:
+    """Return an error for one of several callers. A raised error belongs to one thread."""
+    own = copy.copy(error)
+    own.__cause__ = error
+    return own
+
+
+def read_horizon(ledgers: LedgerStore) -> int:
+    """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
+    ledger = ledgers.read(HORIZON).ledger
+    return -1 if ledger is None else ledger.head.floor

@@ -1,0 +1,199 @@
+"""Power cuts: nothing that was reported is gone, wherever the power fails, and the queue works on."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from spark_mq import Queue
+from spark_mq.delta import object_store
+from spark_mq.delta.tables import wait_for_checkpoints
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from power_cut import Effects, RecordedFiles, disk_after, left_after  # noqa: E402
+
+
+@dataclass
+class Run:
+    """A run of a queue on a recorded disk, and what it reported after how many effects."""
+
+    root: Path
+    effects: Effects = field(default_factory=Effects)
+    reported: list[tuple[int, str, str, int]] = field(default_factory=list)
+
+    def report(self, kind: str, *values: bytes | str, number: int = 0) -> None:
+        for value in values:
+            text = value.decode() if isinstance(value, bytes) else value
+            self.reported.append((len(self.effects.done), kind, text, number))
+
+    def known(self, count: int, kind: str) -> dict[str, int]:
+        return {value: number for at, what, value, number in self.reported if what == kind and at <= count}
+
+
+@contextmanager
+def recorded(run: Run) -> Iterator[None]:
+    real = object_store.LocalFiles
+    object_store.LocalFiles = lambda: RecordedFiles(run.effects)  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        wait_for_checkpoints()
+        object_store.LocalFiles = real  # type: ignore[misc]
+
+
+def story(run: Run) -> None:
+    """Create, publish, lease, settle each way, sweep with routing, redrive, and sweep again."""
+    queue = Queue.create(run.root / "q", retry_delay=0, retention=0)
+    run.report("created", "queue")
+    queue.publish(["a", "b", "c", "d"])
+    run.report("published", "a", "b", "c", "d")
+    group = queue.group()
+    lease = group.lease("w", max_messages=4)
+    assert lease is not None
+    for message in lease.messages:
+        run.report("counted", message.value or b"", number=message.delivery_count)
+    sequences = {(m.value or b"").decode(): m.sequence for m in lease.messages}
+    run.report("settling", "a")
+    lease.ack([sequences["a"]])
+    run.report("acked", "a")
+    lease.nack([sequences["b"]], delay=0, error="later")
+    run.report("dying", "c")
+    lease.reject([sequences["c"]], error="no")
+    run.report("rejected", "c")
+    lease.extend("2m")
+    queue.publish(["e"], producer_id="p", producer_sequence=1)
+    run.report("published", "e")
+    run.report("numbered", "p")
+    queue.sweep()
+    run.report("routed", "c")
+    run.report("redriving", "c")
+    queue.redrive()
+    run.report("redriven", "c")
+    second = group.lease("w", max_messages=10)
+    assert second is not None
+    run.report("settling", *[m.value or b"" for m in second.messages])
+    second.ack()
+    run.report("acked", *[m.value or b"" for m in second.messages])
+    queue.sweep()
+    queue.publish(["f"])
+    run.report("published", "f")
+
+
+def check(run: Run, count: int, root: Path) -> None:
+    """Everything that was reported before the cut is there, and the queue works."""
+    path = root / "q"
+    if not run.known(count, "created"):
+        queue = Queue.create(path, retry_delay=0, retention=0, exist_ok=True)
+    queue = Queue.open(path, clock=_tomorrow)
+    if run.known(count, "numbered"):
+        assert queue.last_producer_sequence("p") == 1
+    delivered: dict[str, int] = {}
+    while (lease := queue.group().lease("after", max_messages=100)) is not None:
+        for message in lease.messages:
+            value = (message.value or b"").decode()
+            assert value not in delivered, f"{value} came twice"
+            delivered[value] = message.delivery_count
+        lease.ack()
+    acked, settling = run.known(count, "acked"), run.known(count, "settling")
+    dying = run.known(count, "dying")
+    dead = {value for value in _dead(queue) if value is not None} if dying else set()
+    for value in run.known(count, "published"):
+        assert value in delivered or value in dead or value in settling, f"{value} is lost"
+    redriving = run.known(count, "redriving")
+    for value in acked:
+        assert value not in delivered, f"{value} was acked and came again"
+    for value in run.known(count, "rejected"):
+        assert value in dead or value in redriving, f"{value} was rejected and is not dead"
+    for value in dead:
+        assert value in dying, f"{value} is dead"
+    for value, number in run.known(count, "counted").items():
+        if value in delivered and value not in redriving:
+            assert delivered[value] > number, f"the delivery of {value} was not counted"
+    queue.publish(["new"])
+    lease = queue.group().lease("after", max_messages=1)
+    assert lease is not None
+    assert [m.value for m in lease.messages] == [b"new"]
+    lease.ack()
+
+
+def _tomorrow() -> datetime:
+    return datetime.now(UTC) + timedelta(days=1)
+
+
+def _dead(queue: Queue) -> list[str | None]:
+    queue.sweep()
+    lease = queue.dead_letters.group("looker").lease("after", max_messages=100)
+    return [] if lease is None else [None if m.value is None else m.value.decode() for m in lease.messages]
+
+
+def cuts(run: Run, keeps_names: bool) -> Iterator[int]:
+    """The numbers of effects after which a cut leaves something new."""
+    last: object = None
+    for count in range(len(run.effects.done) + 1):
+        left = left_after(run.effects, count, keeps_names=keeps_names)
+        reported = sum(at <= count for at, *_ in run.reported)
+        if (left, reported) != last:
+            yield count
+        last = (left, reported)
+
+
+def every_cut(run: Run, *, keeps_names: bool) -> int:
+    """Check the disk after each cut, in the place of the real one. Return how many there were."""
+    number = 0
+    for number, count in enumerate(cuts(run, keeps_names), 1):
+        shutil.rmtree(run.root)
+        disk_after(run.effects, count, run.root, run.root, keeps_names=keeps_names)
+        try:
+            check(run, count, run.root)
+        except Exception as error:
+            raise AssertionError(f"a cut after {count} effects, {run.effects.done[max(0, count - 1)]}: {error!r}") from error
+    return number
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    made = Run(tmp_path / "disk")
+    made.root.mkdir()
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps_names", [False, True], ids=["names-are-lost", "contents-are-lost"])
+def test_no_power_cut_loses_what_was_reported(run: Run, keeps_names: bool) -> None:
+    with recorded(run):
+        story(run)
+    assert every_cut(run, keeps_names=keeps_names) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("skipped", "keeps_names"),
+    [("sync_file:log", True), ("sync_file:data", True), ("sync_folder:log", False), ("sync_folder:data", False)],
+)
+def test_each_kind_of_sync_is_needed(run: Run, skipped: str, keeps_names: bool) -> None:
+    run.effects.skip_sync = skipped
+    with recorded(run):
+        story(run)
+    with pytest.raises(AssertionError, match="a cut after"):
+        every_cut(run, keeps_names=keeps_names)
+
+
+def test_a_queue_that_is_not_durable_syncs_nothing(run: Run) -> None:
+    with recorded(run):
+        queue = Queue.create(run.root / "q", durable=False)
+        before = len([e for e in run.effects.done if e.kind.startswith("sync")])
+        opened = Queue.open(run.root / "q")
+        opened.publish("a")
+        lease = opened.group().lease("w")
+        assert lease is not None
+        lease.ack()
+    assert queue.settings.durable is False
+    assert len([e for e in run.effects.done if e.kind.startswith("sync")]) == before

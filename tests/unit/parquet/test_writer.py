@@ -1,0 +1,49 @@
+"""Data files have small pages, so that a lease reads little more than its messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.parquet.pages import PageReader
+from spark_mq.parquet.writer import PAGE_BYTES, PAGE_ROWS, ROW_GROUP_ROWS, write_file
+
+
+@pytest.mark.parametrize("size", [0, 20, 1_000, 10_000, 300_000])
+def test_pages_are_small(tmp_path: Path, size: int) -> None:
+    rows = min(30_000, 2_000_000 // (size or 1))
+    values = [n.to_bytes(4, "little") * (size // 4) for n in range(rows)]
+    ids = [f"{n:036}" for n in range(rows)]
+    written = write_file(ObjectStore(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary()), "message_id": ids}))
+    file = tmp_path / written.path
+    meta = pq.ParquetFile(file).metadata
+    assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)][:-1] == [ROW_GROUP_ROWS] * (meta.num_row_groups - 1)
+    reader = PageReader(pa.OSFile(str(file)))
+    for name in ("value", "message_id"):
+        column = reader.column(0, name, 0, 1)
+        assert column is not None
+        chunk = reader.index.chunks[0, name]
+        assert chunk is not None
+        counts = [end - first for first, end in zip(chunk.first, chunk.first[1:], strict=False)]
+        assert max(counts) <= PAGE_ROWS
+        longest = max(size, 36) if name == "value" else 36
+        assert max(counts) * longest <= 2 * max(PAGE_BYTES, longest), counts
+        assert sum(counts) == meta.row_group(0).num_rows
+
+
+def test_a_file_of_no_messages_can_be_written(tmp_path: Path) -> None:
+    written = write_file(ObjectStore(str(tmp_path)), pa.table({"value": pa.array([], pa.binary())}))
+    assert (written.rows, written.timed) == (0, False)
+    assert pq.ParquetFile(tmp_path / written.path).metadata.num_rows == 0
+
+
+def test_statistics_say_which_files_have_times(tmp_path: Path) -> None:
+    instants = pa.array([None, 1], pa.timestamp("us", "UTC"))
+    plain = write_file(ObjectStore(str(tmp_path)), pa.table({"value": [b"a", b"b"], "deliver_at": pa.nulls(2, instants.type)}))
+    timed = write_file(ObjectStore(str(tmp_path)), pa.table({"value": [b"a", b"b"], "expires_at": instants}))
+    assert plain.stats == '{"numRecords": 2, "nullCount": {"deliver_at": 2, "expires_at": 2}}'
+    assert timed.stats == '{"numRecords": 2, "nullCount": {}}'
