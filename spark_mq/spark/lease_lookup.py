@@ -69,7 +69,8 @@ class LeaseLookup:
         single = {stream: n for stream, (n, several) in batches.items() if not several}
         if batches and len(single) == len(batches) and all(stream in self._runners for stream in single):
             return BatchLeases([f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()], False, batches=told)
-        ids = self._from_plan(query, batches)
+        # A filter may have dropped every row, which only the rows show.
+        ids = self._from_plan(query, batches) if self._reads_source_only(query) else None
         if ids is None:
             ids = self._from_rows(batch, len(batches) if len(single) == len(batches) else 2)
         parts = [parts for lease_id in ids if (parts := parse_lease_id(lease_id))]
@@ -93,12 +94,20 @@ class LeaseLookup:
         shown = {scan.stream for scan in scans}
         return sorted(set().union(*(scan.lease_ids for scan in scans))) if shown and shown.issuperset(streams) else None
 
+    def _reads_source_only(self, query: Any) -> bool:
+        """Return whether nothing but column pruning lies between the source and the function."""
+        if self._source_only is None:
+            try:
+                self._source_only = query is not None and reads_source_only(query)
+            except Exception as error:
+                _log.debug("the query's plan cannot be read: %s", error)
+                self._source_only = False
+        return self._source_only
+
     def _scan(self, batch: DataFrame, query: Any) -> BatchScan | None:
         """Return what a batch reads; None if anything but column pruning made it from the source."""
         try:
-            if self._source_only is None:
-                self._source_only = reads_source_only(query)
-            if not self._source_only or not is_output_of(query, batch):
+            if not self._reads_source_only(query) or not is_output_of(query, batch):
                 return None
             (scan,) = batch_scans(query)
         except Exception as error:
