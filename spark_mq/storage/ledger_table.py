@@ -290,7 +290,9 @@ class LedgerTable:
 
     def _commit_of(self, commit: Commit) -> LedgerCommit:
         note = commit.note
-        adds = [add for add in commit.adds if add.get("dataChange", True)]
+        # A RESTORE by another engine adds files again: their events are those of older commits.
+        own = commit.operation_id is not None
+        adds = [add for add in commit.adds if own and add.get("dataChange", True)]
         rows = [self._rows(commit.version, add) for add in adds]
         return LedgerCommit(
             commit.version,

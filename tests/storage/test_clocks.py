@@ -123,7 +123,7 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(make: Make, clock: Manu
     nacked, dead = lease(queue, 1), lease(queue, 1)
     nacked.nack(delay="1m")
     dead.reject()
-    lost = lease(queue, 1)
+    lease(queue, 1)
     jump(clock, by)
     worker = again(queue)
     stats = worker.group().stats()

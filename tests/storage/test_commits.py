@@ -195,7 +195,7 @@ def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, monkeypatch:
     queue.publish("a")
     assert looker._context.messages.index().total == 1
     monkeypatch.setattr(log_of(looker).log, "_open", lambda: looked.append(1))
-    monkeypatch.setattr(log_of(looker).files, "list", lambda folder: looked.append(folder))
+    monkeypatch.setattr(log_of(looker).files, "list", looked.append)
     assert looker._context.messages.index().total == 1
     for value in "bcd":
         queue.publish(value)

@@ -7,6 +7,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,85 @@ def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> N
     path.write_text('{"commitInfo":{"timestamp":1,"operation":"WRITE","userMetadata":"a\u2028b\u2029c\x85d"}}\n', encoding="utf-8")
     queue.publish("b")
     assert drain(queue) == drain(again(queue), "other") == [b"a", b"b"]
+
+
+# -- each table, after each operation
+
+TABLES = {"messages": "published_at", "leases": "first", "commits": "first", "history": "first"}
+"""A column to order each table by."""
+
+
+def there_and_back(path: str) -> None:
+    """Restore the version before the last one, and then the last one."""
+    version = DeltaTable(path).version()
+    if version > 1:
+        DeltaTable(path).restore(version - 1, ignore_missing_files=True)  # a trim deletes files
+        DeltaTable(path).restore(version)
+
+
+def counts(queue: Queue, group: str) -> Any:
+    """The group's stats, but for the version of ``messages/``: another engine's commits count there."""
+    return replace(queue.group(group).stats(), tail_version=0)
+
+
+TIDY: dict[str, Callable[[str, str], object]] = {
+    "compacted": lambda path, _: DeltaTable(path).optimize.compact(),
+    "ordered": lambda path, column: DeltaTable(path).optimize.z_order([column]),
+    "vacuumed": lambda path, _: DeltaTable(path).vacuum(dry_run=False),
+    "checkpointed": lambda path, _: DeltaTable(path).create_checkpoint(),
+    "restored": lambda path, _: there_and_back(path),
+    "appended to": lambda path, _: write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 0), mode="append"),
+}
+
+
+@pytest.mark.parametrize("tidy", TIDY)
+def test_each_table_may_be_tidied_by_another_engine_after_each_operation(delta_queue: Make, clock: ManualClock, tidy: str) -> None:
+    queue = delta_queue(retention=0, retry_delay=0, retry_jitter=0)
+    worker = again(queue)
+    published, held = 0, []
+
+    def publish() -> None:
+        nonlocal published
+        foreign(queue, b"foreign")
+        queue.publish(["a", "b"])
+        published += 3
+
+    def take() -> None:
+        held.append(lease(worker, 1))
+
+    def trim() -> None:
+        clock.advance("1m")
+        queue.sweep()
+
+    steps: list[Callable[[], object]] = [
+        publish, take, lambda: held.pop().ack(), take, lambda: held.pop().nack(delay=0), take, lambda: held.pop().reject(),
+        lambda: worker.group("other").ensure(), lambda: worker.group("gone").ensure(), lambda: queue.drop_group("gone"), queue.sweep,
+        take, lambda: held[-1].extend(), publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"), queue.sweep,
+        lambda: queue.group().configure(max_failures=7), lambda: index_commits(queue), trim,
+    ]  # fmt: skip
+    for step in steps:
+        step()
+        for handle in (worker, queue):
+            told = handle.group().stats()
+            assert told.acked + told.dead_lettered + told.dead + told.ready + told.in_flight == published
+        groups = [name for name in ("default", "other") if name in queue.groups()]
+        before = [counts(queue, name) for name in groups]
+        for name, column in TABLES.items():
+            path = f"{queue.path}/{name}"
+            if Path(path).exists():
+                rows = DeltaTable(path).to_pyarrow_table().num_rows
+                TIDY[tidy](path, column)
+                assert DeltaTable(path).to_pyarrow_table().num_rows == rows
+        for handle in (queue, worker, again(queue)):
+            assert [counts(handle, name) for name in groups] == before
+    assert sorted(drain(worker)) == [b"a", b"b", b"b", b"foreign"]
+    assert drain(again(queue), "other") == []
+    assert [value for value, _ in dead(again(queue))] == [b"a"]
+    stats = again(queue).group().stats()
+    assert (stats.acked, stats.dead_lettered, queue.stats()["published"]) == (5, 1, 6)
+    assert [event.event for event in queue.trace(queue._context.messages.index().files[0].first).events] == ["leased", "acked", "skipped"]
+    queue.publish("later")
+    assert drain(queue) == drain(worker, "other") == [b"later"]
 
 
 # -- going back

@@ -57,7 +57,9 @@ def on_log_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injected]:
     return lambda **what: on_commit(monkeypatch, "messages", **what)
 
 
-def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past(
+    queue: Queue, on_ledger_write: Callable[..., Injected]
+) -> None:
     """Its version's number is free again, so the store takes the commit: the lease would be a second one of the same messages."""
     queue.publish([str(n) for n in range(40)])
     queue.group().ensure()

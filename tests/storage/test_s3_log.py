@@ -17,6 +17,7 @@ from faulty_s3 import AFTER, RESET, FaultyS3
 
 from spark_mq import Queue
 
+
 @pytest.fixture
 def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
     with FaultyS3(s3["AWS_ENDPOINT_URL"]) as running:

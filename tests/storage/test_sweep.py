@@ -26,7 +26,6 @@ from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.maintenance.sweep import SweepReport
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]

@@ -193,7 +193,9 @@ def test_a_table_made_again_and_longer_is_noticed_right_after_an_own_commit(stor
         log.refresh()
 
 
-def test_a_commit_that_follows_another_one_opens_the_table_again(store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_follows_another_one_opens_the_table_again(
+    store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a look at the last commit, as over a store within seconds: the next commit names the one before it."""
     other(store, change("one"))
     log.refresh()
@@ -519,7 +521,9 @@ def test_a_writer_over_a_store_that_slept_across_a_cleaning_commits_at_the_end(
     assert "part=a/mine.parquet" in paths(DeltaLog(store))
 
 
-def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(store: InjectedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(
+    store: InjectedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remote, now = RemoteStore(store.root), time.monotonic
     log = DeltaLog(remote)
     log.refresh()
