@@ -33,7 +33,7 @@ WANTED = {
     "group": ["commit 'create group' of leases/"],
     "lease and extend": ["commit 'create group' of leases/", "commit 'lease' of leases/", "commit 'extend' of leases/"],
     "settle": [f"commit '{verb}' of leases/" for verb in ("ack", "nack", "reject", "release")],
-    "work": ["commit 'lease' of leases/", "commit 'ack' of leases/"],
+    "work": [f"commit '{name}' of leases/" for name in ("lease", "ack+lease", "ack")],
     "checkpoint": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint of leases/", "write of the hint of leases/"],
     "seek": ["commit 'seek' of leases/"],
     "purge": ["commit 'seek' of leases/", "commit 'trim' of leases/", "commit 'trim' of messages/", "delete of a data file of messages/"],

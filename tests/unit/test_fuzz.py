@@ -115,7 +115,8 @@ actions = st.fixed_dictionaries(
     {},
     optional={
         "add": shaped(
-            path=paths, size=counts, modificationTime=counts, dataChange=st.booleans(), stats=stats, partitionValues=shaped(consumer_group=texts)
+            path=paths, size=counts, modificationTime=counts, dataChange=st.booleans(), stats=stats,
+            partitionValues=shaped(consumer_group=texts)
         ),
         "remove": shaped(path=paths, dataChange=st.booleans(), partitionValues=shaped(consumer_group=texts)),
         "txn": shaped(appId=texts, version=counts),
