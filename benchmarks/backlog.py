@@ -33,7 +33,13 @@ LINKS = 10_000
 def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
     """Makes up so many commits of one message each. Their data files are a few files under many names."""
     path = Path(queue._context.messages.path)
-    messages = pa.table({"message_id": ["m"], "value": [b"x" * 100], "published_at": pa.array([0], pa.timestamp("us", "UTC"))})
+    messages = pa.table(
+        {
+            "message_id": ["m"],
+            "value": [b"x" * 100],
+            "published_at": pa.array([0], pa.timestamp("us", "UTC")),
+        }
+    )
     hour_ago = time.time() - 3600
     os.utime(path / "_delta_log" / f"{0:020d}.json", (hour_ago, hour_ago))
     for version in range(1, commits + 1):
@@ -41,7 +47,11 @@ def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
             file = write_file(queue._context.messages.files, messages)
         name = f"part-{uuid.uuid4()}.parquet"
         os.link(path / file.path, path / name)
-        told = {"timestamp": int(hour_ago * 1000), "operation": "WRITE", "spark_mq_operation_id": uuid.uuid4().hex}
+        told = {
+            "timestamp": int(hour_ago * 1000),
+            "operation": "WRITE",
+            "spark_mq_operation_id": uuid.uuid4().hex,
+        }
         add = {"path": name, "partitionValues": {}, "size": file.size, "modificationTime": 0, "dataChange": True,
                "stats": file.stats}  # fmt: skip
         log = path / "_delta_log" / f"{version:020d}.json"
@@ -85,14 +95,22 @@ def probe(path: str) -> dict[str, float]:
 
 
 def show(title: str, path: str) -> None:
-    done = subprocess.run([sys.executable, __file__, "--probe", path], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--probe", path], check=True, capture_output=True, text=True
+    )
     told = json.loads(done.stdout)
     files = sum(len(names) for _, _, names in os.walk(Path(path, "messages", "_delta_log")))
-    print(f"{title} ({files:,} files in the log): " + ", ".join(f"{name}: {value:,.1f}" for name, value in told.items()), flush=True)
+    print(
+        f"{title} ({files:,} files in the log): "
+        + ", ".join(f"{name}: {value:,.1f}" for name, value in told.items()),
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--commits", type=int, default=20_000)
     parser.add_argument("--checkpoint-every", type=int, default=5_000)
     parser.add_argument("--probe", help=argparse.SUPPRESS)

@@ -36,7 +36,11 @@ SHORT_ROUNDS = 5
 def chosen(names: list[str] | None, sizes: Sizes, short: bool) -> dict[str, Part]:
     """The parts with these names, or all."""
     every: dict[str, Part] = PARTS | parts(sizes)
-    every |= {name: partial(load(), short=short) for name, load in CURVES.items() if name in (names or ALL)}
+    every |= {
+        name: partial(load(), short=short)
+        for name, load in CURVES.items()
+        if name in (names or ALL)
+    }
     return {name: every[name] for name in names or ALL}
 
 
@@ -56,16 +60,42 @@ def keep(file: Path, points: dict[str, list[Point]], told: dict[str, Any]) -> No
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=ALL, action="append", help="a part (repeatable); default: all")
-    parser.add_argument("--short", action="store_true", help="small sizes, for a check that all figures are still produced")
-    parser.add_argument("--rounds", type=int, help=f"measured rounds of each quick figure (30; with --short {SHORT_ROUNDS})")
-    parser.add_argument("--messages", type=int, default=Sizes.drain, help="messages to drain through Spark (2,400,000), 200,000 a batch")
-    parser.add_argument("--out", type=Path, default=HERE / "results.json", help="where the figures go")
-    parser.add_argument("--curves", type=Path, default=HERE / "curves.json", help="where the points of the curves go")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", choices=ALL, action="append", help="a part (repeatable); default: all"
+    )
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="small sizes, for a check that all figures are still produced",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"measured rounds of each quick figure (30; with --short {SHORT_ROUNDS})",
+    )
+    parser.add_argument(
+        "--messages",
+        type=int,
+        default=Sizes.drain,
+        help="messages to drain through Spark (2,400,000), 200,000 a batch",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results.json", help="where the figures go"
+    )
+    parser.add_argument(
+        "--curves",
+        type=Path,
+        default=HERE / "curves.json",
+        help="where the points of the curves go",
+    )
     given = parser.parse_args()
     if given.messages < 4 * Sizes.drain_batch or given.messages % Sizes.drain_batch:
-        parser.error(f"--messages: a multiple of {Sizes.drain_batch:,}, and at least 4 of them, since the first two batches do not count")
+        parser.error(
+            f"--messages: a multiple of {Sizes.drain_batch:,}, and at least 4 of them, since the first two batches do not count"
+        )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped
     sizes = SHORT if given.short else Sizes(drain=given.messages)
@@ -85,7 +115,9 @@ def main() -> int:
                 else:
                     points.setdefault(found.curve, []).append(found)
         results += new
-        absent += sorted(expected(name, sizes) - {r.name for r in new if r.value is None or r.value > 0})
+        absent += sorted(
+            expected(name, sizes) - {r.name for r in new if r.value is None or r.value > 0}
+        )
         # After each part: a run of hours may be stopped.
         given.out.write_text(json.dumps({"results": merged(given.out, new, told)}, indent=2) + "\n")
         keep(given.curves, points, told)
@@ -102,7 +134,9 @@ def show(results: list[Result]) -> None:
     width = max(len(r.name) for r in results)
     for r in results:
         value = "-" if r.value is None else f"{r.value:,.1f}"
-        print(f"{r.name:<{width}}  {value:>13} {r.unit:<3} {r.against:<28} {('goal ' + r.goal) if r.goal else ''}".rstrip())
+        print(
+            f"{r.name:<{width}}  {value:>13} {r.unit:<3} {r.against:<28} {('goal ' + r.goal) if r.goal else ''}".rstrip()
+        )
     survives = {r.name.rsplit(": ", 1)[-1]: r.survives for r in results if r.survives}
     if survives:
         print("\nwhat a power cut leaves of what was reported as done:")

@@ -65,7 +65,9 @@ def rounds(folder: Path, count: int) -> dict[str, list[float]]:
         for name, queue in queues.items():
             group = queue.group()
             taken: list = []
-            lease = timed(lambda group=group, taken=taken: taken.append(group.lease("w", max_messages=100)))
+            lease = timed(
+                lambda group=group, taken=taken: taken.append(group.lease("w", max_messages=100))
+            )
             ack = timed(taken[0].ack)
             if number >= 5:
                 note(f"lease {name}", lease)
@@ -82,7 +84,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     count = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
-        times = {name: statistics.median(took) for name, took in rounds(Path(folder), count).items()}
+        times = {
+            name: statistics.median(took) for name, took in rounds(Path(folder), count).items()
+        }
     for name, took in times.items():
         print(f"{name:16} p50 {took:7.2f} ms   delta-rs / this {times['delta-rs'] / took:5.2f}x")
 

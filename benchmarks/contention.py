@@ -66,7 +66,9 @@ def contend(me: Worker, begin: Any, stop: Any, results: Any) -> None:
             timed("extend", lease.extend)
             timed("ack", lease.ack)
     used = resource.getrusage(resource.RUSAGE_SELF)
-    results.put((me.name, me.group, me.pause, times, dict(failed), used.ru_utime + used.ru_stime - before))
+    results.put(
+        (me.name, me.group, me.pause, times, dict(failed), used.ru_utime + used.ru_stime - before)
+    )
 
 
 def run(
@@ -88,7 +90,9 @@ def run(
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        queue = Queue.create(f"{root or folder}/q", visibility_timeout="5m", storage_options=options)
+        queue = Queue.create(
+            f"{root or folder}/q", visibility_timeout="5m", storage_options=options
+        )
         for number in range(groups):
             queue.group(f"g{number}").ensure()
         for _ in range(10):
@@ -98,7 +102,14 @@ def run(
         running = [
             context.Process(
                 target=contend,
-                args=(Worker(f"w{n}", queue.path, f"g{n % groups}", slow * (n == 0), apart, options or {}), begin, stop, results),
+                args=(
+                    Worker(
+                        f"w{n}", queue.path, f"g{n % groups}", slow * (n == 0), apart, options or {}
+                    ),
+                    begin,
+                    stop,
+                    results,
+                ),
             )
             for n in range(workers)
         ]
@@ -125,22 +136,39 @@ def run(
 
 
 def show(found: dict[str, Any]) -> None:
-    done, commits, busy = found["done_per_second"], found["commits_per_second"], found["cpu"] / found["seconds"]
-    print(f"{done:.0f} leases and settles a second, {commits:.0f} ledger commits, {busy:.1f} cores busy")
+    done, commits, busy = (
+        found["done_per_second"],
+        found["commits_per_second"],
+        found["cpu"] / found["seconds"],
+    )
+    print(
+        f"{done:.0f} leases and settles a second, {commits:.0f} ledger commits, {busy:.1f} cores busy"
+    )
     for name, group, pause, times, failed, _ in found["workers"]:
         cells = [
             f"{verb} {len(ms):4d} p50 {statistics.median(ms):6.0f} p95 {sorted(ms)[int(len(ms) * 0.95)]:6.0f} max {max(ms):6.0f} ms"
             for verb, ms in times.items()
             if ms
         ]
-        print(f"{name} {group}{f' +{pause:g} s' if pause else '':7}", " | ".join(cells), json.dumps(failed) if failed else "")
+        print(
+            f"{name} {group}{f' +{pause:g} s' if pause else '':7}",
+            " | ".join(cells),
+            json.dumps(failed) if failed else "",
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--groups", type=int, default=1)
-    parser.add_argument("--slow", type=float, default=0.0, help="seconds that the first worker waits before each commit")
+    parser.add_argument(
+        "--slow",
+        type=float,
+        default=0.0,
+        help="seconds that the first worker waits before each commit",
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--apart", action="store_true", help="as if on a machine each")
     args = parser.parse_args()

@@ -43,14 +43,28 @@ def commits(folder: Path, rounds: int) -> Iterator[Result]:
     for name in ("lease", "ack"):
         base, value = (statistics.median(times[size][name]) for size in sizes)
         yield Result(f"{name}, {small:,} messages, p50", base, "ms", goal="< 30 ms")
-        yield Result(f"{name}, {large:,} messages, p50", value, "ms", f"{value / base:.2f}x of {small:,}", "< 30 ms, the same")
+        yield Result(
+            f"{name}, {large:,} messages, p50",
+            value,
+            "ms",
+            f"{value / base:.2f}x of {small:,}",
+            "< 30 ms, the same",
+        )
 
 
 def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
     """Why a ledger commit replaces its partition: the same change by that, and by a MERGE of the changed rows, in turn."""
     for ranges in (2, 16_000):
-        ledger = Ledger.of(LedgerHeader(), [Range(i * 2, i * 2, "waiting", 1, available_at=i, delivery_count=1) for i in range(ranges)])
-        ours, theirs = (LedgerTable(str(folder / f"{kind}-{ranges}")) for kind in ("replace", "merge"))
+        ledger = Ledger.of(
+            LedgerHeader(),
+            [
+                Range(i * 2, i * 2, "waiting", 1, available_at=i, delivery_count=1)
+                for i in range(ranges)
+            ],
+        )
+        ours, theirs = (
+            LedgerTable(str(folder / f"{kind}-{ranges}")) for kind in ("replace", "merge")
+        )
         for table in (ours, theirs):
             table.create("bench")
             table.write(table.read("g"), ledger, operation_id=f"first-{ranges}", note={})
@@ -61,7 +75,9 @@ def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
         def by_replace(table: LedgerTable = ours, ledger: Ledger = ledger) -> None:
             stored = table.read("g")
             head = replace(ledger.head, revision=stored.ledger.head.revision + 1)  # type: ignore[union-attr]
-            table.write(stored, Ledger(head, ledger.ranges), operation_id=str(time.monotonic_ns()), note={})
+            table.write(
+                stored, Ledger(head, ledger.ranges), operation_id=str(time.monotonic_ns()), note={}
+            )
 
         handle = DeltaTable(theirs.path)
 
@@ -85,7 +101,12 @@ def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
             times["merge"].append(median_ms(by_merge, 1, 0))
         merge, own = statistics.median(times["merge"]), statistics.median(times["replace"])
         yield Result(f"ledger commit by MERGE, {ranges:,} ranges, p50", merge, "ms")
-        yield Result(f"ledger commit by replacing the partition, {ranges:,} ranges, p50", own, "ms", f"{merge / own:.1f}x as fast as MERGE")
+        yield Result(
+            f"ledger commit by replacing the partition, {ranges:,} ranges, p50",
+            own,
+            "ms",
+            f"{merge / own:.1f}x as fast as MERGE",
+        )
 
 
 def micro_batch(folder: Path, rounds: int) -> Iterator[Result]:
@@ -113,9 +134,17 @@ def _micro_batch(spark: Any, folder: Path, rounds: int) -> Iterator[Result]:
         settle(batch, batch_id)
         whole.append((time.perf_counter() - start) * 1000)
 
-    stream = spark.readStream.format("spark_mq").option("consumerGroup", "bench").option("maxMessagesPerTrigger", 10_000).load(queue.path)
+    stream = (
+        spark.readStream.format("spark_mq")
+        .option("consumerGroup", "bench")
+        .option("maxMessagesPerTrigger", 10_000)
+        .load(queue.path)
+    )
     query = (
-        stream.writeStream.foreachBatch(timed).trigger(availableNow=True).option("checkpointLocation", str(folder / "checkpoint")).start()
+        stream.writeStream.foreachBatch(timed)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .start()
     )
     query.awaitTermination()
     added = [all_ - own for all_, own in zip(whole, inside, strict=True)]
@@ -123,20 +152,39 @@ def _micro_batch(spark: Any, folder: Path, rounds: int) -> Iterator[Result]:
     assert group.stats().acked == 10_000 * (rounds + 2)
     handler, first, later = statistics.median(inside[2:]), added[0], statistics.median(added[2:])
     yield Result("micro-batch of 10,000: the handler alone, p50", handler, "ms")
-    yield Result("micro-batch of 10,000: settling adds, p50", later, "ms", f"{later / handler:.2f}x of the handler", "< 100 ms")
-    yield Result("micro-batch of 10,000: settling adds to the first batch of a run", first, "ms", "learns the runner from a row")
+    yield Result(
+        "micro-batch of 10,000: settling adds, p50",
+        later,
+        "ms",
+        f"{later / handler:.2f}x of the handler",
+        "< 100 ms",
+    )
+    yield Result(
+        "micro-batch of 10,000: settling adds to the first batch of a run",
+        first,
+        "ms",
+        "learns the runner from a row",
+    )
 
 
 def buffered(folder: Path, rounds: int) -> Iterator[Result]:
     """Single messages of 100 bytes, handed in by one thread, until all are durable."""
     queue = Queue.create(folder / "buffered")
     count = 10_000 * rounds
-    for kind, message in (("bytes", b"x" * 100), ("Message with a key", Message(b"x" * 100, key="k"))):
+    for kind, message in (
+        ("bytes", b"x" * 100),
+        ("Message with a key", Message(b"x" * 100, key="k")),
+    ):
         start = time.perf_counter()
         with queue.publisher() as publisher:
             for _ in range(count):
                 publisher.publish(message)
-        yield Result(f"buffered publisher, {kind}", count / (time.perf_counter() - start), "/s", goal="> 50,000 /s")
+        yield Result(
+            f"buffered publisher, {kind}",
+            count / (time.perf_counter() - start),
+            "/s",
+            goal="> 50,000 /s",
+        )
 
 
 PARTS: dict[str, Part] = {

@@ -76,19 +76,34 @@ def draw(plot: Plot, points: Sequence[dict[str, Any]], out: Path) -> None:
         colour = colours.setdefault(name.replace("p95", "p50"), f"C{len(colours)}")
         style = "--" if "p95" in name else "-"
         places, ys = [point["x"] for point in own], [point[name] for point in own]
-        axes.plot(places, ys, style, color=colour, marker="o", markersize=4, linewidth=1.5, label=name)
+        axes.plot(
+            places, ys, style, color=colour, marker="o", markersize=4, linewidth=1.5, label=name
+        )
     values = [point[name] for point in points for name in names if name in point]
     if "x" in plot.log:
-        axes.set_xscale("symlog", linthresh=min(x for x in xs if x > 0)) if min(xs) <= 0 else axes.set_xscale("log")
+        axes.set_xscale("symlog", linthresh=min(x for x in xs if x > 0)) if min(
+            xs
+        ) <= 0 else axes.set_xscale("log")
     if "y" in plot.log:
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(FuncFormatter(thousands) if max(values) < 10 * min(values) else NullFormatter())
+        axes.yaxis.set_minor_formatter(
+            FuncFormatter(thousands) if max(values) < 10 * min(values) else NullFormatter()
+        )
     else:
         axes.set_ylim(0, 1.3 * max(*values, plot.level or 0))
     if plot.level is not None:
         axes.axhline(plot.level, color="grey", linewidth=1, linestyle=":")
-        axes.annotate(f"goal: {plot.level:g}", (1, plot.level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color="grey")
-    formatter: Callable[..., str] = (lambda x, _: plot.names.get(x, "")) if plot.names else thousands
+        axes.annotate(
+            f"goal: {plot.level:g}",
+            (1, plot.level),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            color="grey",
+        )
+    formatter: Callable[..., str] = (
+        (lambda x, _: plot.names.get(x, "")) if plot.names else thousands
+    )
     step = -(-len(xs) // 10)
     axes.set_xticks(xs[::-1][::step])  # the last one always
     axes.xaxis.set_major_formatter(FuncFormatter(formatter))
@@ -105,7 +120,9 @@ def draw(plot: Plot, points: Sequence[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--curves", type=Path, default=HERE / "curves.json")
     parser.add_argument("--out", type=Path, default=HERE / "plots")
     parser.add_argument("--all", action="store_true", help="fail where a curve is missing")
@@ -115,7 +132,10 @@ def main() -> int:
     missing = []
     for plot in PLOTS:
         # The short form has other sizes of values.
-        found = curves.get(plot.curve) or next((curves[name] for name in curves if name.startswith(plot.curve.split(",")[0] + ",")), None)
+        found = curves.get(plot.curve) or next(
+            (curves[name] for name in curves if name.startswith(plot.curve.split(",")[0] + ",")),
+            None,
+        )
         if found is None:
             missing.append(plot.curve)
         else:

@@ -52,9 +52,13 @@ def stages(folder: Path, kind: str, messages: int, batch: int) -> None:
 
 def tell(name: str, drained: Drained, batch: int) -> None:
     cycle, handler = statistics.median(drained.steady()), statistics.median(drained.handler[2:])
-    print(f"\n{name}: {drained.seconds:.2f} s in all; steady state {batch / cycle:,.0f} messages/s, {cycle * 1000:.0f} ms a batch")
+    print(
+        f"\n{name}: {drained.seconds:.2f} s in all; steady state {batch / cycle:,.0f} messages/s, {cycle * 1000:.0f} ms a batch"
+    )
     print(f"  {'the handler: reads every byte':<34}{handler * 1000:8.0f} ms")
-    print(f"  {'the rest of addBatch (and settling)':<34}{drained.stages.get('addBatch', 0) - handler * 1000:8.0f} ms")
+    print(
+        f"  {'the rest of addBatch (and settling)':<34}{drained.stages.get('addBatch', 0) - handler * 1000:8.0f} ms"
+    )
     for stage, ms in sorted(drained.stages.items(), key=lambda item: -item[1]):
         if stage not in ("addBatch", "triggerExecution"):
             print(f"  {stage:<34}{ms:8.0f} ms")
@@ -81,17 +85,27 @@ def reader(folder: Path, kind: str, batch: int) -> None:
     with cProfile.Profile() as profile:
         read()
     stats = pstats.Stats(profile)
-    decoded = sum(calls for (_, _, name), (_, calls, *_) in stats.stats.items() if "read_row_group" in name)  # type: ignore[attr-defined]
+    decoded = sum(
+        calls for (_, _, name), (_, calls, *_) in stats.stats.items() if "read_row_group" in name
+    )  # type: ignore[attr-defined]
     groups = -(-batch // 2 // ROW_GROUP_ROWS) * 2
-    print(f"\nreader: {batch:,} messages in {seconds * 1000:.0f} ms by one process ({batch / seconds:,.0f}/s), {len(parts)} partitions;")
-    print(f"  {decoded} row groups decoded where the files have {groups}: one that two partitions share is decoded by both")
+    print(
+        f"\nreader: {batch:,} messages in {seconds * 1000:.0f} ms by one process ({batch / seconds:,.0f}/s), {len(parts)} partitions;"
+    )
+    print(
+        f"  {decoded} row groups decoded where the files have {groups}: one that two partitions share is decoded by both"
+    )
     stats.sort_stats("tottime").print_stats(12)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=("stages", "reader"), help="default: both")
-    parser.add_argument("--messages", type=int, default=800_000, help="to drain; at least four batches")
+    parser.add_argument(
+        "--messages", type=int, default=800_000, help="to drain; at least four batches"
+    )
     parser.add_argument("--batch", type=int, default=200_000)
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
     given = parser.parse_args()

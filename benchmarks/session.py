@@ -39,7 +39,11 @@ def session(folder: Path, **settings: str) -> Iterator[Any]:
     from spark_mq.spark import register
 
     builder = SparkSession.builder.master("local[2]").appName("spark_mq benchmarks")
-    for name, value in {**SETTINGS, "spark.sql.warehouse.dir": str(folder / "warehouse"), **settings}.items():
+    for name, value in {
+        **SETTINGS,
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        **settings,
+    }.items():
         builder = builder.config(name, value)
     spark = configure_spark_with_delta_pip(builder).getOrCreate()
     try:

@@ -29,7 +29,9 @@ def main(folder: str) -> None:
         lease.reject(orders.where("o.id IS NULL"), error="no order")
         lease.reject(orders.where("o.amount < 0"), error="negative amount")
         good = orders.where("o.id IS NOT NULL AND o.amount >= 0").select("o.*")
-        good.write.format("delta").mode("append").options(**lease.delta_options).save(f"{folder}/valid")
+        good.write.format("delta").mode("append").options(**lease.delta_options).save(
+            f"{folder}/valid"
+        )
         orders.unpersist()
 
     each = for_each_batch(queue.group("validate"), process, on_error="raise")

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from spark_mq.errors import GroupNotFound, InvalidOption, InvalidSchema, NotAQueue, QueueNotFound, SparkMQError
+from spark_mq.errors import (
+    GroupNotFound,
+    InvalidOption,
+    InvalidSchema,
+    NotAQueue,
+    QueueNotFound,
+    SparkMQError,
+)
 from spark_mq.util.validation import check_duration
 
 if TYPE_CHECKING:
@@ -25,10 +32,22 @@ class Parser(argparse.ArgumentParser):
     """Arguments of a job; what is wrong with them is told in one line."""
 
     def __init__(self, doc: str, *, several: bool = False, **options: Any) -> None:
-        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        super().__init__(
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **options,
+        )
         told = "the queue: a path or URI (s3://..., abfss://..., gs://...)"
         if several:
-            self.add_argument("--queue", required=True, metavar="PATH", action="append", dest="queues", help=f"{told}; repeatable")
+            self.add_argument(
+                "--queue",
+                required=True,
+                metavar="PATH",
+                action="append",
+                dest="queues",
+                help=f"{told}; repeatable",
+            )
         else:
             self.add_argument("--queue", required=True, metavar="PATH", help=told)
         self.add_argument(
@@ -54,7 +73,9 @@ def duration(text: str) -> str:
     try:
         check_duration("", text)
     except InvalidOption:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: give seconds, or 30s, 5m, '5 minutes', 250ms") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration: give seconds, or 30s, 5m, '5 minutes', 250ms"
+        ) from None
     return text
 
 
@@ -81,9 +102,15 @@ def session(name: str, *, module_path: str | None = None) -> SparkSession:
 
 def run(main: Callable[[], None]) -> NoReturn:
     """Runs a job. Ends with 0, 2 (wrong arguments) or 1; an error of spark_mq is one line, any other a traceback."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stdout,
+    )
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)  # pyspark's errors, once more, as JSON
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(
+        logging.CRITICAL
+    )  # pyspark's errors, once more, as JSON
     try:
         main()
     except SparkMQError as error:

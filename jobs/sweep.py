@@ -28,7 +28,10 @@ _log = logging.getLogger("spark_mq.sweep")
 def arguments() -> argparse.Namespace:
     parser = Parser(__doc__ or "", epilog=EXAMPLES)
     parser.add_argument(
-        "--every", type=duration, metavar="SECONDS", help="sweep again and again, with this pause (also as 5m). Default: once"
+        "--every",
+        type=duration,
+        metavar="SECONDS",
+        help="sweep again and again, with this pause (also as 5m). Default: once",
     )
     return parser.parse_args()
 

@@ -52,16 +52,36 @@ def arguments() -> argparse.Namespace:
     parser = Parser(__doc__ or "", epilog=EXAMPLES, several=True)
     parser.add_argument("--handler", required=True, metavar="MODULE:FUNCTION",
                         help="the function, in a module here or an installed one; or path/to/file.py:function")  # fmt: skip
-    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where Spark keeps the stream's progress; one for each worker")
-    parser.add_argument("--group", default="default", help="the consumer group; its workers share the messages. Default: default")
-    parser.add_argument("--worker-id", metavar="NAME", help="a label for people, in the ledger and its history. Default: host and process")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="PATH",
+        help="where Spark keeps the stream's progress; one for each worker",
+    )
+    parser.add_argument(
+        "--group",
+        default="default",
+        help="the consumer group; its workers share the messages. Default: default",
+    )
+    parser.add_argument(
+        "--worker-id",
+        metavar="NAME",
+        help="a label for people, in the ledger and its history. Default: host and process",
+    )
     parser.add_argument("--trigger", default="default", type=trigger, metavar="default|available-now|DURATION",
                         help="as soon as there is something (default); what there is now, then end; or so often: '5 seconds'")  # fmt: skip
-    parser.add_argument("--max-messages", metavar="N", help="messages in a batch, at most. Default: 100000")
+    parser.add_argument(
+        "--max-messages", metavar="N", help="messages in a batch, at most. Default: 100000"
+    )
     parser.add_argument("--max-bytes", metavar="SIZE", help="bytes in a batch, about, as 64m")
     parser.add_argument("--visibility-timeout", type=duration, metavar="DURATION",
                         help="how long after this worker's death its messages stay hidden. Default: that of the group")  # fmt: skip
-    parser.add_argument("--max-lease-duration", type=duration, metavar="DURATION", help="how long one batch may take. Default: 30m")
+    parser.add_argument(
+        "--max-lease-duration",
+        type=duration,
+        metavar="DURATION",
+        help="how long one batch may take. Default: 30m",
+    )
     parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "raise"),
                         help="what a failure does: try again later (default), to the dead letters, or end this worker")  # fmt: skip
     parser.add_argument("--ack", default="after", choices=("after", "first", "manual"),
@@ -75,7 +95,9 @@ def arguments() -> argparse.Namespace:
                         "with --ack manual: manual, left to expire")  # fmt: skip
     parser.add_argument("--starting-position", metavar="POSITION",
                         help="where a new group begins: earliest (default), latest, a sequence, an instant")  # fmt: skip
-    parser.add_argument("--min-partitions", metavar="N", help="Spark tasks for a batch, at least. Default: 1")
+    parser.add_argument(
+        "--min-partitions", metavar="N", help="Spark tasks for a batch, at least. Default: 1"
+    )
     parser.add_argument("--graceful-timeout", default="30s", type=duration, metavar="DURATION",
                         help="how long the batch in hand may go on after SIGTERM. Default: 30s")  # fmt: skip
     return parser.parse_args()
@@ -86,7 +108,8 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
     given = {
         "path": args.queues[0] if len(args.queues) == 1 else json.dumps(args.queues),
         "consumerGroup": args.group,
-        "workerId": args.worker_id or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] + f"-{os.getpid()}",
+        "workerId": args.worker_id
+        or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] + f"-{os.getpid()}",
         "maxMessagesPerTrigger": args.max_messages,
         "maxBytesPerTrigger": args.max_bytes,
         "visibilityTimeout": args.visibility_timeout,
@@ -134,7 +157,9 @@ def load_handler(text: str) -> tuple[Handler, str]:
         except PySparkRuntimeError as error:
             if error.getCondition() != "SESSION_OR_CONTEXT_NOT_EXISTS":
                 raise
-            session(APP, module_path=str(directory))  # the module makes a UDF or a column as it is loaded
+            session(
+                APP, module_path=str(directory)
+            )  # the module makes a UDF or a column as it is loaded
             found = importlib.import_module(module)
     except ImportError as error:
         raise wrong(f"the module cannot be imported ({error})") from error
@@ -144,7 +169,9 @@ def load_handler(text: str) -> tuple[Handler, str]:
     try:
         inspect.signature(handler).bind(None, None)
     except TypeError:
-        raise wrong(f"{name}{inspect.signature(handler)} cannot be called as {name}(batch, lease)") from None
+        raise wrong(
+            f"{name}{inspect.signature(handler)} cannot be called as {name}(batch, lease)"
+        ) from None
     return handler, str(directory)
 
 
@@ -163,13 +190,27 @@ def main() -> None:
     spark = session(APP, module_path=directory)
     each = for_each_batch(group, handler, on_error=args.on_error, also=others, ack=args.ack)
     stream = spark.readStream.format("spark_mq").options(**options).load()
-    query = stream.writeStream.foreachBatch(each).option("checkpointLocation", args.checkpoint).trigger(**args.trigger).start()
-    _log.info("worker %s of group %s reads %s", options["workerId"], args.group, ", ".join(g._context.path for g in (group, *others)))
+    query = (
+        stream.writeStream.foreachBatch(each)
+        .option("checkpointLocation", args.checkpoint)
+        .trigger(**args.trigger)
+        .start()
+    )
+    _log.info(
+        "worker %s of group %s reads %s",
+        options["workerId"],
+        args.group,
+        ", ".join(g._context.path for g in (group, *others)),
+    )
     # 5 seconds more than the batch has: for stopping the query, and for giving back what was leased after it.
     with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as told:
         query.awaitTermination()
         # In here: once the block has ended, the JVM goes, and takes along the pipe that this is printed through.
-        _log.info("worker %s has ended%s", options["workerId"], ", as told" if told.is_set() else ": all that was there has been handled")
+        _log.info(
+            "worker %s has ended%s",
+            options["workerId"],
+            ", as told" if told.is_set() else ": all that was there has been handled",
+        )
 
 
 if __name__ == "__main__":

@@ -323,7 +323,9 @@ class ConsumerGroup:
         LeaseLost
             Some messages are not held any more. The rest is settled.
         """
-        return settle(self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids)
+        return settle(
+            self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
+        )
 
     def nack(
         self,

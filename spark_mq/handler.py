@@ -138,7 +138,9 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
         raise InvalidHandlerResult(str(wrong), option="sequence", value=value) from wrong
     if strange := subtract(named, held):
         first = strange[0][0]
-        raise InvalidHandlerResult(f"message {first} is none of this lease's", option="sequence", value=first)
+        raise InvalidHandlerResult(
+            f"message {first} is none of this lease's", option="sequence", value=first
+        )
     return [
         verdict(lease_id, (row["sequence"], row["sequence"]),
                 **{name: row.get(name) for name in COLUMNS if name != "sequence"})
@@ -150,14 +152,16 @@ def _rows(returned: Any) -> list[Mapping[str, Any]]:
     rows = returned.to_pylist() if isinstance(returned, pa.Table) else returned
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise InvalidHandlerResult(
-            f"the handler returned {type(returned).__name__}: return None, or a pyarrow.Table or a list of dicts with {', '.join(COLUMNS)}",
+            f"the handler returned {type(returned).__name__}: return None, or a pyarrow.Table or "
+            f"a list of dicts with {', '.join(COLUMNS)}",
             option="handler",
             value=type(returned).__name__,
         )
     for row in rows:
         if "sequence" not in row or not set(row) <= set(COLUMNS):
             raise InvalidHandlerResult(
-                f"the handler returned a row with {', '.join(map(str, row))}: give sequence, and besides only {', '.join(COLUMNS[1:])}",
+                f"the handler returned a row with {', '.join(map(str, row))}: give sequence, and "
+                f"besides only {', '.join(COLUMNS[1:])}",
                 option="handler",
                 value=list(row),
             )
@@ -201,7 +205,9 @@ def commands_for(
         rest = None if intervals is None else subtract(intervals, named.get(lease_id, []))
         if rest != []:
             jitter, whole = random.random(), rest is not None
-            commands.append(SettleCommand(verb, lease_id, rest, whole=whole, error=error, jitter=jitter))
+            commands.append(
+                SettleCommand(verb, lease_id, rest, whole=whole, error=error, jitter=jitter)
+            )
     return commands
 
 

@@ -151,7 +151,9 @@ def _check_table(table: pa.Table) -> None:
     kinds = zip(names, table.schema.types, strict=True)
     check_publishable({name: simple_type(kind) for name, kind in kinds})
     if nulls := table["value"].null_count:
-        raise InvalidSchema(f"{nulls} values are null: a message needs a value. It may be empty", column="value")
+        raise InvalidSchema(
+            f"{nulls} values are null: a message needs a value. It may be empty", column="value"
+        )
 
 
 def _with_ids(table: pa.Table) -> pa.Table:
@@ -169,7 +171,9 @@ def _check_instants(table: pa.Table) -> None:
     for name in (name for name in table.schema.names if name.endswith("_at")):
         ends = pc.min_max(table[name].cast(pa.int64())).as_py()
         if ends["min"] is not None and not EARLIEST <= ends["min"] <= ends["max"] <= LATEST:
-            raise InvalidSchema(f"column {name!r} has an instant out of range: use years 1 to 9999", column=name)
+            raise InvalidSchema(
+                f"column {name!r} has an instant out of range: use years 1 to 9999", column=name
+            )
 
 
 def _repeated_instant(at: int, rows: int) -> pa.Array:
@@ -217,7 +221,8 @@ def _from_values(messages: Any, now: int) -> pa.Table:
         messages = [messages]
     if not isinstance(messages, Iterable):
         raise InvalidOption(
-            f"cannot publish {type(messages).__name__}: give bytes, str, Message, a list of these, or a pyarrow.Table",
+            f"cannot publish {type(messages).__name__}: give bytes, str, Message, a list of "
+            f"these, or a pyarrow.Table",
             option="messages",
             value=type(messages).__name__,
         )

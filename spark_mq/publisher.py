@@ -1,7 +1,9 @@
 """A buffered publisher: single messages go in, and one commit for many of them comes out.
 
-Messages are put into a batch, which a thread of the publisher's own commits once it has enough messages or bytes, is old enough, or is
-asked for by a flush. While one batch is committed the next one grows, so a slow store makes larger commits, not more of them.
+Messages are put into a batch, which a thread of the publisher's own commits once it has enough
+messages or bytes, is old enough, or is
+asked for by a flush. While one batch is committed the next one grows, so a slow store makes larger
+commits, not more of them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
-from spark_mq.errors import ContentionTimeout, DuplicatePublish, PublisherClosed, PublishFailed, SparkMQError, StorageError
+from spark_mq.errors import (
+    ContentionTimeout,
+    DuplicatePublish,
+    PublisherClosed,
+    PublishFailed,
+    SparkMQError,
+    StorageError,
+)
 from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.writer import WrittenFile, write_file
@@ -33,7 +42,8 @@ _LONGEST_PAUSE: Final = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Messages for one commit. ``since``: when the first of them came (monotonic seconds). The rows go once they are settled."""
+    """Messages for one commit. ``since``: when the first of them came (monotonic seconds). The rows
+    go once they are settled."""
 
     since: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -43,7 +53,8 @@ class _Batch:
 
 
 class PendingMessage:
-    """One message handed to a :class:`BufferedPublisher`: a future of its sequence, without what a real one costs each time."""
+    """One message handed to a :class:`BufferedPublisher`: a future of its sequence, without what a
+    real one costs each time."""
 
     __slots__ = ("_at", "_batch")
 
@@ -56,14 +67,16 @@ class PendingMessage:
         return self._batch.sequences.done()
 
     def result(self, timeout: float | None = None) -> int:
-        """The sequence, once the message is durable. Raises what it failed with; TimeoutError after `timeout` seconds."""
+        """The sequence, once the message is durable. Raises what it failed with; TimeoutError after
+        `timeout` seconds."""
         sequences = self._outcome(timeout)
         if isinstance(sequences, BaseException):
             raise sequences
         return sequences[self._at]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the message failed with, or None once it is durable. Raises TimeoutError after `timeout` seconds."""
+        """What the message failed with, or None once it is durable. Raises TimeoutError after
+        `timeout` seconds."""
         outcome = self._outcome(timeout)
         return outcome if isinstance(outcome, BaseException) else None
 
@@ -74,10 +87,13 @@ class PendingMessage:
 
 
 class BufferedPublisher:
-    """Publishes single messages, many to a commit. Made by :meth:`spark_mq.Queue.publisher`; a context manager; safe for many threads.
+    """Publishes single messages, many to a commit. Made by :meth:`spark_mq.Queue.publisher`; a
+    context manager; safe for many threads.
 
-    A commit that fails is tried again, with longer and longer pauses, for ``retry_timeout``; none lands twice, and the messages behind it
-    wait. Then each of its messages fails with the error, and the next batch has its turn. Whoever calls :meth:`publish` while too much is
+    A commit that fails is tried again, with longer and longer pauses, for ``retry_timeout``; none
+    lands twice, and the messages behind it
+    wait. Then each of its messages fails with the error, and the next batch has its turn. Whoever
+    calls :meth:`publish` while too much is
     pending waits for room. A publisher that nobody closed is closed when the interpreter ends.
     """
 
@@ -95,13 +111,18 @@ class BufferedPublisher:
         self._max_bytes = check_size("max_bytes", max_bytes)
         self._max_age = check_duration("max_age", max_age) / SECOND
         self._patience = check_duration("retry_timeout", retry_timeout, zero=True) / SECOND
-        # A producer of its own: a commit that is tried again after a lost reply is known by its number.
+        # A producer of its own: a commit that is tried again after a lost reply is known by its
+        # number.
         self._app, self._number = f"spark_mq.publisher:{uuid.uuid4().hex}", 0
         self._changed = threading.Condition()
         self._batch = _Batch()
         self._sending = _Batch()
-        self._taken = self._done = self._wanted = 0  # messages handed in; settled, either way; asked for by a flush
-        self._failed: list[tuple[BaseException, int, set[int]]] = []  # error, messages, those whose error was asked for
+        self._taken = self._done = self._wanted = (
+            0  # messages handed in; settled, either way; asked for by a flush
+        )
+        self._failed: list[
+            tuple[BaseException, int, set[int]]
+        ] = []  # error, messages, those whose error was asked for
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="spark_mq publisher", daemon=True)
         self._thread.start()
@@ -110,21 +131,34 @@ class BufferedPublisher:
     def __enter__(self) -> BufferedPublisher:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def publish(self, message: bytes | str | Message) -> PendingMessage:
-        """Takes one message (bytes, str or :class:`~spark_mq.Message`); it is durable once the result's ``result()`` returns.
+        """Takes one message (bytes, str or :class:`~spark_mq.Message`); it is durable once the
+        result's ``result()`` returns.
 
-        Waits while too much is pending. Raises InvalidOption for a message that cannot be published, and PublisherClosed.
+        Waits while too much is pending. Raises InvalidOption for a message that cannot be
+        published, and PublisherClosed.
         """
         row = to_row(message, "the message", self._context.now)
-        size = len(row["value"]) + (0 if len(row) == 1 else len(row["key"] or "") + sum(len(k) + len(v) for k, v in row["headers"] or ()))
+        size = len(row["value"]) + (
+            0
+            if len(row) == 1
+            else len(row["key"] or "") + sum(len(k) + len(v) for k, v in row["headers"] or ())
+        )
         with self._changed:
             while not self._closing and self._is_full():
                 self._changed.wait()
             if self._closing:
-                raise PublisherClosed("this publisher is closed: make another with queue.publisher()")
+                raise PublisherClosed(
+                    "this publisher is closed: make another with queue.publisher()"
+                )
             batch = self._batch
             before, at = batch.size, len(batch.rows)
             batch.rows.append(row)
@@ -137,7 +171,8 @@ class BufferedPublisher:
             return PendingMessage(batch, at)
 
     def flush(self) -> None:
-        """Waits until all that was handed in is durable. Raises PublishFailed for what is not, unless its error has been asked for."""
+        """Waits until all that was handed in is durable. Raises PublishFailed for what is not,
+        unless its error has been asked for."""
         with self._changed:
             self._wanted = upto = self._taken
             self._changed.notify_all()
@@ -146,7 +181,8 @@ class BufferedPublisher:
             self._raise_failed()
 
     def close(self) -> None:
-        """Flushes, and takes no more messages. Raises as :meth:`flush`. Closing again does nothing."""
+        """Flushes, and takes no more messages. Raises as :meth:`flush`. Closing again does
+        nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -160,11 +196,16 @@ class BufferedPublisher:
         untold = [(error, count - len(told)) for error, count, told in failed if len(told) < count]
         if untold:
             error, messages = untold[0][0], sum(count for _, count in untold)
-            raise PublishFailed(f"{messages} messages were not published: {error}", messages=messages) from error
+            raise PublishFailed(
+                f"{messages} messages were not published: {error}", messages=messages
+            ) from error
 
     def _is_full(self) -> bool:
         waiting, sending = self._batch, self._sending
-        return len(waiting.rows) + len(sending.rows) >= ROOM * self._max_messages or waiting.size + sending.size >= ROOM * self._max_bytes
+        return (
+            len(waiting.rows) + len(sending.rows) >= ROOM * self._max_messages
+            or waiting.size + sending.size >= ROOM * self._max_bytes
+        )
 
     # -- in the publisher's thread
 
@@ -190,7 +231,9 @@ class BufferedPublisher:
                 batch = self._batch
                 left = batch.since + self._max_age - time.monotonic()
                 enough = len(batch.rows) >= self._max_messages or batch.size >= self._max_bytes
-                if batch.rows and (enough or left <= 0 or self._closing or self._done < self._wanted):
+                if batch.rows and (
+                    enough or left <= 0 or self._closing or self._done < self._wanted
+                ):
                     self._batch, self._sending = _Batch(), batch
                     return batch
                 if self._closing:
@@ -211,7 +254,9 @@ class BufferedPublisher:
                     written = write_file(self._context.messages.files, table)
                 return self._commit(written)
             except Exception as error:
-                lasting = isinstance(error, SparkMQError) and not isinstance(error, ContentionTimeout | StorageError)
+                lasting = isinstance(error, SparkMQError) and not isinstance(
+                    error, ContentionTimeout | StorageError
+                )
                 if lasting or time.monotonic() + pause > deadline:
                     return error
             except BaseException as error:  # whatever it was, nobody may wait for ever
@@ -224,7 +269,9 @@ class BufferedPublisher:
         try:
             return self._context.messages.commit([written], mark=mark).sequences
         except DuplicatePublish:
-            receipt = self._context.messages.receipt(*mark)  # an earlier try landed, and its reply was lost
+            receipt = self._context.messages.receipt(
+                *mark
+            )  # an earlier try landed, and its reply was lost
             if receipt is None:
                 raise
             return receipt.sequences

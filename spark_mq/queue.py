@@ -141,7 +141,8 @@ class Queue:
         queue = cls(open_context(root, options, clock))
         if queue.settings != settings:
             _log.warning(
-                "the queue at %s is there already, with settings of its own: these stay (a group's: group.configure)",
+                "the queue at %s is there already, with settings of its own: these stay (a "
+                "group's: group.configure)",
                 root,
             )
         if queue.settings.dead_letter_path is None:
@@ -295,7 +296,9 @@ class Queue:
 
     # -- groups
 
-    def group(self, name: str = "default", *, start: str | int | datetime = "earliest") -> ConsumerGroup:
+    def group(
+        self, name: str = "default", *, start: str | int | datetime = "earliest"
+    ) -> ConsumerGroup:
         """Return a consumer group. Its first lease creates it.
 
         Parameters
@@ -494,7 +497,9 @@ def _check_not_own(root: str, dead_letter_path: str | None) -> None:
         )
 
 
-def _publish_txn(producer_id: str | None, producer_sequence: int | None, on_duplicate: str) -> tuple[str, int] | None:
+def _publish_txn(
+    producer_id: str | None, producer_sequence: int | None, on_duplicate: str
+) -> tuple[str, int] | None:
     """Return the application transaction of a publish. Raises InvalidOption."""
     if (producer_id is None) != (producer_sequence is None):
         raise InvalidOption(
@@ -505,7 +510,8 @@ def _publish_txn(producer_id: str | None, producer_sequence: int | None, on_dupl
     skip = check_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
     if skip and producer_id is None:
         raise InvalidOption(
-            "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no call is known to repeat another",
+            "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no "
+            "call is known to repeat another",
             option="on_duplicate",
             value=on_duplicate,
         )

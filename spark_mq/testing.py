@@ -11,7 +11,8 @@
     >>> queue.group().stats().ready
     2
 
-The queue in memory follows the same rules as one on Delta tables, for all but the two storage classes is the same code, and both pass
+The queue in memory follows the same rules as one on Delta tables, for all but the two storage
+classes is the same code, and both pass
 the same tests. It lives in one process: it cannot be pickled, and a Spark stream cannot read it.
 """
 
@@ -32,14 +33,16 @@ __all__ = ["ManualClock", "memory_queue"]
 
 
 class ManualClock:
-    """A clock that stands still until it is moved. Pass it as ``clock`` to a queue. Picklable; a copy goes its own way.
+    """A clock that stands still until it is moved. Pass it as ``clock`` to a queue. Picklable; a
+    copy goes its own way.
 
         >>> clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
         >>> clock.advance("1h")
         >>> clock()
         datetime.datetime(2026, 1, 1, 1, 0, tzinfo=datetime.timezone.utc)
 
-    Without ``start`` it starts at the present. (Delta commits carry the time of the machine, whatever a queue's clock says.)
+    Without ``start`` it starts at the present. (Delta commits carry the time of the machine,
+    whatever a queue's clock says.)
     """
 
     def __init__(self, start: datetime | None = None) -> None:
@@ -79,7 +82,8 @@ def memory_queue(
     message_ttl: Duration | None = None,
     **group_settings: Unpack[GroupSettingsOptions],
 ) -> Queue:
-    """A queue in memory, with a dead-letter queue in memory. Settings as for :meth:`spark_mq.Queue.create`.
+    """A queue in memory, with a dead-letter queue in memory. Settings as for
+    :meth:`spark_mq.Queue.create`.
 
         >>> queue = memory_queue(ManualClock(), max_delivery_attempts=1)
         >>> _ = queue.publish("poison")
@@ -104,7 +108,9 @@ def memory_queue(
     return Queue(_memory_context("memory", settings, ticking, dead))
 
 
-def _memory_context(path: str, settings: QueueSettings, clock: Clock, dead: QueueContext | None = None) -> QueueContext:
+def _memory_context(
+    path: str, settings: QueueSettings, clock: Clock, dead: QueueContext | None = None
+) -> QueueContext:
     """Return a queue in memory. Without `dead` it is its own dead-letter queue."""
     return QueueContext(
         path,

@@ -145,7 +145,10 @@ class _WorkerLoop:
     _alive: dict[str, LeaseKeepAlive] = field(default_factory=dict)
 
     def run(self, threads: int, grace: float) -> WorkSummary:
-        running = [threading.Thread(target=self._thread, name=f"spark_mq worker {n}", daemon=True) for n in range(threads)]
+        running = [
+            threading.Thread(target=self._thread, name=f"spark_mq worker {n}", daemon=True)
+            for n in range(threads)
+        ]
         with self._on_sigterm():
             for thread in running:
                 thread.start()
@@ -209,12 +212,15 @@ class _WorkerLoop:
             self._ended.set()
 
     def _next(self) -> Lease | None:
-        """Return the next lease, or None at the end. A lease that comes after the end is released."""
+        """Return the next lease, or None at the end. A lease that comes after the end is
+        released."""
         pause = self.poll
         while not self.stop.is_set():
             try:
                 with self._leasing:
-                    acquired = wait_for_lease(self.ledger, self.options, self._time_left, self.poll, self._ending)
+                    acquired = wait_for_lease(
+                        self.ledger, self.options, self._time_left, self.poll, self._ending
+                    )
             except (*STORE_ERRORS, ContentionTimeout) as error:
                 _log.warning("could not lease, trying again: %s", error)
                 self.stop.wait(pause := min(30.0, pause * 2))
@@ -287,7 +293,9 @@ class _WorkerLoop:
         wanted = [] if self.stop.is_set() else [lease_operation(self.ledger, self.options)]
         if not commands:
             return self._take_next(self.ledger.run_together(*wanted)) if wanted else None
-        outcomes, *granted = self.ledger.run_together(self.ledger.settle_operation(commands), *wanted)
+        outcomes, *granted = self.ledger.run_together(
+            self.ledger.settle_operation(commands), *wanted
+        )
         if isinstance(outcomes, Exception):
             self._release(granted)
             raise outcomes

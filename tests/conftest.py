@@ -9,18 +9,30 @@ import pytest
 from hypothesis import HealthCheck, settings
 from s3_endpoint import moto, storage_options
 
-settings.register_profile("default", deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("long", settings.get_profile("default"), max_examples=3_000, stateful_step_count=80)
+settings.register_profile(
+    "default", deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "long", settings.get_profile("default"), max_examples=3_000, stateful_step_count=80
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--s3", action="store_true", help="run tests that can on an S3 endpoint on this machine (moto), instead of local files"
+        "--s3",
+        action="store_true",
+        help="run tests that can on an S3 endpoint on this machine (moto), instead of local files",
     )
-    parser.addoption("--cluster", action="store_true", help="run the tests on a Spark cluster of processes")
+    parser.addoption(
+        "--cluster", action="store_true", help="run the tests on a Spark cluster of processes"
+    )
     parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
-    parser.addoption("--large-worlds", action="store_true", help="look at larger worlds in tests/model: some take an hour")
+    parser.addoption(
+        "--large-worlds",
+        action="store_true",
+        help="look at larger worlds in tests/model: some take an hour",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,11 +27,18 @@ def moto() -> Iterator[str]:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     quiet = subprocess.DEVNULL
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=quiet, stderr=quiet, stdin=quiet)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)],
+        stdout=quiet,
+        stderr=quiet,
+        stdin=quiet,
+    )
     try:
         deadline = time.monotonic() + 60
         while True:
-            assert server.poll() is None, "moto's server did not start: make test-s3 and make bench install it"
+            assert server.poll() is None, (
+                "moto's server did not start: make test-s3 and make bench install it"
+            )
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/"):
                 break
             assert time.monotonic() < deadline, "moto's server does not answer"
@@ -67,7 +74,9 @@ class Relay(BaseHTTPRequestHandler):
 
     def forward(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
         """What the endpoint says to it: status, data, headers."""
-        upstream = http.client.HTTPConnection(self.target.hostname or "", self.target.port, timeout=60)
+        upstream = http.client.HTTPConnection(
+            self.target.hostname or "", self.target.port, timeout=60
+        )
         upstream.request(self.command, self.path, body, dict(self.headers))
         reply = upstream.getresponse()
         data, headers = reply.read(), dict(reply.getheaders())
@@ -77,9 +86,18 @@ class Relay(BaseHTTPRequestHandler):
     def answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
         for name, value in headers.items():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date", "server"):
+            if name.lower() not in (
+                "transfer-encoding",
+                "connection",
+                "content-length",
+                "date",
+                "server",
+            ):
                 self.send_header(name, value)
-        self.send_header("Content-Length", headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data)))
+        self.send_header(
+            "Content-Length",
+            headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data)),
+        )
         with contextlib.suppress(OSError):  # whoever asked may have given up
             self.end_headers()
             if self.command != "HEAD":

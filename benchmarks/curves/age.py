@@ -70,7 +70,10 @@ def age(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Poi
     Rounds do not count here: every lease does.
     """
     leases, unswept, step = (300, 200, 100) if short else (LEASES, UNSWEPT, STEP)
-    queues = {kind: Queue.create(folder / f"age-{kind}", visibility_timeout="10m") for kind in ("with the sweep", "without")}
+    queues = {
+        kind: Queue.create(folder / f"age-{kind}", visibility_timeout="10m")
+        for kind in ("with the sweep", "without")
+    }
     for queue in queues.values():
         fill(queue, (leases + 20) * SIZE)
     medians: dict[str, list[dict[str, float]]] = {kind: [] for kind in queues}
@@ -89,16 +92,33 @@ def age(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Poi
             lines: dict[str, float] = {}
             for kind in groups:
                 queue = queues[kind]
-                told = {**summary("lease", times[kind]["lease"]), **summary("ack", times[kind]["ack"])}
-                told |= {"open": statistics.median(opened(queue.path) for _ in range(3)), "files": log_files(queue)}
+                told = {
+                    **summary("lease", times[kind]["lease"]),
+                    **summary("ack", times[kind]["ack"]),
+                }
+                told |= {
+                    "open": statistics.median(opened(queue.path) for _ in range(3)),
+                    "files": log_files(queue),
+                }
                 medians[kind].append(told)
                 lines |= {f"{name}, {kind}": value for name, value in told.items()}
             yield Point("age", upto, lines)
     for kind, told_ in medians.items():
         first, last, upto = told_[0], told_[-1], len(told_) * step
-        for name, goal in (("lease p50", "<= 15 ms, within 1.2x"), ("ack p50", "<= 15 ms, within 1.2x"), ("open", ""), ("files", "")):
+        for name, goal in (
+            ("lease p50", "<= 15 ms, within 1.2x"),
+            ("ack p50", "<= 15 ms, within 1.2x"),
+            ("open", ""),
+            ("files", ""),
+        ):
             wanted = goal if kind == "with the sweep" else ""
             unit = "" if name == "files" else "ms"
             what = {"open": "open and first lease", "files": "files of leases/"}.get(name, name)
             yield Result(f"age: {what}, the first {step:,} leases, {kind}", first[name], unit)
-            yield Result(f"age: {what}, after {upto:,}, {kind}", last[name], unit, f"{last[name] / first[name]:.2f}x of the first", wanted)
+            yield Result(
+                f"age: {what}, after {upto:,}, {kind}",
+                last[name],
+                unit,
+                f"{last[name] / first[name]:.2f}x of the first",
+                wanted,
+            )

@@ -13,7 +13,11 @@ from figures import Point, Result
 
 from spark_mq import Queue
 
-GOALS = {"open and first lease, ms": "< 3,000 ms", "poll, ms": "< 10 ms", "stats(), ms": "< 1,000 ms"}
+GOALS = {
+    "open and first lease, ms": "< 3,000 ms",
+    "poll, ms": "< 10 ms",
+    "stats(), ms": "< 1,000 ms",
+}
 PROCESSES = 3
 """An odd number: of each figure the middle one counts."""
 
@@ -23,9 +27,21 @@ def probed(path: str, processes: int) -> dict[str, float]:
     script = Path(__file__).parents[1] / "backlog.py"
     each = []
     for _ in range(processes):
-        run = subprocess.run([sys.executable, str(script), "--probe", path], check=True, stdout=subprocess.PIPE, text=True)
+        run = subprocess.run(
+            [sys.executable, str(script), "--probe", path],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         told = json.loads(run.stdout)
-        each.append(told | {"open and first lease, ms": told["open, ms"] + told["first look at the log, ms"] + told["first lease, ms"]})
+        each.append(
+            told
+            | {
+                "open and first lease, ms": told["open, ms"]
+                + told["first look at the log, ms"]
+                + told["first lease, ms"]
+            }
+        )
     return {name: sorted(one[name] for one in each)[processes // 2] for name in each[0]}
 
 
@@ -41,7 +57,12 @@ def backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
         for kind, told in (("without a sweep", before), ("swept", after)):
             for name, goal in GOALS.items():
                 what, unit = name.split(", ")
-                yield Result(f"{commits:,} commits of one message, {kind}: {what}", told[name], unit, goal=goal if kind == "swept" else "")
+                yield Result(
+                    f"{commits:,} commits of one message, {kind}: {what}",
+                    told[name],
+                    unit,
+                    goal=goal if kind == "swept" else "",
+                )
         lines = {f"{name.removesuffix(', ms')}, {kind}": told[name]
                  for kind, told in (("without a sweep", before), ("swept", after))
                  for name in (*GOALS, "publish of one message, ms", "next lease and ack, ms")}  # fmt: skip

@@ -64,7 +64,9 @@ def against_backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[
     yield from told("backlog", times, f"of {size:,}, backlog {{:,}}")
 
 
-def told(curve: str, times: dict[int, Times], name: str, goal: str = GOAL) -> Iterator[Result | Point]:
+def told(
+    curve: str, times: dict[int, Times], name: str, goal: str = GOAL
+) -> Iterator[Result | Point]:
     """The curve, and its p50 at each place beside that at the first one."""
     for verb in ("lease", "ack"):
         medians = {x: statistics.median(ms[verb]) for x, ms in times.items()}
@@ -72,6 +74,11 @@ def told(curve: str, times: dict[int, Times], name: str, goal: str = GOAL) -> It
         for x, value in medians.items():
             against: Any = "" if x == next(iter(medians)) else f"{value / first:.2f}x of the first"
             yield Result(f"{curve}: {verb} {name.format(x)}, p50", value, "ms", against, goal)
-        yield Result(f"{curve}: {verb}, highest p50 over the lowest", max(medians.values()) / min(medians.values()), "x", goal="1.2x")
+        yield Result(
+            f"{curve}: {verb}, highest p50 over the lowest",
+            max(medians.values()) / min(medians.values()),
+            "x",
+            goal="1.2x",
+        )
     for x, ms in times.items():
         yield Point(curve, x, {**summary("lease", ms["lease"]), **summary("ack", ms["ack"])})

@@ -33,7 +33,9 @@ def publish(queue: Queue, rows: int, size: int, foreign: bool) -> None:
     """Random values, which no compression makes smaller."""
     noise = os.urandom(size * rows)
     offsets = pa.array(range(0, (rows + 1) * size, size), pa.int32())
-    values = pa.Array.from_buffers(pa.binary(), rows, [None, offsets.buffers()[1], pa.py_buffer(noise)])
+    values = pa.Array.from_buffers(
+        pa.binary(), rows, [None, offsets.buffers()[1], pa.py_buffer(noise)]
+    )
     if not foreign:
         queue.publish(pa.table({"value": values}))
         return
@@ -42,12 +44,16 @@ def publish(queue: Queue, rows: int, size: int, foreign: bool) -> None:
         pa.table({"value": values}),
         mode="append",
         schema_mode="merge",
-        writer_properties=WriterProperties(compression="SNAPPY", max_row_group_size=rows, write_batch_size=rows),
+        writer_properties=WriterProperties(
+            compression="SNAPPY", max_row_group_size=rows, write_batch_size=rows
+        ),
         target_file_size=4 * rows * (size + 100),
     )
     files = list(queue._context.messages.index().slices(0, 1 << 62))
     meta = pq.ParquetFile(Path(queue._context.messages.path, files[0].path)).metadata
-    assert (len(files), meta.num_row_groups, meta.num_rows) == (1, 1, rows), "not one file with one row group"
+    assert (len(files), meta.num_row_groups, meta.num_rows) == (1, 1, rows), (
+        "not one file with one row group"
+    )
 
 
 def with_python(queue: Queue, lease: Lease) -> int:
@@ -66,7 +72,10 @@ def with_task(queue: Queue, lease: Lease) -> int:
     return sum(batch.num_rows for part in parts for batch in partitions.read(part, READ_SCHEMA))
 
 
-READERS: dict[str, Callable[[Queue, Lease], int]] = {"Python": with_python, "a Spark task": with_task}
+READERS: dict[str, Callable[[Queue, Lease], int]] = {
+    "Python": with_python,
+    "a Spark task": with_task,
+}
 
 
 def one(path: str, reader: str, group: str, start: int) -> float:
@@ -101,18 +110,39 @@ def deep(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Po
             queue = Queue.create(folder / f"{kind}-{size}")
             publish(queue, rows, size, kind == "foreign")
             for reader in READERS:
-                command = [sys.executable, "-m", "curves.deep", queue.path, reader, str(max(2, rounds // 6))]
-                run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+                command = [
+                    sys.executable,
+                    "-m",
+                    "curves.deep",
+                    queue.path,
+                    reader,
+                    str(max(2, rounds // 6)),
+                ]
+                run = subprocess.run(
+                    command,
+                    check=True,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=Path(__file__).parents[1],
+                )
                 told = json.loads(run.stdout)
                 lines[f"{kind}, {reader}"] = told["ms"]
                 what = f"deep in a file of {rows:,} rows of {size} B, {kind}, {reader}: lease and read {BATCH:,}"
                 ms = list(told["ms"].values())
                 goal = "the same at each position" if kind == "foreign" else ""
                 yield Result(f"{what}, at 0 %", ms[0], "ms")
-                yield Result(f"{what}, at {POSITIONS[-1]} %", ms[-1], "ms", f"{ms[-1] / ms[0]:.2f}x of 0 %", goal)
+                yield Result(
+                    f"{what}, at {POSITIONS[-1]} %",
+                    ms[-1],
+                    "ms",
+                    f"{ms[-1] / ms[0]:.2f}x of 0 %",
+                    goal,
+                )
                 yield Result(f"{what}, peak memory", told["peak"], "MB")
         for at in POSITIONS:
-            yield Point(f"position, {size} B", at, {name: ms[str(at)] for name, ms in lines.items()})
+            yield Point(
+                f"position, {size} B", at, {name: ms[str(at)] for name, ms in lines.items()}
+            )
 
 
 if __name__ == "__main__":

@@ -67,10 +67,16 @@ def fragments(folder: Path, rounds: int, short: bool = False) -> Iterator[Result
     yield Result(f"{what}: the ack of the rest", acked, "s")
     fill(queue, total // 10)  # and what is published meanwhile
     during = cycles(queue, rounds)
-    opened, found = seconds(lambda: Queue.open(queue.path).group("bench").lease("other", max_messages=BATCH))
+    opened, found = seconds(
+        lambda: Queue.open(queue.path).group("bench").lease("other", max_messages=BATCH)
+    )
     found.release()
     yield Result(f"{what}: open and first lease of a new worker", opened, "s")
-    yield Result(f"{what}: stats()", statistics.median(seconds(group.stats)[0] * 1000 for _ in range(rounds)), "ms")
+    yield Result(
+        f"{what}: stats()",
+        statistics.median(seconds(group.stats)[0] * 1000 for _ in range(rounds)),
+        "ms",
+    )
     drained, _ = seconds(lambda: drain(queue, len(holes) // 10))
     yield Result(f"{what}: until all {len(holes):,} are settled, a tenth at a time", drained, "s")
     fill(queue, rounds * BATCH)
@@ -79,9 +85,17 @@ def fragments(folder: Path, rounds: int, short: bool = False) -> Iterator[Result
         base = statistics.median(before[verb])
         yield Result(f"{verb} of {BATCH:,} before, p50", base, "ms")
         value = statistics.median(during[verb])
-        yield Result(f"{what}: {verb} of {BATCH:,}, p50", value, "ms", f"{value / base:.1f}x of before", goal)
+        yield Result(
+            f"{what}: {verb} of {BATCH:,}, p50", value, "ms", f"{value / base:.1f}x of before", goal
+        )
         value = statistics.median(after[verb])
-        yield Result(f"{verb} of {BATCH:,} after they settled, p50", value, "ms", f"{value / base:.2f}x of before", "as before")
+        yield Result(
+            f"{verb} of {BATCH:,} after they settled, p50",
+            value,
+            "ms",
+            f"{value / base:.2f}x of before",
+            "as before",
+        )
     for place, times in enumerate((before, during, after)):
         lines = {f"{verb} p50": statistics.median(ms) for verb, ms in times.items()}
         yield Point("fragmentation", place, {**lines, "lease p95": p95(times["lease"])})

@@ -75,7 +75,10 @@ class MemoryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "published_at": pa.repeat(pa.scalar(at, wanted.field("published_at").type), BATCH),
             "lease_id": pa.repeat(pa.scalar("none"), BATCH),
         }
-        columns = [given[f.name].cast(f.type) if f.name in given else pa.nulls(BATCH, f.type) for f in wanted]
+        columns = [
+            given[f.name].cast(f.type) if f.name in given else pa.nulls(BATCH, f.type)
+            for f in wanted
+        ]
         yield from pa.table(columns, schema=wanted).to_batches()
 
 
@@ -106,7 +109,11 @@ def publish_to_acked(spark: SparkSession, folder: Path, rounds: int) -> Iterator
         reached.set()
 
     stream = spark.readStream.format("spark_mq").option("consumerGroup", "bench").load(queue.path)
-    query = stream.writeStream.foreachBatch(timed).option("checkpointLocation", str(folder / "idle-checkpoint")).start()
+    query = (
+        stream.writeStream.foreachBatch(timed)
+        .option("checkpointLocation", str(folder / "idle-checkpoint"))
+        .start()
+    )
     times, found = [], []
     try:
         for number in range(WARMUP + rounds):
@@ -114,16 +121,25 @@ def publish_to_acked(spark: SparkSession, folder: Path, rounds: int) -> Iterator
             start = time.perf_counter()
             queue.publish(b"x" * VALUE)
             assert reached.wait(DEADLINE), f"message {number} was not acked: {query.exception()}"
-            assert group.stats().acked == number + 1, "the function returned before its ack had landed"
+            assert group.stats().acked == number + 1, (
+                "the function returned before its ack had landed"
+            )
             times.append((acked[0] - start) * 1000)
             found.append((called[0] - start) * 1000)
             idle(query)
     finally:
         query.stop()
     times, found = times[WARMUP:], found[WARMUP:]
-    yield Result("publish to acked, default trigger, idle queue, p50", statistics.median(times), "ms", goal="< 600 ms")
+    yield Result(
+        "publish to acked, default trigger, idle queue, p50",
+        statistics.median(times),
+        "ms",
+        goal="< 600 ms",
+    )
     yield Result("publish to acked, default trigger, idle queue, p95", p95(times), "ms")
-    yield Result("publish to acked: until foreachBatch is called, p50", statistics.median(found), "ms")
+    yield Result(
+        "publish to acked: until foreachBatch is called, p50", statistics.median(found), "ms"
+    )
 
 
 def idle(query: Any) -> None:
@@ -137,7 +153,9 @@ def idle(query: Any) -> None:
         status.wait(0.05)
 
 
-def beyond_spark(spark: SparkSession, folder: Path, batches: int, runs: int) -> Iterator[Result | Point]:
+def beyond_spark(
+    spark: SparkSession, folder: Path, batches: int, runs: int
+) -> Iterator[Result | Point]:
     """The duration of a trigger, for batches of spark_mq and of the source in memory, in turn."""
     durations: dict[str, list[dict[str, float]]] = {"spark_mq": [], "memory": []}
     for number in range(runs):
@@ -145,25 +163,56 @@ def beyond_spark(spark: SparkSession, folder: Path, batches: int, runs: int) -> 
         for _ in range(WARMUP + batches):
             queue.publish(pa.table({"value": pa.repeat(pa.scalar(b"x" * VALUE), BATCH)}))
         group = queue.group("bench").ensure()
-        ours = spark.readStream.format("spark_mq").option("consumerGroup", "bench").option("maxMessagesPerTrigger", BATCH).load(queue.path)
+        ours = (
+            spark.readStream.format("spark_mq")
+            .option("consumerGroup", "bench")
+            .option("maxMessagesPerTrigger", BATCH)
+            .load(queue.path)
+        )
         theirs = spark.readStream.format(Memory.name()).option("batches", WARMUP + batches).load()
-        for kind, stream, function in (("spark_mq", ours, group.for_each_batch(count)), ("memory", theirs, count)):
-            durations[kind] += run(stream, function, folder / f"checkpoint-{kind}-{number}", batches)
+        for kind, stream, function in (
+            ("spark_mq", ours, group.for_each_batch(count)),
+            ("memory", theirs, count),
+        ):
+            durations[kind] += run(
+                stream, function, folder / f"checkpoint-{kind}-{number}", batches
+            )
         assert group.stats().acked == BATCH * (WARMUP + batches)
-    p50 = {kind: {name: statistics.median(one.get(name, 0) for one in each) for name in each[0]} for kind, each in durations.items()}
+    p50 = {
+        kind: {name: statistics.median(one.get(name, 0) for one in each) for name in each[0]}
+        for kind, each in durations.items()
+    }
     own, spark_own = p50["spark_mq"]["triggerExecution"], p50["memory"]["triggerExecution"]
     yield Result(f"micro-batch of {BATCH:,}: a source in memory, p50", spark_own, "ms")
-    yield Result(f"micro-batch of {BATCH:,}: spark_mq, with lease and settle, p50", own, "ms", f"{own / spark_own:.2f}x of memory")
-    yield Result(f"micro-batch of {BATCH:,}: beyond what Spark itself takes, p50", own - spark_own, "ms", goal="< 60 ms")
+    yield Result(
+        f"micro-batch of {BATCH:,}: spark_mq, with lease and settle, p50",
+        own,
+        "ms",
+        f"{own / spark_own:.2f}x of memory",
+    )
+    yield Result(
+        f"micro-batch of {BATCH:,}: beyond what Spark itself takes, p50",
+        own - spark_own,
+        "ms",
+        goal="< 60 ms",
+    )
     for name in ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets"):
         yield Result(
-            f"micro-batch of {BATCH:,}: {name}, p50", p50["spark_mq"].get(name, 0), "ms", f"memory: {p50['memory'].get(name, 0):.0f} ms"
+            f"micro-batch of {BATCH:,}: {name}, p50",
+            p50["spark_mq"].get(name, 0),
+            "ms",
+            f"memory: {p50['memory'].get(name, 0):.0f} ms",
         )
 
 
 def run(stream: Any, function: Any, checkpoint: Path, batches: int) -> list[dict[str, float]]:
     """Spark's own durations, by batch, without the first ones."""
-    query = stream.writeStream.foreachBatch(function).trigger(availableNow=True).option("checkpointLocation", str(checkpoint)).start()
+    query = (
+        stream.writeStream.foreachBatch(function)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
     query.awaitTermination()
     seen = [dict(one.durationMs) for one in query.recentProgress if one.numInputRows]
     assert len(seen) == WARMUP + batches, f"{len(seen)} batches"

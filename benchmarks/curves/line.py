@@ -27,7 +27,9 @@ class Told:
     busy: float
 
 
-def simulate(workers: int, groups: int, work: float, *, alone: float, contended: float, log: float) -> Told:
+def simulate(
+    workers: int, groups: int, work: float, *, alone: float, contended: float, log: float
+) -> Told:
     """``work``: seconds that a worker is busy with a batch, give or take a fifth; ``log``: for which a commit keeps other groups waiting.
 
     Twenty rounds of all workers, the first quarter of which does not count.
@@ -65,21 +67,41 @@ def simulate(workers: int, groups: int, work: float, *, alone: float, contended:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=50)
     parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--batch", type=int, default=100_000, help="messages a lease")
-    parser.add_argument("--rate", type=float, default=20_000, help="messages a second that one worker gets through")
-    parser.add_argument("--alone", type=float, default=0.25, help="seconds of a commit of one worker alone")
+    parser.add_argument(
+        "--rate", type=float, default=20_000, help="messages a second that one worker gets through"
+    )
+    parser.add_argument(
+        "--alone", type=float, default=0.25, help="seconds of a commit of one worker alone"
+    )
     parser.add_argument("--contended", type=float, default=0.35, help="the same where others wait")
-    parser.add_argument("--log", type=float, default=0.1, help="seconds that the log takes for each commit, of whatever group")
+    parser.add_argument(
+        "--log",
+        type=float,
+        default=0.1,
+        help="seconds that the log takes for each commit, of whatever group",
+    )
     given = parser.parse_args()
-    told = simulate(given.workers, given.groups, given.batch / given.rate, alone=given.alone, contended=given.contended, log=given.log)
+    told = simulate(
+        given.workers,
+        given.groups,
+        given.batch / given.rate,
+        alone=given.alone,
+        contended=given.contended,
+        log=given.log,
+    )
     each = told.batches_per_second * given.batch
     print(
         f"{each:,.0f} messages/s ({each / (given.workers * given.rate):.0%} of what the workers could do), {1e9 / each / 3600:.1f} h for a"
     )
-    print(f"billion; a commit takes {told.commit_p50:.2f} s, p95 {told.commit_p95:.2f} s; the line is busy for {told.busy:.0%} of the time")
+    print(
+        f"billion; a commit takes {told.commit_p50:.2f} s, p95 {told.commit_p95:.2f} s; the line is busy for {told.busy:.0%} of the time"
+    )
 
 
 if __name__ == "__main__":

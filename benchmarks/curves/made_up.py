@@ -24,7 +24,10 @@ def fill(queue: Queue, messages: int, commit: int = 100_000, value: bytes = b"x"
     for number, start in enumerate(range(0, messages, commit)):
         rows = min(commit, messages - start)
         if rows not in made or number % LINKS == 0:
-            file = made[rows] = write_file(queue._context.messages.files, pa.table({"value": pa.repeat(pa.scalar(value), rows)}))
+            file = made[rows] = write_file(
+                queue._context.messages.files,
+                pa.table({"value": pa.repeat(pa.scalar(value), rows)}),
+            )
         else:
             file = WrittenFile(f"part-{uuid.uuid4()}.parquet", made[rows].size, rows)
             os.link(root / made[rows].path, root / file.path)

@@ -77,7 +77,9 @@ def slice_of(path: str, rows: int) -> dict[str, Any]:
 def in_a_process(what: str, path: str, number: int) -> dict[str, Any]:
     """One of these in a process of its own."""
     command = [sys.executable, "-m", "curves.memory", what, path, str(number)]
-    run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+    run = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+    )
     told: dict[str, Any] = json.loads(run.stdout)
     return told
 

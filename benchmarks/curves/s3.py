@@ -34,19 +34,41 @@ def s3(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Poin
         contests = ((1, 1), (2, 1)) if short else ((1, 1), (2, 1), (4, 1), (8, 1), (8, 4))
         for workers, groups in contests:
             root = f"{store.root}/{uuid.uuid4().hex}"
-            found = run(workers, groups, 0.0, 3.0 if short else 20.0, root=root, options=store.options, messages=100_000, asked=store.total)
+            found = run(
+                workers,
+                groups,
+                0.0,
+                3.0 if short else 20.0,
+                root=root,
+                options=store.options,
+                messages=100_000,
+                asked=store.total,
+            )
             figures = told(found)
             name = f"S3 at {LATENCY * 1000:.0f} ms a request, {contest_name(workers, groups)}"
-            yield Result(f"{name}: operations/s", figures["operations/s"], "/s", f"{figures['commits/s']:.2f} commits/s")
+            yield Result(
+                f"{name}: operations/s",
+                figures["operations/s"],
+                "/s",
+                f"{figures['commits/s']:.2f} commits/s",
+            )
             requests_each = found["requests"] / (figures["operations/s"] * found["seconds"])
             yield Result(f"{name}: requests of an operation", requests_each, "")
             yield Result(f"{name}: p50", figures["p50"], "ms")
-            yield Result(f"{name}: fairness, least over most operations of a worker", figures["fairness"], "x")
+            yield Result(
+                f"{name}: fairness, least over most operations of a worker",
+                figures["fairness"],
+                "x",
+            )
             if groups == 1:
                 rates[workers] = figures["operations/s"]
                 yield Point("S3 workers", workers, figures)
         # The last contest, on several groups, tells what the log takes.
-        measured = {"alone": 1 / rates[1], "contended": 1 / rates[max(rates)], "log": 1 / figures["operations/s"]}
+        measured = {
+            "alone": 1 / rates[1],
+            "contended": 1 / rates[max(rates)],
+            "log": 1 / figures["operations/s"],
+        }
         for workers, rate in rates.items():  # does the simulation tell what was not given to it?
             guess = 2 * simulate(workers, 1, 0.0, **measured).batches_per_second
             name = f"simulated: {contest_name(workers, 1)}, no work, operations/s"
@@ -76,7 +98,11 @@ def requests(store: SlowS3, rounds: int) -> Iterator[Result]:
     for verb, kinds in asked.items():
         each = ", ".join(f"{count / rounds:.1f} {kind}" for kind, count in sorted(kinds.items()))
         yield Result(f"S3: requests of one {verb}", sum(kinds.values()) / rounds, "", each)
-        yield Result(f"S3 at {LATENCY * 1000:.0f} ms a request: {verb} of 100, one worker, p50", statistics.median(times[verb]), "ms")
+        yield Result(
+            f"S3 at {LATENCY * 1000:.0f} ms a request: {verb} of 100, one worker, p50",
+            statistics.median(times[verb]),
+            "ms",
+        )
 
 
 def simulated(measured: dict[str, float]) -> Iterator[Result | Point]:
@@ -88,8 +114,15 @@ def simulated(measured: dict[str, float]) -> Iterator[Result | Point]:
                 each = found.batches_per_second * batch
                 of_all = each / (workers * RATE)
                 name = f"simulated: {contest_name(workers, groups)}, {batch:,} a lease"
-                yield Result(name, each, "/s", f"{of_all:.0%} of the workers' own, commit p50 {found.commit_p50:.1f} s")
+                yield Result(
+                    name,
+                    each,
+                    "/s",
+                    f"{of_all:.0%} of the workers' own, commit p50 {found.commit_p50:.1f} s",
+                )
                 if groups == 1:
                     yield Point(
-                        f"simulated, {workers} workers", batch, {"messages/s": each, "share": of_all, "commit p50": found.commit_p50}
+                        f"simulated, {workers} workers",
+                        batch,
+                        {"messages/s": each, "share": of_all, "commit p50": found.commit_p50},
                     )

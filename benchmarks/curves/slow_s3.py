@@ -43,7 +43,12 @@ class SlowS3:
 @contextlib.contextmanager
 def slow_s3(seconds: float) -> Iterator[SlowS3]:
     """An endpoint whose every answer takes so many seconds more than moto's own."""
-    with moto() as target, subprocess.Popen([sys.executable, __file__, target, str(seconds)], stdout=subprocess.PIPE, text=True) as proxy:
+    with (
+        moto() as target,
+        subprocess.Popen(
+            [sys.executable, __file__, target, str(seconds)], stdout=subprocess.PIPE, text=True
+        ) as proxy,
+    ):
         try:
             assert proxy.stdout is not None
             yield SlowS3(proxy.stdout.readline().strip())

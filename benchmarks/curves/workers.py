@@ -43,7 +43,10 @@ def workers(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
     for _ in range(1 if short else 3):
         for number, groups in contests:
             seen[number, groups].append(told(run(number, groups, 0.0, 1.0 if short else 10.0)))
-    medians = {contest: {name: statistics.median(r[name] for r in runs) for name in runs[0]} for contest, runs in seen.items()}
+    medians = {
+        contest: {name: statistics.median(r[name] for r in runs) for name in runs[0]}
+        for contest, runs in seen.items()
+    }
     names = {contest: contest_name(*contest) for contest in contests}
     alone = medians[contests[0]]["operations/s"]
     for contest, figures in medians.items():
@@ -54,12 +57,24 @@ def workers(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
             ("p95", "ms", ""),
             ("CPU ms a commit", "ms", ""),
         ):
-            against = f"{figures[name] / alone:.2f}x of one worker" if name == "operations/s" else ""
+            against = (
+                f"{figures[name] / alone:.2f}x of one worker" if name == "operations/s" else ""
+            )
             yield Result(f"{names[contest]}: {name}", figures[name], unit, against, goal)
         yield Result(f"{names[contest]}: cores busy", figures["cores"], "")
-        yield Result(f"{names[contest]}: fairness, least over most operations of a worker", figures["fairness"], "x")
+        yield Result(
+            f"{names[contest]}: fairness, least over most operations of a worker",
+            figures["fairness"],
+            "x",
+        )
         if contest[1] == 1:
             yield Point("workers", contest[0], figures)
     if (8, 1) in medians:
         few, many = medians[4, 1]["operations/s"], medians[8, 1]["operations/s"]
-        yield Result("8 workers on one group, an operation", 1000 / many, "ms", f"{few / many:.2f}x of 4 workers", "no worse than 4")
+        yield Result(
+            "8 workers on one group, an operation",
+            1000 / many,
+            "ms",
+            f"{few / many:.2f}x of 4 workers",
+            "no worse than 4",
+        )

@@ -27,4 +27,9 @@ BROKERS: Final[dict[str, Opener]] = {
     VALKEY: valkey.opener(synced=True),
     VALKEY_MEMORY: valkey.opener(synced=False),
 }
-PYTHON: Final[dict[str, Opener]] = {OURS: mq.opener(), OURS_ROWS: mq.opener(rows=True), **BROKERS, ROWS: rows_delta_rs.opener()}
+PYTHON: Final[dict[str, Opener]] = {
+    OURS: mq.opener(),
+    OURS_ROWS: mq.opener(rows=True),
+    **BROKERS,
+    ROWS: rows_delta_rs.opener(),
+}

@@ -40,7 +40,11 @@ class SparkMQ(Peer):
         return Leased(lambda: self._values(lease), lease) if lease else None
 
     def _values(self, lease: Lease) -> list[bytes]:
-        return [message.value for message in lease.messages] if self.rows else lease.table()["value"].to_pylist()
+        return (
+            [message.value for message in lease.messages]
+            if self.rows
+            else lease.table()["value"].to_pylist()
+        )
 
     def ack(self, leased: Leased) -> None:
         leased.token.ack()

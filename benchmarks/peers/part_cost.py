@@ -44,14 +44,21 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
     for backlog in sizes.backlogs:
         leases: dict[str, list[float]] = {name: [] for name in sides(sizes)}
         acks: dict[str, list[float]] = {name: [] for name in sides(sizes)}
-        with tempfile.TemporaryDirectory(dir=folder) as place, session(Path(place)) as spark, contextlib.ExitStack() as stack:
+        with (
+            tempfile.TemporaryDirectory(dir=folder) as place,
+            session(Path(place)) as spark,
+            contextlib.ExitStack() as stack,
+        ):
             openers = {
                 OURS: mq.opener(),
                 ROWS: rows_delta_rs.opener(),
                 ROWS_MERGE: rows_merge.opener(spark, vectors=False),
                 ROWS_VECTORS: rows_merge.opener(spark, vectors=True),
             }
-            peers = {name: stack.enter_context(openers[name](Path(place) / str(at))) for at, name in enumerate(sides(sizes))}
+            peers = {
+                name: stack.enter_context(openers[name](Path(place) / str(at)))
+                for at, name in enumerate(sides(sizes))
+            }
             for first in range(0, backlog, FILL):
                 some = values(KIND, min(FILL, backlog - first))
                 for peer in peers.values():

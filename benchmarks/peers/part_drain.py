@@ -46,7 +46,12 @@ def what(kind: str, which: str) -> str:
 
 
 def figures(sizes: Sizes) -> set[str]:
-    return {f"{what(kind, which)}: {name}" for kind in sizes.kinds for which in (STEADY, TOTAL) for name in SIDES}
+    return {
+        f"{what(kind, which)}: {name}"
+        for kind in sizes.kinds
+        for which in (STEADY, TOTAL)
+        for name in SIDES
+    }
 
 
 def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
@@ -76,7 +81,9 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
             for name, opener in BROKERS.items():
                 try:
                     with tempfile.TemporaryDirectory(dir=folder) as place:
-                        batches, seconds, survives[name] = drain(opener, Path(place), kind, sizes.brokers, sizes.brokers_batch)
+                        batches, seconds, survives[name] = drain(
+                            opener, Path(place), kind, sizes.brokers, sizes.brokers_batch
+                        )
                 except Missing as why:
                     steady[name] = total[name] = why
                 else:
@@ -96,7 +103,9 @@ def in_order(sides: Sides) -> Sides:
     return {name: sides[name] for name in SIDES}
 
 
-def drain(opener: Opener, folder: Path, kind: str, count: int, batch: int) -> tuple[list[float], float, str]:
+def drain(
+    opener: Opener, folder: Path, kind: str, count: int, batch: int
+) -> tuple[list[float], float, str]:
     """Seconds of each batch and of all, by one Python consumer; and what a power cut leaves."""
     with opener(folder) as peer:
         messages = values(kind, count)

@@ -40,7 +40,11 @@ def figures(sizes: Sizes) -> set[str]:
     return {
         f"{what}: {name}"
         for kind in sizes.kinds
-        for what, sides in ((frame(kind), (OURS, APPEND)), (single(kind), SIDES), (buffered(kind, sizes.buffered_batch), SIDES))
+        for what, sides in (
+            (frame(kind), (OURS, APPEND)),
+            (single(kind), SIDES),
+            (buffered(kind, sizes.buffered_batch), SIDES),
+        )
         for name in sides
     }
 
@@ -61,7 +65,10 @@ def frames(folder: Path, kind: str, sizes: Sizes) -> Iterator[Result]:
             if number >= WARM_UP:
                 sides[OURS].append(sizes.drain_batch / ours)
                 sides[APPEND].append(sizes.drain_batch / theirs)
-    survives = {OURS: LOCAL_FILES, APPEND: "what the system had written out: Hadoop does not sync local files"}
+    survives = {
+        OURS: LOCAL_FILES,
+        APPEND: "what the system had written out: Hadoop does not sync local files",
+    }
     yield from table(frame(kind), sides, "/s", survives, {APPEND: ">= 1.0x"})
 
 
@@ -74,7 +81,9 @@ def messages(folder: Path, kind: str, rounds: int, sizes: Sizes) -> Iterator[Res
     with contextlib.ExitStack() as stack:
         for name in SIDES:
             try:
-                peers[name] = stack.enter_context(PYTHON[name](Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))))
+                peers[name] = stack.enter_context(
+                    PYTHON[name](Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder))))
+                )
             except Missing as why:
                 each[name] = many[name] = why
         for number in range(rounds + WARM_UP):
@@ -93,4 +102,6 @@ def messages(folder: Path, kind: str, rounds: int, sizes: Sizes) -> Iterator[Res
                     side.append(len(all_values) / seconds)
     survives = {name: peer.survives for name, peer in peers.items()}
     yield from table(single(kind), each, "ms", survives, {OURS: "< 10 ms"})
-    yield from table(buffered(kind, sizes.buffered_batch), many, "/s", survives, {OURS: "> 50,000 /s"})
+    yield from table(
+        buffered(kind, sizes.buffered_batch), many, "/s", survives, {OURS: "> 50,000 /s"}
+    )

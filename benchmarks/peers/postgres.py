@@ -72,8 +72,15 @@ def server() -> Iterator[tuple[Path, str]]:
         settings = SETTINGS | {"unix_socket_directories": str(folder), "shared_buffers": buffers()}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         # SIGQUIT: ends at once, without the checkpoint that no one needs.
-        with running([source / "bin" / "postgres", "-D", data, *options], folder, signal.SIGQUIT, user):
-            said = subprocess.run([source / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+        with running(
+            [source / "bin" / "postgres", "-D", data, *options], folder, signal.SIGQUIT, user
+        ):
+            said = subprocess.run(
+                [source / "bin" / "postgres", "--version"],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
             yield folder, re.sub(r".*\) ", "", said.strip())
 
 
@@ -88,7 +95,9 @@ class Postgres(Peer):
         except ImportError as error:
             raise Missing("no client: pip install 'psycopg[binary]'") from error
         self.survives = "all: commits are synced" if synchronous else "all but about the last 0.6 s"
-        self._at = psycopg.connect(host=str(socket), user="postgres", dbname="postgres", autocommit=True)
+        self._at = psycopg.connect(
+            host=str(socket), user="postgres", dbname="postgres", autocommit=True
+        )
         self._at.execute(f"SET synchronous_commit = {'on' if synchronous else 'off'}")
         self._at.execute(f"CREATE TABLE queue ({self.columns})")
 
@@ -96,25 +105,35 @@ class Postgres(Peer):
         self._at.close()
 
     def fill(self, values: Sequence[bytes]) -> None:
-        with self._at.cursor() as cursor, cursor.copy("COPY queue (value) FROM STDIN (FORMAT binary)") as copy:
+        with (
+            self._at.cursor() as cursor,
+            cursor.copy("COPY queue (value) FROM STDIN (FORMAT binary)") as copy,
+        ):
             copy.set_types(["bytea"])
             for value in values:
                 copy.write_row((value,))
-        self._at.execute("VACUUM ANALYZE queue")  # as it would be after a while; or the planner guesses
+        self._at.execute(
+            "VACUUM ANALYZE queue"
+        )  # as it would be after a while; or the planner guesses
 
     def publish(self, value: bytes) -> None:
         self._at.execute("INSERT INTO queue (value) VALUES (%b)", (value,))
 
     def publish_all(self, values: Sequence[bytes], at_once: int) -> None:
         for at in range(0, len(values), at_once):
-            with self._at.cursor() as cursor, cursor.copy("COPY queue (value) FROM STDIN (FORMAT binary)") as copy:
+            with (
+                self._at.cursor() as cursor,
+                cursor.copy("COPY queue (value) FROM STDIN (FORMAT binary)") as copy,
+            ):
                 copy.set_types(["bytea"])
                 for value in values[at : at + at_once]:
                     copy.write_row((value,))
 
     def lease(self, count: int) -> Leased | None:
         self._at.execute("BEGIN")
-        rows = self._rows("SELECT id, value FROM queue ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED", (count,))
+        rows = self._rows(
+            "SELECT id, value FROM queue ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED", (count,)
+        )
         if not rows:
             self._at.execute("COMMIT")
         return _leased(rows)
@@ -124,7 +143,9 @@ class Postgres(Peer):
         self._at.execute("COMMIT")
 
     def _rows(self, query: str, given: tuple[Any, ...]) -> list[Any]:
-        with self._at.cursor(binary=True) as cursor:  # text would be hexadecimal digits: twice the bytes
+        with self._at.cursor(
+            binary=True
+        ) as cursor:  # text would be hexadecimal digits: twice the bytes
             return cursor.execute(query, given).fetchall()
 
 
@@ -155,7 +176,11 @@ class Pgmq(Postgres):
 
 
 def _leased(rows: list[Any]) -> Leased | None:
-    return Leased(lambda: [value for _, value in rows], [number for number, _ in rows]) if rows else None
+    return (
+        Leased(lambda: [value for _, value in rows], [number for number, _ in rows])
+        if rows
+        else None
+    )
 
 
 def opener(kind: type[Postgres], synchronous: bool) -> Opener:

@@ -69,11 +69,17 @@ class RowsDeltaRs(Peer):
 
     def query(self, what: str, where: str) -> pa.Table:
         self.table.update_incremental()
-        found = QueryBuilder().register("queue", self.table).execute(f"SELECT {what} FROM queue WHERE {where}")
+        found = (
+            QueryBuilder()
+            .register("queue", self.table)
+            .execute(f"SELECT {what} FROM queue WHERE {where}")
+        )
         return pa.table(found.read_all())
 
     def lease(self, count: int) -> Leased | None:
-        ids = self.query("id", f"id > {self.done} AND state = 'ready' ORDER BY id LIMIT {count}")["id"].to_pylist()
+        ids = self.query("id", f"id > {self.done} AND state = 'ready' ORDER BY id LIMIT {count}")[
+            "id"
+        ].to_pylist()
         if not ids:
             return None
         lease, (first, last) = str(uuid.uuid4()), (ids[0], ids[-1])

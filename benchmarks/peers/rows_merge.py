@@ -25,10 +25,18 @@ class RowsMerge(RowsDeltaRs):
 
     def lease(self, count: int) -> Leased | None:
         if self._to_enable:  # from here on delta-rs cannot write it any more
-            self.spark.sql(f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+            self.spark.sql(
+                f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+            )
             self._to_enable = False
         table = self.spark.read.format("delta").load(self.path)
-        found = table.where(f"id > {self.done} AND state = 'ready'").orderBy("id").limit(count).select("id").collect()
+        found = (
+            table.where(f"id > {self.done} AND state = 'ready'")
+            .orderBy("id")
+            .limit(count)
+            .select("id")
+            .collect()
+        )
         if not found:
             return None
         lease, (first, last) = str(uuid.uuid4()), (found[0].id, found[-1].id)
@@ -37,12 +45,19 @@ class RowsMerge(RowsDeltaRs):
             {"state": "'leased'", "lease_id": f"'{lease}'", "lease_expires_at": str(int(time.time()) + 60),
              "delivery_count": "t.delivery_count + 1"},
         )  # fmt: skip
-        held = table.where(f"id >= {first} AND id <= {last} AND lease_id = '{lease}'").select("value")
+        held = table.where(f"id >= {first} AND id <= {last} AND lease_id = '{lease}'").select(
+            "value"
+        )
         return Leased(lambda: [bytes(row.value) for row in held.collect()], (lease, first, last))
 
     def ack(self, leased: Leased) -> None:
         lease, first, last = leased.token
-        self._merge(f"t.id >= {first} AND t.id <= {last} AND t.lease_id = '{lease}'", first, last, {"state": "'acked'"})
+        self._merge(
+            f"t.id >= {first} AND t.id <= {last} AND t.lease_id = '{lease}'",
+            first,
+            last,
+            {"state": "'acked'"},
+        )
         self.done = last
 
     def _merge(self, where: str, first: int, last: int, new: dict[str, str]) -> None:

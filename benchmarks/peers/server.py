@@ -45,11 +45,15 @@ def user_for_postgres() -> str | None:
 def as_user(user: str | None) -> dict[str, object]:
     """Arguments of a Popen that runs as `user`, and that a Ctrl-C in the terminal does not reach: we stop it ourselves."""
     entry = pwd.getpwnam(user) if user else None
-    return {"start_new_session": True} | ({"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []} if entry else {})
+    return {"start_new_session": True} | (
+        {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []} if entry else {}
+    )
 
 
 @contextlib.contextmanager
-def running(command: Sequence[object], folder: Path, stop: signal.Signals, user: str | None = None) -> Iterator[None]:
+def running(
+    command: Sequence[object], folder: Path, stop: signal.Signals, user: str | None = None
+) -> Iterator[None]:
     """The server of `command`, from when it is ready until the block ends. Raises Missing with its last words if it does not start."""
     said: deque[str] = deque(maxlen=20)
     process = subprocess.Popen(
@@ -68,8 +72,14 @@ def running(command: Sequence[object], folder: Path, stop: signal.Signals, user:
     listener = threading.Thread(target=listen, daemon=True)
     try:
         listener.start()
-        if not ready.wait(PATIENCE) or process.poll() is not None or not any(READY in line.lower() for line in said):
-            raise Missing(f"{Path(str(command[0])).name} does not start: {' / '.join(list(said)[-3:]) or 'it says nothing'}")
+        if (
+            not ready.wait(PATIENCE)
+            or process.poll() is not None
+            or not any(READY in line.lower() for line in said)
+        ):
+            raise Missing(
+                f"{Path(str(command[0])).name} does not start: {' / '.join(list(said)[-3:]) or 'it says nothing'}"
+            )
         yield
     finally:
         process.send_signal(stop)

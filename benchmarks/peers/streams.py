@@ -54,7 +54,9 @@ class Stores:
         half = batch // 2
         for name in ("a", "b"):  # no larger groups than a task reads
             pq.write_table(
-                pa.table({"value": pa.array(values(kind, half), pa.binary())}), source / f"{name}.parquet", row_group_size=half // 4
+                pa.table({"value": pa.array(values(kind, half), pa.binary())}),
+                source / f"{name}.parquet",
+                row_group_size=half // 4,
             )
         self.frame = spark.read.parquet(str(source)).coalesce(2)
         self.queue = Queue.create(folder / "queue", visibility_timeout="10m")
@@ -85,7 +87,11 @@ class Stores:
         batch through Python, or "narrow", of which only with the columns that the handler needs."""
         self.drains += 1
         group = self.queue.group(f"drain-{self.drains}")
-        stream = self.spark.readStream.format("spark_mq").option("consumerGroup", group.name).option("maxMessagesPerTrigger", self.batch)
+        stream = (
+            self.spark.readStream.format("spark_mq")
+            .option("consumerGroup", group.name)
+            .option("maxMessagesPerTrigger", self.batch)
+        )
         stream = (stream.schema(NARROW) if how == "narrow" else stream).load(self.queue.path)
         drained = Drained()
         reader = "spark" if how == "batch" else "python"
@@ -96,7 +102,9 @@ class Stores:
         """Spark's own source, without leases: the limit to beat."""
         self.drains += 1
         drained = Drained()
-        stream = self.spark.readStream.format("delta").option("maxFilesPerTrigger", 2).load(self.delta)
+        stream = (
+            self.spark.readStream.format("delta").option("maxFilesPerTrigger", 2).load(self.delta)
+        )
         return self._run(stream, drained, lambda batch, _: drained.read(batch))
 
     def _run(self, stream: Any, drained: Drained, handler: Callable[[Any, int], None]) -> Drained:
@@ -106,7 +114,9 @@ class Stores:
 
         writer = stream.writeStream.foreachBatch(each).trigger(availableNow=True)
         start = time.perf_counter()
-        query = writer.option("checkpointLocation", str(self.folder / f"checkpoint-{self.drains}")).start()
+        query = writer.option(
+            "checkpointLocation", str(self.folder / f"checkpoint-{self.drains}")
+        ).start()
         query.awaitTermination()
         drained.seconds = time.perf_counter() - start
         assert drained.rows == self.count, f"{drained.rows} of {self.count} messages came"

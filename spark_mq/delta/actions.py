@@ -129,7 +129,11 @@ class Commit:
         """
         commit = cls(version, ())
         note = {name: value for name, value in change.info.items() if value is not None}
-        commit.info = {"timestamp": now, "userMetadata": json.dumps(note), OPERATION_ID: change.operation_id}
+        commit.info = {
+            "timestamp": now,
+            "userMetadata": json.dumps(note),
+            OPERATION_ID: change.operation_id,
+        }
         commit.txns = dict(change.txns)
         commit.metadata = None if change.metadata is None else dict(change.metadata)
         commit.removes = [{"path": f.path, "partitionValues": f.partition} for f in change.removes]
@@ -140,7 +144,9 @@ class Commit:
                 "partitionValues": file.partition,
                 "modificationTime": file.modified or now,
                 "dataChange": change.data_change,
-                "stats": {"numRecords": file.rows} if file.stats is None else json.loads(file.stats),
+                "stats": {"numRecords": file.rows}
+                if file.stats is None
+                else json.loads(file.stats),
             }
             for file in change.adds
         ]
@@ -200,7 +206,11 @@ class Commit:
         for p in self.protocols:
             check_protocol(path, p, self.version)
         if any("deletionVector" in add for add in self.adds):
-            vectors = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}
+            vectors = {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": ["deletionVectors"],
+            }
             check_protocol(path, vectors, self.version)
 
 
@@ -248,10 +258,15 @@ def restore_hint(path: str, version: int) -> str:
     table = path.rstrip("/").rpartition("/")[2]
     if table == "messages":
         line = '{"commitInfo":{}}'
-        return hint + f"give up the messages that it published: put a file with the line {line} in its place"
+        return (
+            hint
+            + f"give up the messages that it published: put a file with the line {line} in its "
+            f"place"
+        )
     if table == "leases":
         return (
-            hint + f"stop the workers and remove version {version} and all later ones from that log: "
+            hint
+            + f"stop the workers and remove version {version} and all later ones from that log: "
             "messages settled since are delivered again"
         )
     return hint + "remove that table if you can lose its content"
@@ -260,7 +275,8 @@ def restore_hint(path: str, version: int) -> str:
 def missing_commit_error(path: str, version: int) -> CorruptLog:
     """Return the error for a commit that should be there."""
     return CorruptLog(
-        f"commit {version} of {path} is gone from its log ({log_path(version)}). {restore_hint(path, version)}",
+        f"commit {version} of {path} is gone from its log ({log_path(version)}). "
+        f"{restore_hint(path, version)}",
         path=path,
         version=version,
     )
@@ -291,7 +307,10 @@ def encode(change: Change, previous_id: str | None, operation: str, now: int) ->
     if previous_id is not None:
         info[PREVIOUS_ID] = previous_id
     actions: list[Action] = [{"commitInfo": info}]
-    actions += [{"txn": {"appId": app, "version": number, "lastUpdated": now}} for app, number in change.txns]
+    actions += [
+        {"txn": {"appId": app, "version": number, "lastUpdated": now}}
+        for app, number in change.txns
+    ]
     if change.metadata is not None:
         actions.append({"metaData": dict(change.metadata)})
     actions += [{"remove": _remove(file, now, change.data_change)} for file in change.removes]
@@ -301,7 +320,9 @@ def encode(change: Change, previous_id: str | None, operation: str, now: int) ->
 
 def encode_actions(actions: Iterable[Action]) -> bytes:
     """Return actions as the lines of a commit."""
-    return "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode() + b"\n"
+    return (
+        "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode() + b"\n"
+    )
 
 
 def _add(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:

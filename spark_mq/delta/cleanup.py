@@ -24,8 +24,10 @@ _STALE_SECONDS: Final = 3600.0
 class Keep:
     """How much of a table's past stays.
 
-    ``versions``: the last so many. ``seconds``: all younger than that by the store's clock. ``after``: all
-    after this version, if given. A cleaner keeps everything from the newest checkpoint that all of these need.
+    ``versions``: the last so many. ``seconds``: all younger than that by the store's clock.
+    ``after``: all
+    after this version, if given. A cleaner keeps everything from the newest checkpoint that all of
+    these need.
     """
 
     versions: int
@@ -39,7 +41,9 @@ class _Listing:
 
     commits: dict[int, float] = field(default_factory=dict)  # version -> time
     checkpoints: dict[int, list[str]] = field(default_factory=dict)  # version -> paths
-    others: dict[int, list[str]] = field(default_factory=dict)  # version -> checksums of other engines
+    others: dict[int, list[str]] = field(
+        default_factory=dict
+    )  # version -> checksums of other engines
 
     @classmethod
     def of(cls, store: ObjectStore) -> _Listing:
@@ -60,15 +64,24 @@ class _Listing:
     def base(self, latest: int, keep: Keep) -> int:
         """The version of the checkpoint that the oldest kept version is read from, or -1."""
         now = max(self.commits.values(), default=time.time())
-        young = (version for version in sorted(self.commits) if now - self.commits[version] < keep.seconds)
-        oldest = min(latest - keep.versions, next(young, latest), latest if keep.after is None else keep.after + 1)
+        young = (
+            version
+            for version in sorted(self.commits)
+            if now - self.commits[version] < keep.seconds
+        )
+        oldest = min(
+            latest - keep.versions,
+            next(young, latest),
+            latest if keep.after is None else keep.after + 1,
+        )
         return max((version for version in self.checkpoints if version <= oldest), default=-1)
 
 
 def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     """Delete what no kept version needs. Return how many files went.
 
-    The oldest go first: killed at any point, the next run goes on from there. It is safe to run twice at once.
+    The oldest go first: killed at any point, the next run goes on from there. It is safe to run
+    twice at once.
 
     Parameters
     ----------
@@ -77,21 +90,25 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     keep
         How much stays.
     data_files
-        Whether to delete data files that the deleted commits removed, and those of commits that lost their
+        Whether to delete data files that the deleted commits removed, and those of commits that
+        lost their
         race. The data files of ``messages/`` have rules of their own.
     """
     store, state = log.store, log.refresh()
     store.delete_stale_temporaries(LOG_FOLDER, _STALE_SECONDS)
     listing = _Listing.of(store)
     base = listing.base(state.version, keep)
-    deleted = _clean_log(log, listing, base, {file.path for file in state.files()} if data_files else None)
+    deleted = _clean_log(
+        log, listing, base, {file.path for file in state.files()} if data_files else None
+    )
     if data_files and base >= 0:
         deleted += _clean_orphans(log, state, listing, base)
     return deleted
 
 
 def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | None) -> int:
-    """Delete the commits and checkpoints before a version, each commit after the files that it removed."""
+    """Delete the commits and checkpoints before a version, each commit after the files that it
+    removed."""
     deleted = 0
     for version in sorted(version for version in listing.commits if version < base):
         gone = [] if live is None else _removed_files(log, version, live)
@@ -113,7 +130,8 @@ def _removed_files(log: DeltaLog, version: int, live: set[str]) -> list[str]:
 def _clean_orphans(log: DeltaLog, state: TableState, listing: _Listing, base: int) -> int:
     """Delete the data files of commits that lost their race.
 
-    Such a file is in no kept version, and older than the newest file of its folder. Its writer, however
+    Such a file is in no kept version, and older than the newest file of its folder. Its writer,
+    however
     slow, read the table before that file landed, so its commit is a conflict.
     """
     store = log.store
@@ -130,12 +148,15 @@ def _clean_orphans(log: DeltaLog, state: TableState, listing: _Listing, base: in
     for files in folders.values():
         newest = max((at for path, at in files if path in live), default=0.0)
         limit = min(newest, base_time) - CLOCK_MARGIN_SECONDS
-        deleted += _delete(store, sorted(path for path, at in files if path not in needed and at < limit))
+        deleted += _delete(
+            store, sorted(path for path, at in files if path not in needed and at < limit)
+        )
     return deleted
 
 
 def _kept_files(log: DeltaLog, base: int, latest: int) -> set[str] | None:
-    """The data files of all versions from one that has a checkpoint; None if another sweep keeps less by now."""
+    """The data files of all versions from one that has a checkpoint; None if another sweep keeps
+    less by now."""
     state = TableState()
     try:
         file = log.store.open(checkpoint_path(base))

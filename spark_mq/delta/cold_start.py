@@ -21,7 +21,8 @@ _UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
 
 
 def find_start(store: ObjectStore) -> Sequence[str] | None:
-    """Return the files of the newest checkpoint, none to start at version 0, None without a table."""
+    """Return the files of the newest checkpoint, none to start at version 0, None without a
+    table."""
     hint = _hinted_checkpoint(store)
     if hint is not None:
         return [hint]
@@ -99,7 +100,11 @@ def starting_state(store: ObjectStore, files: Sequence[str], track_files: bool) 
                 return starting_state(store, newer, track_files)
         state = _older_start(store, files[0], track_files)
         if state is not None:
-            _logger.warning("checkpoint %s of %s cannot be read: the log starts from an older one", files[0], store.root)
+            _logger.warning(
+                "checkpoint %s of %s cannot be read: the log starts from an older one",
+                files[0],
+                store.root,
+            )
             return state
         raise _unreadable(store, files[0], error) from error
 
@@ -117,8 +122,10 @@ def check_start(store: ObjectStore) -> None:
 
 def _unreadable(store: ObjectStore, path: str, error: Exception) -> CorruptLog:
     return CorruptLog(
-        f"checkpoint {path} of {store.root} cannot be read: {error}. Restore it from a backup; or, as long as "
-        "all commits from an older checkpoint on are there, remove it, and _last_checkpoint with it",
+        f"checkpoint {path} of {store.root} cannot be read: {error}. Restore it from a backup; "
+        f"or, as long as "
+        "all commits from an older checkpoint on are there, remove it, and _last_checkpoint with "
+        "it",
         path=store.root,
         version=_version_of(path),
     )
@@ -140,17 +147,24 @@ def _loaded(store: ObjectStore, files: Sequence[str], track_files: bool) -> Tabl
 
 
 def _older_start(store: ObjectStore, path: str, track_files: bool) -> TableState | None:
-    """Return the state of the newest older checkpoint from which all commits are there, if there is one."""
+    """Return the state of the newest older checkpoint from which all commits are there, if there is
+    one."""
     broken = _version_of(path)
     names = [info.path.rpartition("/")[2] for info in store.list(LOG_FOLDER)]
     numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdigit()]
     commits = {version for version, kind in numbered if kind == ".json"}
-    older = {version for version, kind in numbered if kind == ".checkpoint.parquet" and version < broken}
+    older = {
+        version for version, kind in numbered if kind == ".checkpoint.parquet" and version < broken
+    }
     for version in (*sorted(older, reverse=True), -1):
         if not all(following in commits for following in range(version + 1, broken + 1)):
             continue
         try:
-            return _loaded(store, [checkpoint_path(version)], track_files) if version >= 0 else TableState(track_files)
+            return (
+                _loaded(store, [checkpoint_path(version)], track_files)
+                if version >= 0
+                else TableState(track_files)
+            )
         except _UNREADABLE:
             continue
     return None

@@ -1,6 +1,7 @@
 """Follow the log of a Delta table by name, and keep the table's state.
 
-Versions are dense, so the follower asks for the next commit by its name and lists nothing. Guards notice
+Versions are dense, so the follower asks for the next commit by its name and lists nothing. Guards
+notice
 a log that was cleaned past the follower, a table that was made again, and a gap.
 """
 
@@ -69,7 +70,9 @@ class LogFollower:
         self.generation = 0
         """How often the table was opened: more than once if it was not as it was left."""
         self._own_streak = 0  # commits of this handle in a row, with no other commit between them
-        self._sure_at = float("-inf")  # when the state was certainly the latest, before any cleaning
+        self._sure_at = float(
+            "-inf"
+        )  # when the state was certainly the latest, before any cleaning
 
     # -- reading
 
@@ -87,7 +90,8 @@ class LogFollower:
         return self._state or self.refresh()
 
     def open(self) -> TableState | None:
-        """Return the table at its latest version, or None if there is no table. Raise as :meth:`refresh`."""
+        """Return the table at its latest version, or None if there is no table. Raise as
+        :meth:`refresh`."""
         with self._lock:
             if self._replaceable and self._state is not None and not self._base_is_there():
                 self.forget()
@@ -133,7 +137,8 @@ class LogFollower:
         return state
 
     def read_commit(self, version: int) -> Commit:
-        """Return one commit. Raise FileNotFoundError if the log has it no more, CorruptLog if broken."""
+        """Return one commit. Raise FileNotFoundError if the log has it no more, CorruptLog if
+        broken."""
         commit = self._commits.get(version)
         if commit is None:
             commit = parse_commit(version, self.store.read(log_path(version)), self.path)
@@ -150,7 +155,11 @@ class LogFollower:
     def known_commits(self, first: int, last: int) -> list[Commit]:
         """Return the commits ``first..last`` that this handle has in memory."""
         with self._lock:
-            return [self._commits[version] for version in range(first, last + 1) if version in self._commits]
+            return [
+                self._commits[version]
+                for version in range(first, last + 1)
+                if version in self._commits
+            ]
 
     def forget(self) -> None:
         """Forget the state: the next look opens the table again."""
@@ -180,7 +189,8 @@ class LogFollower:
         self._look_for_gap(state.version)
         if self._table_id not in (None, state.table_id):
             raise NotAQueue(
-                f"the Delta table at {self.path} was made again since this handle was opened. Open the queue again",
+                f"the Delta table at {self.path} was made again since this handle was opened. "
+                f"Open the queue again",
                 path=self.path,
             )
         self._table_id = state.table_id
@@ -234,7 +244,11 @@ class LogFollower:
         with ThreadPoolExecutor(_READ_AHEAD) as pool:
             texts = list(pool.map(self._text, range(version, version + _READ_AHEAD)))
         there = texts[: texts.index(None)] if None in texts else texts
-        return [parse_commit(version + at, text, self.path) for at, text in enumerate(there) if text is not None]
+        return [
+            parse_commit(version + at, text, self.path)
+            for at, text in enumerate(there)
+            if text is not None
+        ]
 
     def _text(self, version: int) -> bytes | None:
         try:
@@ -245,10 +259,16 @@ class LogFollower:
     def _apply(self, state: TableState, commit: Commit) -> None:
         commit.check_features(self.path)
         if self._state is not None and not commit.follows(state.operation_id):
-            raise LogReplaced(f"commit {commit.version} of {self.path} follows another one than was read")
+            raise LogReplaced(
+                f"commit {commit.version} of {self.path} follows another one than was read"
+            )
         changed = commit.metadata is not None and state.version >= 0
         if changed and str((commit.metadata or {}).get("id")) != state.table_id:
-            raise NotAQueue(f"commit {commit.version} of {self.path} makes another table of it. Open the queue again", path=self.path)
+            raise NotAQueue(
+                f"commit {commit.version} of {self.path} makes another table of it. Open the "
+                f"queue again",
+                path=self.path,
+            )
         state.apply(commit)
         self._remember(commit)
         self._own_streak = 0
@@ -286,7 +306,13 @@ class LogFollower:
 
     def _look_for_gap(self, version: int) -> None:
         names = (info.path.rpartition("/")[2] for info in self.store.list(LOG_FOLDER))
-        beyond = any(n[20:] == ".json" and n[:20].isdigit() and int(n[:20]) > version + 1 for n in names)
-        if beyond and not self.store.exists(log_path(version + 1)) and self.store.exists(log_path(version)):
+        beyond = any(
+            n[20:] == ".json" and n[:20].isdigit() and int(n[:20]) > version + 1 for n in names
+        )
+        if (
+            beyond
+            and not self.store.exists(log_path(version + 1))
+            and self.store.exists(log_path(version))
+        ):
             raise missing_commit_error(self.path, version + 1)
         self._gap_checked = time.monotonic()

@@ -1,9 +1,13 @@
 """Commit to the log of a Delta table.
 
-A commit is two small writes: a data file, and then ``_delta_log/<N+1>.json`` if no file of that name
-exists. A failed write may have landed, so each commit has an operation id, and after any failure the log
-reads that number again before it reports a result. Other commits may land between the look and the write:
-:meth:`Commit.conflict_with` decides if the change must be computed again or is put at the next number.
+A commit is two small writes: a data file, and then ``_delta_log/<N+1>.json`` if no file of that
+name
+exists. A failed write may have landed, so each commit has an operation id, and after any failure
+the log
+reads that number again before it reports a result. Other commits may land between the look and the
+write:
+:meth:`Commit.conflict_with` decides if the change must be computed again or is put at the next
+number.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ __all__ = ["CHECKPOINT_INTERVAL", "DeltaLog"]
 CHECKPOINT_INTERVAL: Final = 100
 """Versions from one checkpoint to the next."""
 SLOW_COMMIT_SECONDS: Final = 10.0
-"""A commit on an object store checks that the log was not cleaned, if the last look is longer ago."""
+"""A commit on an object store checks that the log was not cleaned, if the last look is longer
+ago."""
 _CREATE_ATTEMPTS: Final = 3
 
 T = TypeVar("T")
@@ -43,7 +48,8 @@ class DeltaLog(LogFollower):
     replaceable
         Whether the table may be deleted and made again under this handle.
     on_checkpoint
-        Called with the store and a version that needs a checkpoint, after the commit of that version.
+        Called with the store and a version that needs a checkpoint, after the commit of that
+        version.
     """
 
     def __init__(
@@ -76,7 +82,8 @@ class DeltaLog(LogFollower):
         Returns
         -------
         tuple
-            The version of the commit (of the state, if there was nothing to commit), and the result.
+            The version of the commit (of the state, if there was nothing to commit), and the
+            result.
         """
         deadline, tries = time.monotonic() + timeout, 0
         while True:
@@ -93,7 +100,8 @@ class DeltaLog(LogFollower):
                 tries += 1
                 if time.monotonic() > deadline:
                     raise ContentionTimeout(
-                        f"a commit to {self.path} lost {tries} races in {timeout:.0f} s. Nothing was changed. Try it again",
+                        f"a commit to {self.path} lost {tries} races in {timeout:.0f} s. Nothing "
+                        f"was changed. Try it again",
                         group=None,
                         attempts=tries,
                     ) from error
@@ -102,7 +110,8 @@ class DeltaLog(LogFollower):
     def commit(self, change: Change, base: int, operation: str = "WRITE") -> int:
         """Commit a change that was computed from version `base`. Return its version.
 
-        Other commits may have landed since: the change is put after those that it does not depend on.
+        Other commits may have landed since: the change is put after those that it does not depend
+        on.
 
         Raises
         ------
@@ -116,7 +125,9 @@ class DeltaLog(LogFollower):
             version += 1
             started, now = time.monotonic(), int(time.time() * 1000)
             winner = self._known_winner(version, change)
-            if winner is None and not self._create(version, encode(change, previous, operation, now)):
+            if winner is None and not self._create(
+                version, encode(change, previous, operation, now)
+            ):
                 winner = self._winner(version, change)
             if winner is None:
                 self._landed(Commit.of(version, change, now), change, started)
@@ -205,7 +216,8 @@ class DeltaLog(LogFollower):
         """Delete an own commit that nobody will read. Its writer was slower than the cleaner.
 
         The commit before it is gone. If the cleaner deleted the number's first commit too, the put
-        found a free number in the past. If the number is the newest or the first of the log, or the next commit names
+        found a free number in the past. If the number is the newest or the first of the log, or the
+        next commit names
         this one as its predecessor, the cleaner came after the put.
         """
         if not self.store.exists(log_path(version)) or self.store.exists(checkpoint_path(version)):
@@ -218,4 +230,6 @@ class DeltaLog(LogFollower):
             pass
         self.store.delete(log_path(version))
         self.forget()
-        raise CommitConflict(f"the log of {self.path} was cleaned beyond version {version} while it was written")
+        raise CommitConflict(
+            f"the log of {self.path} was cleaned beyond version {version} while it was written"
+        )

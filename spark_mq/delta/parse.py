@@ -28,7 +28,8 @@ def parse(text: bytes) -> list[Action]:
         The text is no commit.
     """
     actions = []
-    # Split at line feeds alone: a JSON text may hold other characters that Python takes for line ends.
+    # Split at line feeds alone: a JSON text may hold other characters that Python takes for line
+    # ends.
     for line in text.decode("utf-8").split("\n"):
         if line.strip():
             action = json.loads(line)
@@ -75,7 +76,11 @@ def _checked(name: str, value: Any) -> Any:
             _expect(not required, f"{name}.{field_name}", "there")
             continue
         given, full = kept[field_name], f"{name}.{field_name}"
-        _expect(isinstance(given, kind) and (kind is bool or not isinstance(given, bool)), full, kind.__name__)
+        _expect(
+            isinstance(given, kind) and (kind is bool or not isinstance(given, bool)),
+            full,
+            kind.__name__,
+        )
         _expect(kind is not int or 0 <= given < 2**63, full, "within 64 bits")
     for field_name in ("timestamp", "modificationTime"):
         if name != "txn" and field_name in kept:
@@ -83,7 +88,11 @@ def _checked(name: str, value: Any) -> Any:
     if name in ("add", "remove"):
         kept["path"] = unquote(kept["path"])
         values = kept.get("partitionValues", {}).values()
-        _expect(all(v is None or isinstance(v, str) for v in values), f"{name}.partitionValues", "of strings")
+        _expect(
+            all(v is None or isinstance(v, str) for v in values),
+            f"{name}.partitionValues",
+            "of strings",
+        )
     if name == "add":
         kept["stats"] = _stats(kept.get("stats") or "{}")
     return kept

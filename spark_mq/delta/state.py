@@ -31,7 +31,8 @@ def partition_key(values: Mapping[str, str | None]) -> PartitionKey:
 class TableState:
     """The table as of ``version``. Its owner applies commits in order.
 
-    ``track_files`` is False for a table whose data files nobody asks for: they cost time and memory.
+    ``track_files`` is False for a table whose data files nobody asks for: they cost time and
+    memory.
     """
 
     track_files: bool = True
@@ -95,7 +96,8 @@ class TableState:
                 del self.partitions[key]
 
     def load_checkpoint(self, files: Iterable[Any], version: int, path: str) -> None:
-        """Take in a checkpoint: the open Parquet files of it. Raise pa.ArrowException, ValueError."""
+        """Take in a checkpoint: the open Parquet files of it. Raise pa.ArrowException,
+        ValueError."""
         wanted = ["metaData", "protocol", "txn"] + (["add"] if self.track_files else [])
         for file in files:
             parquet = pq.ParquetFile(file)
@@ -127,7 +129,9 @@ def _present(table: pa.Table, name: str) -> list[dict[str, Any]]:
     """Return the rows in which an action is there."""
     column = table[name]
     kind = column.type
-    required = next(f for f in ("id", "path", "appId", "minReaderVersion") if kind.get_field_index(f) >= 0)
+    required = next(
+        f for f in ("id", "path", "appId", "minReaderVersion") if kind.get_field_index(f) >= 0
+    )
     there = pc.is_valid(pc.struct_field(column, required))
     found: list[dict[str, Any]] = column.filter(there).to_pylist()
     return found

@@ -22,12 +22,19 @@ STORE_ERRORS: Final = (OSError, pa.ArrowException)
 
 _FULL_CODES: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED_CODES: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
-_FULL: Final = re.compile(r"no space left|os error 28|errno 28|quota|os error 122|file too large|os error 27|disk full", re.IGNORECASE)
-_REFUSED: Final = re.compile(
-    r"read-only|os error 30|permission denied|os error 13|not permitted|access ?denied|forbidden|403|unauthenticated|401",
+_FULL: Final = re.compile(
+    r"no space left|os error 28|errno 28|quota|os error 122|file too large|os error 27|disk full",
     re.IGNORECASE,
 )
-_UNREACHABLE: Final = re.compile(r"sending request|timed? ?out|connect|reset|dns|http|retries|50\d|generic (s3|gcs|azure)", re.IGNORECASE)
+_REFUSED: Final = re.compile(
+    r"read-only|os error 30|permission denied|os error 13|not permitted|access "
+    r"?denied|forbidden|403|unauthenticated|401",
+    re.IGNORECASE,
+)
+_UNREACHABLE: Final = re.compile(
+    r"sending request|timed? ?out|connect|reset|dns|http|retries|50\d|generic (s3|gcs|azure)",
+    re.IGNORECASE,
+)
 
 
 def one_line(error: BaseException) -> str:
@@ -38,7 +45,9 @@ def one_line(error: BaseException) -> str:
     return text[:400] or type(error).__name__
 
 
-def to_storage_error(path: str, error: BaseException, operation: str, *, landed: bool | None = False) -> SparkMQError:
+def to_storage_error(
+    path: str, error: BaseException, operation: str, *, landed: bool | None = False
+) -> SparkMQError:
     """Return the error to raise for a failure of the store.
 
     Parameters
@@ -55,7 +64,9 @@ def to_storage_error(path: str, error: BaseException, operation: str, *, landed:
     if isinstance(error, SparkMQError):
         return error
     text, code = one_line(error), getattr(error, "errno", None)
-    outcome = "nothing was changed" if landed is False else "it is unknown for now if the change landed"
+    outcome = (
+        "nothing was changed" if landed is False else "it is unknown for now if the change landed"
+    )
     if code in _FULL_CODES or _FULL.search(text):
         advice = "The disk, or its quota, is full: free some space and do it again"
     elif code in _REFUSED_CODES or isinstance(error, PermissionError) or _REFUSED.search(text):
@@ -64,11 +75,15 @@ def to_storage_error(path: str, error: BaseException, operation: str, *, landed:
         advice = "The store is out of reach: do it again"
     else:
         advice = "Do it again; if it goes on, look at the store"
-    return StorageError(f"{operation} {path} failed, {outcome}: {text}. {advice}", path=path, landed=landed)
+    return StorageError(
+        f"{operation} {path} failed, {outcome}: {text}. {advice}", path=path, landed=landed
+    )
 
 
 @contextlib.contextmanager
-def wrap_store_errors(path: str, operation: str, only: tuple[type[Exception], ...] = STORE_ERRORS) -> Iterator[None]:
+def wrap_store_errors(
+    path: str, operation: str, only: tuple[type[Exception], ...] = STORE_ERRORS
+) -> Iterator[None]:
     """Convert storage errors of the kinds `only`, raised in the block, to StorageError."""
     try:
         yield

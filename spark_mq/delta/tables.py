@@ -27,7 +27,13 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import to_storage_error
 
-__all__ = ["checkpoint_soon", "create_table", "last_checkpoint", "wait_for_checkpoints", "write_checkpoint"]
+__all__ = [
+    "checkpoint_soon",
+    "create_table",
+    "last_checkpoint",
+    "wait_for_checkpoints",
+    "write_checkpoint",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -47,7 +53,8 @@ def create_table(
 ) -> bool:
     """Create a table by its commit 0. Return False if somebody else has created it.
 
-    Features stay plain (reader version 1, writer version 2), so that every engine can read and append.
+    Features stay plain (reader version 1, writer version 2), so that every engine can read and
+    append.
     """
     metadata = {
         "id": str(uuid.uuid4()),
@@ -63,7 +70,10 @@ def create_table(
     info = {
         "timestamp": metadata["createdTime"],
         "operation": "CREATE TABLE",
-        "operationParameters": {"mode": "ErrorIfExists", "partitionBy": json.dumps(list(partition_by))},
+        "operationParameters": {
+            "mode": "ErrorIfExists",
+            "partitionBy": json.dumps(list(partition_by)),
+        },
         "engineInfo": "spark_mq",
         OPERATION_ID: operation,
     }
@@ -84,7 +94,8 @@ def create_table(
 def write_checkpoint(store: ObjectStore) -> int:
     """Write a checkpoint of the latest version. Return its version.
 
-    Several writers, and cleaners, may work at once: delta-rs reads the log again to write a checkpoint,
+    Several writers, and cleaners, may work at once: delta-rs reads the log again to write a
+    checkpoint,
     and may then find that another one has cleaned it. It is tried again from the start.
     """
     for left in reversed(range(_ATTEMPTS)):
@@ -95,7 +106,9 @@ def write_checkpoint(store: ObjectStore) -> int:
                 table.create_checkpoint()
                 # A cleaner deletes the commits before it, so it must survive a power cut.
                 store.sync(checkpoint_path(version))
-                if last_checkpoint(store) < version:  # an earlier writer died before it wrote the hint
+                if (
+                    last_checkpoint(store) < version
+                ):  # an earlier writer died before it wrote the hint
                     _write_hint(store, version)
                 store.sync(_HINT)
             return version
@@ -118,7 +131,9 @@ def checkpoint_soon(store: ObjectStore, version: int) -> None:
     if thread is not None and thread.is_alive():
         return
     # Not a daemon: the interpreter waits for it at exit, where delta-rs must not be cut off.
-    thread = threading.Thread(target=_checkpoint, args=(store, version), name=f"checkpoint-{version}")
+    thread = threading.Thread(
+        target=_checkpoint, args=(store, version), name=f"checkpoint-{version}"
+    )
     _writing[store.root] = thread
     thread.start()
 
@@ -127,7 +142,12 @@ def _checkpoint(store: ObjectStore, version: int) -> None:
     try:
         write_checkpoint(store)
     except Exception as error:
-        _logger.warning("checkpoint %d of %s was not written, a later one will be: %s", version, store.root, error)
+        _logger.warning(
+            "checkpoint %d of %s was not written, a later one will be: %s",
+            version,
+            store.root,
+            error,
+        )
     finally:
         if _writing.get(store.root) is threading.current_thread():
             del _writing[store.root]

@@ -132,7 +132,9 @@ def isolation_size(limit: int, deliveries: int, attempts: int) -> int:
     return max(1, min(limit, int(limit**exponent + 1e-9)))
 
 
-def lease(ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest) -> tuple[Ledger, Grant]:
+def lease(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
+) -> tuple[Ledger, Grant]:
     """Lease the messages that the rules allow.
 
     Parameters
@@ -245,7 +247,9 @@ def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[Acquir
     return replace(request, upto=upto), f"message {first.first} is past its limit ({first.reason})"
 
 
-def _due_rows(ledger: Ledger, cutoff: int, request: AcquireRequest, attempts: int | None) -> dict[AcquireKind, list[int]]:
+def _due_rows(
+    ledger: Ledger, cutoff: int, request: AcquireRequest, attempts: int | None
+) -> dict[AcquireKind, list[int]]:
     """Return the waiting rows that are due, by kind."""
     available_at = ledger.column("available_at").cast(pa.int64())
     due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
@@ -306,7 +310,9 @@ def _due_cutoff(now: int, request: AcquireRequest) -> int:
     return now if request.due_by is None else min(now, request.due_by)
 
 
-def _add_leased(editor: LedgerEditor, taken: Sequence[Range], now: int, request: AcquireRequest) -> tuple[Range, ...]:
+def _add_leased(
+    editor: LedgerEditor, taken: Sequence[Range], now: int, request: AcquireRequest
+) -> tuple[Range, ...]:
     """Add the messages of a lease to the ledger and return their ranges."""
     size = sum(r.message_count for r in taken)
     granted = tuple(_leased(r, now, request, size) for r in taken)

@@ -67,7 +67,9 @@ def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
     return Ledger.from_ranges(head, ranges, recorded.events)
 
 
-def _record_seek(ledger: Ledger, index: MessageIndex, target: int, skipped: Iterable[Range]) -> Ledger:
+def _record_seek(
+    ledger: Ledger, index: MessageIndex, target: int, skipped: Iterable[Range]
+) -> Ledger:
     """Return the ledger with the events and counters of a seek."""
     editor = LedgerEditor(ledger)
     for r in skipped:
@@ -108,7 +110,9 @@ def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) 
     ]
 
 
-def unsettled(ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)) -> Iterable[Range]:
+def unsettled(
+    ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)
+) -> Iterable[Range]:
     """Yield the ranges up to `last` that are in none of some states, with unread messages."""
     for r in ledger.ranges_at(list(ledger.overlapping(0, last))):
         if r.state not in but:

@@ -125,7 +125,9 @@ class LedgerEditor:
         for at, piece in enumerate(added):
             span: _Span = (piece.first, piece.last, piece.message_count)
             lowest = out[-1][1][1] if out else -1
-            below = range(bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1)
+            below = range(
+                bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1
+            )
             before = self._first_kept(below)
             if before is not None:
                 span = self._join_row(before, piece, span)
@@ -150,7 +152,9 @@ class LedgerEditor:
         ledger = self.ledger
         # Most neighbours differ in state, and settled ranges have no other detail.
         # Both cases need no Range object.
-        if ledger.state_at(row) != piece.state or (piece.state != SETTLED and not ledger.range_at(row).same_state_as(piece)):
+        if ledger.state_at(row) != piece.state or (
+            piece.state != SETTLED and not ledger.range_at(row).same_state_as(piece)
+        ):
             return span
         self._removed.add(row)
         first, last = ledger.first_sequences[row], ledger.last_sequences[row]

@@ -43,7 +43,8 @@ def from_sequences(sequences: Iterable[Any]) -> list[Interval]:
     """
     if not isinstance(sequences, Iterable) or isinstance(sequences, str | bytes):
         raise InvalidOption(
-            f"sequences={sequences!r} is not a list of sequences: it is {type(sequences).__name__}. Give a list of whole numbers.",
+            f"sequences={sequences!r} is not a list of sequences: it is "
+            f"{type(sequences).__name__}. Give a list of whole numbers.",
             option="sequences",
             value=sequences,
         )
@@ -51,7 +52,8 @@ def from_sequences(sequences: Iterable[Any]) -> list[Interval]:
     for value in sequences:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
             raise InvalidOption(
-                f"{value!r} is not a sequence: a sequence is a whole number from 0. Use the values of the column 'sequence'.",
+                f"{value!r} is not a sequence: a sequence is a whole number from 0. Use the "
+                f"values of the column 'sequence'.",
                 option="sequences",
                 value=value,
             )

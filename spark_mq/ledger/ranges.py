@@ -119,7 +119,9 @@ class Range(NamedTuple):
 
 
 _FIELDS: Final = Range._fields
-_state_fields: Final = attrgetter(*(name for name in _FIELDS if name not in ("first", "last", "message_count")))
+_state_fields: Final = attrgetter(
+    *(name for name in _FIELDS if name not in ("first", "last", "message_count"))
+)
 _INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "first_failed_at", "available_at")
 
 _TYPES: Final = {
@@ -200,7 +202,9 @@ class Ledger:
         self._masks: dict[str, pa.ChunkedArray] = {}  # by state
 
     @classmethod
-    def from_ranges(cls, head: LedgerHeader, ranges: Iterable[Range], events: Sequence[Event] = ()) -> Ledger:
+    def from_ranges(
+        cls, head: LedgerHeader, ranges: Iterable[Range], events: Sequence[Event] = ()
+    ) -> Ledger:
         """Create a ledger from ranges in order."""
         return cls(head, to_table(ranges), events)
 
@@ -225,7 +229,10 @@ class Ledger:
     @cached_property
     def _columns(self) -> list[pa.Array]:
         """Return the columns as arrays: reading one row is ten times as fast as from a table."""
-        return [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in _plain(self.ranges)]
+        return [
+            column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            for column in _plain(self.ranges)
+        ]
 
     @cached_property
     def frontier(self) -> int:

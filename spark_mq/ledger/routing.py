@@ -33,7 +33,9 @@ def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, li
     return editor.build(), frozen
 
 
-def set_aside(ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]) -> tuple[Ledger, int]:
+def set_aside(
+    ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]
+) -> tuple[Ledger, int]:
     """Freeze the waiting and unread messages of some intervals under a routing id.
 
     Unread messages below the last interval enter the ledger as waiting.
@@ -58,7 +60,9 @@ def set_aside(ledger: Ledger, index: MessageIndex, routing_id: str, intervals: S
     return (editor.build(), total) if total else (ledger, 0)
 
 
-def _waiting_or_unread(editor: LedgerEditor, index: MessageIndex, wanted: Sequence[Interval]) -> list[Range]:
+def _waiting_or_unread(
+    editor: LedgerEditor, index: MessageIndex, wanted: Sequence[Interval]
+) -> list[Range]:
     """Remove the waiting ranges in some intervals, and return them with the unread range."""
     ledger = editor.ledger
     rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})

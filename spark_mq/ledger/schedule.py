@@ -134,7 +134,11 @@ def add_scheduled(editor: LedgerEditor, piece: Range, before: Range) -> None:
 def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
     """Append a piece, or extend the last one if they touch and are due at once."""
     last = pieces[-1] if pieces else None
-    if last is not None and last.available_at == piece.available_at and index.count(last.last + 1, piece.first - 1) == 0:
+    if (
+        last is not None
+        and last.available_at == piece.available_at
+        and index.count(last.last + 1, piece.first - 1) == 0
+    ):
         pieces.pop()
         count = last.message_count + piece.message_count
         piece = last._replace(last=piece.last, message_count=count)

@@ -146,9 +146,14 @@ class GroupSettings:
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not names.issuperset(data):
-            unknown = sorted(map(str, set(data) - names)) if isinstance(data, dict) else type(data).__name__
+            unknown = (
+                sorted(map(str, set(data) - names))
+                if isinstance(data, dict)
+                else type(data).__name__
+            )
             raise UnsupportedTable(
-                f"cannot read the settings of a group: this version of spark_mq does not know {unknown}. To fix this, update spark_mq.",
+                f"cannot read the settings of a group: this version of spark_mq does not know "
+                f"{unknown}. To fix this, update spark_mq.",
                 path=None,
                 features=[],
             )
@@ -355,7 +360,9 @@ class QueueSettings:
 
 def _checked_flag(option: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{option}={value!r} is not a flag: use True or False", option=option, value=value)
+        raise InvalidOption(
+            f"{option}={value!r} is not a flag: use True or False", option=option, value=value
+        )
     return value
 
 
@@ -363,7 +370,8 @@ def _wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
     """Return the error for a queue that another version of spark_mq created."""
     older = isinstance(found, int) and found < known
     fix = (
-        "create a new queue with this version and publish its messages there; read the old queue with the version that created it"
+        "create a new queue with this version and publish its messages there; read the old queue "
+        "with the version that created it"
         if older
         else "update spark_mq"
     )

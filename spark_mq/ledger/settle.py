@@ -98,7 +98,9 @@ class SettleOutcome:
             self.next_due = due if self.next_due is None else min(self.next_due, due)
 
 
-def commit_info(commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]) -> dict[str, Any]:
+def commit_info(
+    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
+) -> dict[str, Any]:
     """Return the metadata of a commit of settle commands, for DESCRIBE HISTORY."""
     done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled]
     return {
@@ -109,7 +111,9 @@ def commit_info(commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutc
     }
 
 
-def settle(ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, command: SettleCommand) -> tuple[Ledger, SettleOutcome]:
+def settle(
+    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, command: SettleCommand
+) -> tuple[Ledger, SettleOutcome]:
     """Apply one settle command.
 
     A lease may hold messages after its deadline, until another lease takes them. Then ack and

@@ -62,7 +62,9 @@ _NEXT_STATES: Final[Mapping[str, tuple[str, ...]]] = {
     SETTLED: (),
 }
 # Pairs: one lookup without a second call, because an ack of single messages makes one a message.
-_LEGAL: Final = frozenset((before, after) for before, following in _NEXT_STATES.items() for after in (before, *following))
+_LEGAL: Final = frozenset(
+    (before, after) for before, following in _NEXT_STATES.items() for after in (before, *following)
+)
 
 
 def validate_transition(before: str, after: str) -> None:
@@ -89,7 +91,8 @@ def validate_transition(before: str, after: str) -> None:
     """
     if (before, after) not in _LEGAL:
         raise IllegalTransition(
-            f"a range moved from {before} to {after}: the delivery rules do not allow it. This is a bug in spark_mq; report it.",
+            f"a range moved from {before} to {after}: the delivery rules do not allow it. This "
+            f"is a bug in spark_mq; report it.",
             before=str(before),
             after=str(after),
         )

@@ -10,7 +10,9 @@ from spark_mq.ledger.schedule import TimeSplit, split_by_time
 __all__ = ["limit_bytes", "take_unread", "take_waiting"]
 
 
-def take_waiting(editor: LedgerEditor, rows: list[int], limit: int, upto: int | None, index: MessageIndex) -> list[Range]:
+def take_waiting(
+    editor: LedgerEditor, rows: list[int], limit: int, upto: int | None, index: MessageIndex
+) -> list[Range]:
     """Take up to `limit` messages from rows that begin at or before `upto`.
 
     The rest of the last row stays in the ledger.
@@ -32,7 +34,9 @@ def take_waiting(editor: LedgerEditor, rows: list[int], limit: int, upto: int | 
     return taken
 
 
-def take_unread(ledger: Ledger, index: MessageIndex, *, limit: int, end: int, now: int, cutoff: int) -> tuple[TimeSplit, int]:
+def take_unread(
+    ledger: Ledger, index: MessageIndex, *, limit: int, end: int, now: int, cutoff: int
+) -> tuple[TimeSplit, int]:
     """Return the first unread messages up to `end`, with up to `limit` that are due.
 
     The second value is the last sequence that was looked at. No other message up to it is due.
@@ -57,7 +61,9 @@ def take_unread(ledger: Ledger, index: MessageIndex, *, limit: int, end: int, no
     return out, reach
 
 
-def limit_bytes(editor: LedgerEditor, taken: list[Range], index: MessageIndex, max_bytes: int | None) -> list[Range]:
+def limit_bytes(
+    editor: LedgerEditor, taken: list[Range], index: MessageIndex, max_bytes: int | None
+) -> list[Range]:
     """Return the first messages of estimated `max_bytes`, and one at least.
 
     The others go back into the ledger.

@@ -163,10 +163,14 @@ def to_waiting(r: Range, available_at: int, error: str | None) -> Range:
 
 def to_dead(r: Range, reason: str, error: str | None) -> Range:
     """Return the range as dead. ``leased_at`` stays as the time of the last delivery."""
-    return to_waiting(r, 0, error)._replace(state=DEAD, leased_at=r.leased_at, available_at=None, suspect=False, reason=reason)
+    return to_waiting(r, 0, error)._replace(
+        state=DEAD, leased_at=r.leased_at, available_at=None, suspect=False, reason=reason
+    )
 
 
-def exhaust(r: Range, rules: GroupSettings, reason: str, error: str | None, *, may_block: bool = True) -> Range:
+def exhaust(
+    r: Range, rules: GroupSettings, reason: str, error: str | None, *, may_block: bool = True
+) -> Range:
     """Return a range past a limit: dead, settled or blocked, as ``on_exhausted`` says.
 
     A rejected range never blocks, so a reject passes ``may_block=False``.

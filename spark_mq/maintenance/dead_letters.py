@@ -54,7 +54,11 @@ class _Routing(Transfer):
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:
         messages = self.source.messages
         index = messages.index()
-        slices = [(piece, _headers(self.source, r)) for r in ranges for piece in index.slices(r.first, r.last)]
+        slices = [
+            (piece, _headers(self.source, r))
+            for r in ranges
+            for piece in index.slices(r.first, r.last)
+        ]
         return self._copy(messages, self.target, slices)
 
     def commit_info(self) -> Mapping[str, Any]:
@@ -93,27 +97,41 @@ def _iso(at: int | None) -> str | None:
     return to_datetime(at).isoformat() if at else None
 
 
-def copy_dead(log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]) -> list[WrittenFile]:
+def copy_dead(
+    log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]
+) -> list[WrittenFile]:
     """Copies dead messages into one file of the DLQ, here."""
     return [write_file(dead_log.files, dead_table(log.files, slices))]
 
 
 def dead_table(files: Any, slices: Sequence[DeadSlice]) -> pa.Table:
-    """Dead messages as the DLQ keeps them: id, key, value and headers as published, and ``spark_mq.*`` headers that say why.
+    """Dead messages as the DLQ keeps them: id, key, value and headers as published, and
+    ``spark_mq.*`` headers that say why.
 
     A record without readable payload still arrives, with a null value.
     """
     reader = MessageReader(files)
-    return pa.concat_tables([_dead_rows(reader, piece, headers) for piece, headers in slices]) if slices else FILE_SCHEMA.empty_table()
+    return (
+        pa.concat_tables([_dead_rows(reader, piece, headers) for piece, headers in slices])
+        if slices
+        else FILE_SCHEMA.empty_table()
+    )
 
 
 def _dead_rows(reader: MessageReader, piece: FileSlice, why: Mapping[str, str]) -> pa.Table:
     try:
         rows = reader.try_read(piece)
     except (OSError, pa.ArrowException) as error:
-        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {unreadable_reason(reader.files, piece.path, error)}"[:500]}
+        why = {
+            **why,
+            HEADER_PREFIX
+            + "payload": f"unreadable: {unreadable_reason(reader.files, piece.path, error)}"[:500],
+        }
         ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())
-        rows = pa.table([ids if f.name == "message_id" else pa.nulls(piece.rows, f.type) for f in FILE_SCHEMA], schema=FILE_SCHEMA)
+        rows = pa.table(
+            [ids if f.name == "message_id" else pa.nulls(piece.rows, f.type) for f in FILE_SCHEMA],
+            schema=FILE_SCHEMA,
+        )
     headers = [
         [(k, v) for k, v in (own or ()) if not k.startswith(HEADER_PREFIX)]
         + [*why.items(), (HEADER_PREFIX + "sequence", str(piece.first + n))]
@@ -121,5 +139,7 @@ def _dead_rows(reader: MessageReader, piece: FileSlice, why: Mapping[str, str]) 
     ]
     changed = {"headers": pa.array(headers, FILE_SCHEMA.field("headers").type)}
     # A dead letter has no time of its own: it is there at once, and stays.
-    changed |= {name: pa.nulls(rows.num_rows, FILE_SCHEMA.field(name).type) for name in TIME_COLUMNS}
+    changed |= {
+        name: pa.nulls(rows.num_rows, FILE_SCHEMA.field(name).type) for name in TIME_COLUMNS
+    }
     return pa.table([changed.get(f.name, rows[f.name]) for f in FILE_SCHEMA], schema=FILE_SCHEMA)

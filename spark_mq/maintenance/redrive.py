@@ -44,30 +44,58 @@ CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
 
 _HEADER_COLUMNS: Final = (
-    "queue", "group", "sequence", "delivery_count", "failure_count", "reason", "error",
-    "first_leased_at", "last_leased_at",
-)  # fmt: skip
-COLUMNS: Final = (
-    "sequence", "message_id", "key", "value", "headers", "published_at", "queue", "consumer_group",
-    "original_sequence", "delivery_count", "failure_count", "reason", "error", "first_leased_at",
+    "queue",
+    "group",
+    "sequence",
+    "delivery_count",
+    "failure_count",
+    "reason",
+    "error",
+    "first_leased_at",
     "last_leased_at",
-)  # fmt: skip
-"""What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the queue; ``value`` is bytes."""
+)
+COLUMNS: Final = (
+    "sequence",
+    "message_id",
+    "key",
+    "value",
+    "headers",
+    "published_at",
+    "queue",
+    "consumer_group",
+    "original_sequence",
+    "delivery_count",
+    "failure_count",
+    "reason",
+    "error",
+    "first_leased_at",
+    "last_leased_at",
+)
+"""What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the
+queue; ``value`` is bytes."""
 
 _RENAMED: Final = {"group": "consumer_group", "sequence": "original_sequence"}
-_TYPES: Final = {"sequence": pa.int64(), "delivery_count": pa.int64(), "failure_count": pa.int64(),
-                 "first_leased_at": pa.timestamp("us", tz="UTC"), "last_leased_at": pa.timestamp("us", tz="UTC")}  # fmt: skip
+_TYPES: Final = {
+    "sequence": pa.int64(),
+    "delivery_count": pa.int64(),
+    "failure_count": pa.int64(),
+    "first_leased_at": pa.timestamp("us", tz="UTC"),
+    "last_leased_at": pa.timestamp("us", tz="UTC"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveResult:
-    """What a redrive did, or with ``dry_run`` would do: how many ``messages``, and, for a dry run, which (``table``, see COLUMNS)."""
+    """What a redrive did, or with ``dry_run`` would do: how many ``messages``, and, for a dry run,
+    which (``table``, see COLUMNS)."""
 
     messages: int
     table: pa.Table | None = None
 
 
-def redrive(context: QueueContext, where: str | None, limit: int | None, dry_run: bool, rate: float | None) -> RedriveResult:
+def redrive(
+    context: QueueContext, where: str | None, limit: int | None, dry_run: bool, rate: float | None
+) -> RedriveResult:
     """Publish dead letters of a queue into it again: see :meth:`spark_mq.Queue.redrive`."""
     left = None if limit is None else check_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(check_rate("rate", rate))))
@@ -105,10 +133,12 @@ def _warn_unrouted(context: QueueContext) -> None:
     unrouted = {group.name: dead for group in context.groups() if (dead := _unrouted(group))}
     if unrouted:
         _log.warning(
-            "%d dead messages of %s are not in the dead-letter queue yet, so they are not redriven: "
+            "%d dead messages of %s are not in the dead-letter queue yet, so they are not "
+            "redriven: "
             "sweep first (queue.sweep())",
-            sum(unrouted.values()), ", ".join(f"group {name!r}" for name in unrouted),
-        )  # fmt: skip
+            sum(unrouted.values()),
+            ", ".join(f"group {name!r}" for name in unrouted),
+        )
 
 
 def _unrouted(group: GroupLedger) -> int:
@@ -116,9 +146,11 @@ def _unrouted(group: GroupLedger) -> int:
         ledger = group.current()
     except SparkMQError as error:  # damage in one group does not stop the others
         _log.warning(
-            "how many dead messages of group %r are not in the dead-letter queue yet cannot be told: %s",
-            group.name, error,
-        )  # fmt: skip
+            "how many dead messages of group %r are not in the dead-letter queue yet cannot be "
+            "told: %s",
+            group.name,
+            error,
+        )
         return 0
     return ledger.count(ledger.is_state(DEAD, ROUTING))
 
@@ -126,28 +158,40 @@ def _unrouted(group: GroupLedger) -> int:
 def _check_where(where: str | None) -> None:
     """Whether a condition can be run, before anything is. Raises InvalidOption."""
     if where is not None and not (isinstance(where, str) and where.strip()):
-        raise InvalidOption(f"where={where!r} is not a condition: give SQL like \"reason = 'rejected'\"", option="where", value=where)
+        raise InvalidOption(
+            f"where={where!r} is not a condition: give SQL like \"reason = 'rejected'\"",
+            option="where",
+            value=where,
+        )
     _select(pa.table([pa.array([], f.type) for f in _schema()], schema=_schema()), where)
 
 
 def _select(table: pa.Table, where: str | None) -> pa.Table:
-    """The rows for which a condition holds, by DataFusion (which comes with delta-rs). It sees this table, and nothing else."""
+    """The rows for which a condition holds, by DataFusion (which comes with delta-rs). It sees this
+    table, and nothing else."""
     if where is None:
         return table
     with tempfile.TemporaryDirectory(prefix="spark_mq-redrive-") as directory:
         write_deltalake(directory, table)
         try:
-            rows = QueryBuilder().register("dead", DeltaTable(directory)).execute(f"SELECT sequence FROM dead WHERE (\n{where}\n)")
+            rows = (
+                QueryBuilder()
+                .register("dead", DeltaTable(directory))
+                .execute(f"SELECT sequence FROM dead WHERE (\n{where}\n)")
+            )
             found = pa.table(rows.read_all())["sequence"].combine_chunks()
         except (DeltaError, ValueError) as error:
             raise InvalidOption(
-                f"where={where!r} cannot be run: {error}. The columns are {', '.join(COLUMNS)}", option="where", value=where
+                f"where={where!r} cannot be run: {error}. The columns are {', '.join(COLUMNS)}",
+                option="where",
+                value=where,
             ) from error
     return table.filter(pc.is_in(table["sequence"], value_set=found))
 
 
 def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterator[pa.Table]:
-    """The dead letters of this queue that have not been redriven and meet the condition, in order, in tables of up to `chunk` rows."""
+    """The dead letters of this queue that have not been redriven and meet the condition, in order,
+    in tables of up to `chunk` rows."""
     redriven = context.dead_letters().group(REDRIVE)
     ledger, index = redriven.ledger_in(redriven.snapshot()), redriven.messages.index()
     first = 0
@@ -164,12 +208,27 @@ def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterato
 
 
 def _schema() -> pa.Schema:
-    payload = [pa.field("sequence", pa.int64()), *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names)]
-    return pa.schema([*payload, *(pa.field(_RENAMED.get(name, name), _TYPES.get(name, pa.string())) for name in _HEADER_COLUMNS)])
+    payload = [
+        pa.field("sequence", pa.int64()),
+        *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
+    ]
+    return pa.schema(
+        [
+            *payload,
+            *(
+                pa.field(_RENAMED.get(name, name), _TYPES.get(name, pa.string()))
+                for name in _HEADER_COLUMNS
+            ),
+        ]
+    )
 
 
-def _read(log: MessageStore, intervals: Sequence[Interval], skip: bool) -> Iterator[tuple[FileSlice, pa.Table]]:
-    reader = MessageReader(log.files)  # one for all: dead letters that lie apart share the read of their row group
+def _read(
+    log: MessageStore, intervals: Sequence[Interval], skip: bool
+) -> Iterator[tuple[FileSlice, pa.Table]]:
+    reader = MessageReader(
+        log.files
+    )  # one for all: dead letters that lie apart share the read of their row group
     for piece in (piece for interval in intervals for piece in log.index().slices(*interval)):
         try:
             yield piece, reader.read(piece)
@@ -180,13 +239,17 @@ def _read(log: MessageStore, intervals: Sequence[Interval], skip: bool) -> Itera
 
 
 def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool = False) -> pa.Table:
-    """Dead letters, with what their headers tell as columns. ``skip``: without those that cannot be read."""
+    """Dead letters, with what their headers tell as columns. ``skip``: without those that cannot be
+    read."""
     log = context.dead_letters().messages
     schema = _schema()
     parts = [schema.empty_table()]
     for piece, rows in _read(log, intervals, skip):
         headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
-        own = [[(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)] for one in headers]
+        own = [
+            [(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)]
+            for one in headers
+        ]
         columns = {
             "sequence": sequences_of([piece]),
             "headers": pa.array(own, schema.field("headers").type),
@@ -194,7 +257,12 @@ def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool =
         for name in _HEADER_COLUMNS:
             texts = pa.array([one.get(HEADER_PREFIX + name) for one in headers], pa.string())
             columns[_RENAMED.get(name, name)] = texts.cast(_TYPES.get(name, pa.string()))
-        parts.append(pa.table([columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema))
+        parts.append(
+            pa.table(
+                [columns[f.name] if f.name in columns else rows[f.name] for f in schema],
+                schema=schema,
+            )
+        )
     return pa.concat_tables(parts)
 
 
@@ -229,11 +297,23 @@ class _Redrive(Transfer):
 
 def _as_messages(table: pa.Table) -> pa.Table:
     """Return dead letters as first published, with headers that say where they come from."""
-    rows = zip(table["headers"].to_pylist(), table["consumer_group"].to_pylist(), table["sequence"].to_pylist(), strict=True)
+    rows = zip(
+        table["headers"].to_pylist(),
+        table["consumer_group"].to_pylist(),
+        table["sequence"].to_pylist(),
+        strict=True,
+    )
     headers = [
-        [*(own or ()), (HEADER_PREFIX + "redriven_from", str(seq)), *([(HEADER_PREFIX + "group", group)] if group else [])]
+        [
+            *(own or ()),
+            (HEADER_PREFIX + "redriven_from", str(seq)),
+            *([(HEADER_PREFIX + "group", group)] if group else []),
+        ]
         for own, group, seq in rows
     ]
     told = pa.array(headers, FILE_SCHEMA.field("headers").type)
     names = [f.name for f in FILE_SCHEMA if f.name in table.schema.names]
-    return pa.table([told if name == "headers" else table[name] for name in names], schema=pa.schema([FILE_SCHEMA.field(n) for n in names]))
+    return pa.table(
+        [told if name == "headers" else table[name] for name in names],
+        schema=pa.schema([FILE_SCHEMA.field(n) for n in names]),
+    )

@@ -38,7 +38,8 @@ def purge(context: QueueContext, name: str) -> int:
     """
     if name != context.name:
         raise InvalidOption(
-            f"name={name!r}: a purge drops every message; to confirm it, give the queue's name, {context.name!r}",
+            f"name={name!r}: a purge drops every message; to confirm it, give the queue's name, "
+            f"{context.name!r}",
             option="name",
             value=name,
         )

@@ -65,7 +65,9 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
     groups = context.groups()
     expired = sum(chores.run(group.expire, default=0) for group in groups)
-    routed = sum(chores.run(route_dead_letters, context, group, copy, default=0) for group in groups)
+    routed = sum(
+        chores.run(route_dead_letters, context, group, copy, default=0) for group in groups
+    )
     trimmed = chores.run(trim, context, default=0)
     archived = chores.run(archive_history, context, default=None)
     cleaned = 0
@@ -91,7 +93,9 @@ class _ChoreRunner:
     def run(self, chore: Callable[..., T], *args: Any, default: D) -> T | D:
         """Run a chore. Return `default` if it fails."""
         try:
-            with wrap_store_errors(self._context.path, f"a sweep ({chore.__name__.replace('_', ' ')}) of"):
+            with wrap_store_errors(
+                self._context.path, f"a sweep ({chore.__name__.replace('_', ' ')}) of"
+            ):
                 return chore(*args)
         except Exception as error:
             if not any(str(error) == str(before) for before in self._failed):
@@ -110,7 +114,9 @@ def expire(context: QueueContext) -> int:
     return sum(group.expire() for group in context.groups())
 
 
-def housekeep(context: QueueContext, *, keep_versions: int | None = None, keep_seconds: float | None = None) -> int:
+def housekeep(
+    context: QueueContext, *, keep_versions: int | None = None, keep_seconds: float | None = None
+) -> int:
     """Archive ledger commits, then clean the tables. Returns the number of deleted files.
 
     ``keep_versions`` and ``keep_seconds`` say how much of each log stays. None keeps what each
@@ -120,7 +126,9 @@ def housekeep(context: QueueContext, *, keep_versions: int | None = None, keep_s
     return clean_tables(context, keep_versions, keep_seconds, archived.up_to)
 
 
-def clean_tables(context: QueueContext, keep_versions: int | None, keep_seconds: float | None, archived: int) -> int:
+def clean_tables(
+    context: QueueContext, keep_versions: int | None, keep_seconds: float | None, archived: int
+) -> int:
     """Clean the tables' logs. Ledger commits after `archived` stay. Returns the number of files."""
     with wrap_store_errors(context.path, "cleaning"):
         cleaned = context.messages.clean(keep_versions, keep_seconds)

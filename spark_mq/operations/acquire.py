@@ -87,7 +87,9 @@ def lease_operation(ledger: GroupLedger, options: LeaseOptions) -> LedgerOperati
         # A new id each time: an attempt that failed may have landed.
         lease_id = uuid.uuid4().hex
         expires_at = view.now + (options.timeout or view.settings.visibility_timeout)
-        request = acquiring.AcquireRequest(lease_id, options.worker_id, options.max_messages, expires_at)
+        request = acquiring.AcquireRequest(
+            lease_id, options.worker_id, options.max_messages, expires_at
+        )
         folded = fold(view.ledger, view.now, view.settings)
         kept = settle_lost_messages(ledger, folded, options.fail_on_data_loss)
         index, damage = ledger.index_or_damage()
@@ -153,7 +155,9 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     return float("inf") if at is None else (at - now) / SECOND
 
 
-def reject_unreadable(ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, *, whole: bool = False) -> tuple[Range, ...]:
+def reject_unreadable(
+    ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, *, whole: bool = False
+) -> tuple[Range, ...]:
     """Reject the messages of a lease whose file is missing or corrupt. Returns the others.
 
     ``whole`` reads all bytes, not only the footers.
@@ -184,7 +188,9 @@ def reject_unreadable(ledger: GroupLedger, ranges: Sequence[Range], lease_id: st
     return tuple(r for r, why in cut if why is None)
 
 
-def _verify(messages: MessageStore, known: set[str], piece: FileSlice, rows: int, whole: bool) -> list[tuple[FileSlice, str | None]]:
+def _verify(
+    messages: MessageStore, known: set[str], piece: FileSlice, rows: int, whole: bool
+) -> list[tuple[FileSlice, str | None]]:
     """Return the parts of a slice, each with the reason why it is unreadable, or None."""
     if whole:
         known.discard(piece.path)

@@ -75,7 +75,10 @@ class QueueContext:
 
     def __reduce__(self) -> Any:
         if self._reopen is None:
-            raise TypeError(f"Queue({self.path!r}) is kept in memory: it cannot be pickled, nor used by another process")
+            raise TypeError(
+                f"Queue({self.path!r}) is kept in memory: it cannot be pickled, nor used by "
+                f"another process"
+            )
         clock = None if self.clock is system_clock else self.clock
         return self._reopen, (self.path, self.storage_options, clock)
 

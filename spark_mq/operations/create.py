@@ -27,7 +27,9 @@ _OWN: Final = ("messages", "leases", "commits", "history", "dead_letters", "lost
 """The names under a queue's path, and what lies in the root of a volume."""
 
 
-def create_queue_tables(root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool) -> None:
+def create_queue_tables(
+    root: str, settings: QueueSettings, options: Mapping[str, str], *, exist_ok: bool
+) -> None:
     """Create the tables of a queue, or those that a crash left out.
 
     Nothing is created if something else is in the way.
@@ -45,7 +47,8 @@ def create_queue_tables(root: str, settings: QueueSettings, options: Mapping[str
     complete = ledgers.open() is not None
     if begun is None and complete:
         raise NotAQueue(
-            f"{root} has leases/, but no messages/. Restore messages/, or remove {root} and create the queue again",
+            f"{root} has leases/, but no messages/. Restore messages/, or remove {root} and "
+            f"create the queue again",
             path=root,
         )
     if complete and not exist_ok:
@@ -62,7 +65,9 @@ def create_queue_tables(root: str, settings: QueueSettings, options: Mapping[str
 
 
 def _exists(root: str) -> QueueExists:
-    return QueueExists(f"there is a queue at {root} already. Use Queue.open, or exist_ok=True", path=root)
+    return QueueExists(
+        f"there is a queue at {root} already. Use Queue.open, or exist_ok=True", path=root
+    )
 
 
 def _check_begun(root: str, messages: TableState | None, settings: QueueSettings) -> None:
@@ -70,12 +75,14 @@ def _check_begun(root: str, messages: TableState | None, settings: QueueSettings
     found = None if messages is None else QueueSettings.from_json(messages.description, root)
     if found is None:
         raise NotAQueue(
-            f"{root}/messages is a Delta table, but not one of a queue. Use a path of the queue's own",
+            f"{root}/messages is a Delta table, but not one of a queue. Use a path of the "
+            f"queue's own",
             path=root,
         )
     if found != settings:
         raise NotAQueue(
-            f"a queue was begun at {root} with other settings, and never completed. Create it with those, or remove {root} first",
+            f"a queue was begun at {root} with other settings, and never completed. Create it "
+            f"with those, or remove {root} first",
             path=root,
         )
 
@@ -102,10 +109,15 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         table = messages.open()
         if table is None:
             refuse_delta_table(root, options)
-            raise QueueNotFound(f"there is no queue at {root}. Create it with Queue.create", path=root)
+            raise QueueNotFound(
+                f"there is no queue at {root}. Create it with Queue.create", path=root
+            )
         found = QueueSettings.from_json(table.description, root)
         if found is None:
-            raise NotAQueue(f"{messages.path} is a Delta table, but not one of a queue made by Queue.create", path=root)
+            raise NotAQueue(
+                f"{messages.path} is a Delta table, but not one of a queue made by Queue.create",
+                path=root,
+            )
         if found.durable == settings.durable:
             break
         settings = found
@@ -126,7 +138,8 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
 def _check_complete(root: str, messages: TableState, ledgers: TableState | None) -> None:
     if ledgers is None:
         raise NotAQueue(
-            f"the queue at {root} was never completed: run Queue.create again with the same settings",
+            f"the queue at {root} was never completed: run Queue.create again with the same "
+            f"settings",
             path=root,
         )
     if ledgers.description != leases_description(messages.table_id):
@@ -156,16 +169,20 @@ def leases_description(messages_id: str) -> str:
 def refuse_foreign_files(root: str) -> None:
     """Raise NotAQueue for a local folder that holds other files.
 
-    Nobody could separate a queue's tables from them. A store is not asked: it has no folders. Files that
+    Nobody could separate a queue's tables from them. A store is not asked: it has no folders. Files
+    that
     a crashed create left are no reason, nor are hidden files.
     """
     if "://" in root or not os.path.isdir(root):
         return
-    strange = sorted(name for name in os.listdir(root) if name not in _OWN and not name.startswith("."))
+    strange = sorted(
+        name for name in os.listdir(root) if name not in _OWN and not name.startswith(".")
+    )
     if strange:
         more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
         raise NotAQueue(
-            f"{root} is a folder with other files in it ({', '.join(strange[:3])}{more}). Give a queue a folder of its own, new or empty",
+            f"{root} is a folder with other files in it ({', '.join(strange[:3])}{more}). Give a "
+            f"queue a folder of its own, new or empty",
             path=root,
         )
 
@@ -175,4 +192,8 @@ def refuse_delta_table(root: str, options: Mapping[str, str]) -> None:
     with wrap_store_errors(root, "opening"):
         found = ObjectStore(root, options).list("_delta_log")
     if found:
-        raise NotAQueue(f"{root} is itself a Delta table; a queue is a directory of tables. Use a path of its own", path=root)
+        raise NotAQueue(
+            f"{root} is itself a Delta table; a queue is a directory of tables. Use a path of "
+            f"its own",
+            path=root,
+        )

@@ -73,7 +73,8 @@ class GroupLedger(SharedLedger):
         self._created = True
 
     def _warn_similar_name(self) -> None:
-        """Log the new group. Warn if its name looks misspelt. Numbered names are alike on purpose."""
+        """Log the new group. Warn if its name looks misspelt. Numbered names are alike on
+        purpose."""
         stem = _without_digits(self.name)
         others = (name for name in self.ledgers.groups() if _without_digits(name) != stem)
         if alike := nearest(self.name, others):
@@ -139,7 +140,9 @@ class GroupLedger(SharedLedger):
 
         def compute(_: LedgerSnapshot) -> Update[None]:
             if self.name not in self.ledgers.groups():
-                raise GroupNotFound(f"there is no consumer group {self.name!r} to drop", group=self.name)
+                raise GroupNotFound(
+                    f"there is no consumer group {self.name!r} to drop", group=self.name
+                )
             return DROP_GROUP, None, {"operation": "drop group"}
 
         update_ledger(self.ledgers, self.name, compute, whole_table=True, replace=True)

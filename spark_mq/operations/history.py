@@ -14,7 +14,9 @@ from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, history_rows
 __all__ = ["read_history"]
 
 
-def read_history(context: QueueContext, *, sequence: int | None = None, group: str | None = None) -> pa.Table:
+def read_history(
+    context: QueueContext, *, sequence: int | None = None, group: str | None = None
+) -> pa.Table:
     """Return what happened in a queue, in order: all of it, or for one message or group."""
     filters: list[tuple[str, str, Any]] = []
     if sequence is not None:
@@ -38,6 +40,8 @@ def _commits_after(context: QueueContext, version: int) -> Iterator[pa.Table]:
 
 def _matching(rows: pa.Table, sequence: int | None, group: str | None) -> pa.Table:
     if sequence is not None:
-        inside = pc.and_(pc.less_equal(rows["first"], sequence), pc.greater_equal(rows["last"], sequence))
+        inside = pc.and_(
+            pc.less_equal(rows["first"], sequence), pc.greater_equal(rows["last"], sequence)
+        )
         rows = rows.filter(inside)
     return rows if group is None else rows.filter(pc.equal(rows["consumer_group"], group))

@@ -1,4 +1,5 @@
-"""Keeps a lease alive while its work runs, up to a limit from its start: what hangs for ever must not hold messages for ever."""
+"""Keeps a lease alive while its work runs, up to a limit from its start: what hangs for ever must
+not hold messages for ever."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseKeepAlive:
-    """Extends one lease in the background, a third of its timeout before each deadline at the latest.
+    """Extends one lease in the background, a third of its timeout before each deadline at the
+    latest.
 
-    ``extend(timeout)`` sets the deadline to now + timeout (microseconds) and raises LeaseLost once nothing is held. Ends by itself
+    ``extend(timeout)`` sets the deadline to now + timeout (microseconds) and raises LeaseLost once
+    nothing is held. Ends by itself
     then, after `limit` microseconds from now, or with :meth:`stop`.
     """
 
@@ -39,11 +42,16 @@ class LeaseKeepAlive:
         while not self.stopped.wait(self._timeout / SECOND / 3):
             left = round((self._end - time.monotonic()) * SECOND)
             if left <= 0:
-                _log.warning("a lease reached its longest duration; what is not settled in time goes to someone else")
+                _log.warning(
+                    "a lease reached its longest duration; what is not settled in time goes to "
+                    "someone else"
+                )
                 return
             try:
                 self._extend(min(self._timeout, left))
             except LeaseLost:
                 return  # all of it is settled, or it was lost: there is nothing left to keep
-            except Exception as error:  # a store that fails for now, in whatever way, must not end this
+            except (
+                Exception
+            ) as error:  # a store that fails for now, in whatever way, must not end this
                 _log.warning("could not extend a lease, trying again: %s", error)

@@ -63,10 +63,14 @@ class _Selection:
     intervals: list[Interval] | None
     held: HeldLease | None = None
 
-    def command(self, verb: str, delay: int | None, error: str | None, jitter: float) -> SettleCommand:
+    def command(
+        self, verb: str, delay: int | None, error: str | None, jitter: float
+    ) -> SettleCommand:
         whole = self.intervals is None and self.held is not None
         intervals = self.held.unsettled() if whole and self.held is not None else self.intervals
-        return SettleCommand(verb, self.lease_id, intervals, whole=whole, delay=delay, error=error, jitter=jitter)
+        return SettleCommand(
+            verb, self.lease_id, intervals, whole=whole, delay=delay, error=error, jitter=jitter
+        )
 
 
 def settle(
@@ -126,7 +130,8 @@ def _resolve(
     several = len(selected) > 1 and sequences is not None
     if named and (message_ids is not None or several):
         raise InvalidOption(
-            "sequences name messages of one lease: give {lease_id: sequences} for several leases, and either sequences or message_ids",
+            "sequences name messages of one lease: give {lease_id: sequences} for several "
+            "leases, and either sequences or message_ids",
             option="sequences",
             value=None,
         )
@@ -140,14 +145,20 @@ def _select(lease: str | HeldLease, sequences: Iterable[int] | None) -> _Selecti
     return _Selection(check_lease_id(lease), intervals)
 
 
-def _by_message_id(ledger: GroupLedger, selected: Sequence[_Selection], message_ids: Iterable[str]) -> tuple[list[_Selection], list[str]]:
+def _by_message_id(
+    ledger: GroupLedger, selected: Sequence[_Selection], message_ids: Iterable[str]
+) -> tuple[list[_Selection], list[str]]:
     wanted = pa.array(_check_ids(message_ids), pa.string())
     current, messages = ledger.current(), ledger.messages
     found: list[_Selection] = []
     seen = pa.array([], pa.string())
     for one in selected:
         sequences: list[int] = []
-        pieces = (piece for r in current.held(one.lease_id) for piece in messages.index(r.last).slices(r.first, r.last))
+        pieces = (
+            piece
+            for r in current.held(one.lease_id)
+            for piece in messages.index(r.last).slices(r.first, r.last)
+        )
         for piece, rows in messages.read(pieces, ["message_id"]):
             hits = pc.is_in(rows["message_id"], value_set=wanted)
             sequences += [piece.first + row for row in pc.indices_nonzero(hits).to_pylist()]
@@ -161,13 +172,21 @@ def _check_ids(ids: Iterable[str]) -> list[str]:
         given = list(ids)
         if all(isinstance(one, str) for one in given):
             return given
-    raise InvalidOption(f"message_ids={ids!r} is not a list of message ids", option="message_ids", value=ids)
+    raise InvalidOption(
+        f"message_ids={ids!r} is not a list of message ids", option="message_ids", value=ids
+    )
 
 
-def _result(lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()) -> SettleResult:
+def _result(
+    lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()
+) -> SettleResult:
     """Sum up settles. Raises LeaseLost also for a lease that held nothing at all."""
     result = summarize(lease_ids, outcomes, missing)
-    empty = [lease_id for lease_id, outcome in zip(lease_ids, outcomes, strict=True) if not (outcome.settled or outcome.already_settled)]
+    empty = [
+        lease_id
+        for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
+        if not (outcome.settled or outcome.already_settled)
+    ]
     if empty:
         named = ", ".join(empty)
         raise LeaseLost(
@@ -177,7 +196,9 @@ def _result(lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing
     return result
 
 
-def summarize(lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()) -> SettleResult:
+def summarize(
+    lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()
+) -> SettleResult:
     """Sum up the outcomes of settles. Raises LeaseLost if some messages were not held.
 
     ``missing`` are message ids that were named and that no lease holds.

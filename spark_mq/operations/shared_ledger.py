@@ -249,7 +249,9 @@ class SharedLedger:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
         return self.run(self.settle_operation(commands))
 
-    def settle_operation(self, commands: Sequence[SettleCommand]) -> LedgerOperation[list[SettleOutcome]]:
+    def settle_operation(
+        self, commands: Sequence[SettleCommand]
+    ) -> LedgerOperation[list[SettleOutcome]]:
         """Return the operation that runs several settles, in order."""
 
         def compute(view: GroupView) -> Update[list[SettleOutcome]]:
@@ -260,7 +262,9 @@ class SharedLedger:
 
         return LedgerOperation(compute, lease_ids=frozenset(one.lease_id for one in commands))
 
-    def _settle_all(self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]) -> tuple[Ledger, list[SettleOutcome]]:
+    def _settle_all(
+        self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]
+    ) -> tuple[Ledger, list[SettleOutcome]]:
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
         index = self.messages.index(max([ledger.frontier, *named]))

@@ -38,14 +38,16 @@ FINISHED_SCHEMA: Final = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
-"""One row a finished message. ``leased_at`` is its last delivery; with payload the columns message_id, key, value and headers follow."""
+"""One row a finished message. ``leased_at`` is its last delivery; with payload the columns
+message_id, key, value and headers follow."""
 
 _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it ended, where it did."""
+    """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
+    ended, where it did."""
 
     at: datetime
     version: int
@@ -62,17 +64,26 @@ class TraceEvent:
     error: str | None
 
     def __str__(self) -> str:
-        told = [f"{self.at:%Y-%m-%d %H:%M:%S.%f}Z", self.group, self.event if self.event == self.state else f"{self.event} -> {self.state}"]
+        told = [
+            f"{self.at:%Y-%m-%d %H:%M:%S.%f}Z",
+            self.group,
+            self.event if self.event == self.state else f"{self.event} -> {self.state}",
+        ]
         told += [f"by {self.worker_id}"] if self.worker_id else []
         told += [f"lease {self.lease_id}"] if self.lease_id else []
         told += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
-        told += [f"{name}: {text}" for name, text in (("reason", self.reason), ("error", self.error)) if text]
+        told += [
+            f"{name}: {text}"
+            for name, text in (("reason", self.reason), ("error", self.error))
+            if text
+        ]
         return "  ".join(told)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A message's whole life: when and where it was published, and what happened to it in each group, in order. Prints well.
+    """A message's whole life: when and where it was published, and what happened to it in each
+    group, in order. Prints well.
 
     ``message_id`` is None and ``retained`` False where the payload has been trimmed.
     """
@@ -87,7 +98,8 @@ class Trace:
     def __str__(self) -> str:
         named = self.message_id if self.retained else "payload trimmed"
         head = (
-            f"message {self.sequence} ({named}), published {self.published_at:%Y-%m-%d %H:%M:%S.%f}Z by version {self.version} of messages/"
+            f"message {self.sequence} ({named}), published "
+            f"{self.published_at:%Y-%m-%d %H:%M:%S.%f}Z by version {self.version} of messages/"
         )
         return "\n".join([head, *(f"  {event}" for event in self.events)])
 
@@ -98,24 +110,47 @@ def trace(context: QueueContext, sequence: int) -> Trace:
     index = context.messages.index(sequence)
     if index.at_or_after(sequence) != sequence:
         raise InvalidOption(
-            f"sequence={sequence}: no message of {context.path} has it; the last one published is {index.tail}",
+            f"sequence={sequence}: no message of {context.path} has it; the last one published "
+            f"is {index.tail}",
             option="sequence",
             value=sequence,
         )
     ((piece, payload),) = _payload(context, sequence, sequence, ["message_id", "published_at"])
     row = payload.to_pylist()[0]
     events = [
-        TraceEvent(at=r["committed_at"], group=r["consumer_group"], **{name: r[name] for name in TraceEvent.__slots__ if name in r})
+        TraceEvent(
+            at=r["committed_at"],
+            group=r["consumer_group"],
+            **{name: r[name] for name in TraceEvent.__slots__ if name in r},
+        )
         for r in read_history(context, sequence=sequence).to_pylist()
         if r["event"] is not None
     ]
-    return Trace(sequence, piece.first >> 32, row["published_at"], row["message_id"], row["message_id"] is not None, tuple(events))
+    return Trace(
+        sequence,
+        piece.first >> 32,
+        row["published_at"],
+        row["message_id"],
+        row["message_id"] is not None,
+        tuple(events),
+    )
 
 
-def finished(context: QueueContext, group: str, within: tuple[int | None, int | None], *, outcome: str | None, payload: bool) -> pa.Table:
+def finished(
+    context: QueueContext,
+    group: str,
+    within: tuple[int | None, int | None],
+    *,
+    outcome: str | None,
+    payload: bool,
+) -> pa.Table:
     """What has finished in a group: see :meth:`spark_mq.Queue.finished`."""
     check_name("group", group)
-    wanted = None if outcome is None else check_choice("outcome", outcome, [*OUTCOMES.values(), "dropped"])
+    wanted = (
+        None
+        if outcome is None
+        else check_choice("outcome", outcome, [*OUTCOMES.values(), "dropped"])
+    )
     low, high = (
         given if at is None else check_count(name, at, least=0, most=2**63 - 1)
         for name, at, given in zip(("first", "last"), within, (0, 2**63 - 1), strict=True)
@@ -124,18 +159,31 @@ def finished(context: QueueContext, group: str, within: tuple[int | None, int | 
     schema = pa.schema([*FINISHED_SCHEMA, *(FILE_SCHEMA.field(name) for name in names[1:])])
     parts = [schema.empty_table()]
     rows = read_history(context, group=group)
-    if not rows.num_rows and group not in (there := context.ledgers.groups()):  # of one that was dropped, history tells still
-        told = f"the queue has {', '.join(there)}" if there else "the queue has none yet; one is made by its first lease"
+    if not rows.num_rows and group not in (
+        there := context.ledgers.groups()
+    ):  # of one that was dropped, history tells still
+        told = (
+            f"the queue has {', '.join(there)}"
+            if there
+            else "the queue has none yet; one is made by its first lease"
+        )
         raise GroupNotFound(f"there is no consumer group {group!r}: {told}", group=group)
     for end, (start, stop) in _ends(rows, low, high):
         if wanted in (None, end["outcome"]):
-            parts += [_finished(piece, rows, end, schema) for piece, rows in _payload(context, start, stop, names)]
+            parts += [
+                _finished(piece, rows, end, schema)
+                for piece, rows in _payload(context, start, stop, names)
+            ]
     return pa.concat_tables(parts).sort_by("sequence")
 
 
 def _ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
-    """The ends of messages within ``low..high``, but for those that a later seek has made unread again."""
-    sought = [(r["version"], (r["first"], r["last"])) for r in rows.filter(pc.equal(rows["event"], "sought")).to_pylist()]
+    """The ends of messages within ``low..high``, but for those that a later seek has made unread
+    again."""
+    sought = [
+        (r["version"], (r["first"], r["last"]))
+        for r in rows.filter(pc.equal(rows["event"], "sought")).to_pylist()
+    ]
     for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
         undone = normalise(interval for version, interval in sought if version > end["version"])
         within = (max(low, end["first"]), min(high, end["last"]))
@@ -144,9 +192,14 @@ def _ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any],
                 yield end, interval
 
 
-def _finished(piece: FileSlice, payload: pa.Table, end: dict[str, Any], schema: pa.Schema) -> pa.Table:
+def _finished(
+    piece: FileSlice, payload: pa.Table, end: dict[str, Any], schema: pa.Schema
+) -> pa.Table:
     n = payload.num_rows
-    given: dict[str, Any] = {"sequence": pa.array(range(piece.first, piece.first + n), pa.int64()), "settled_at": end["committed_at"]}
+    given: dict[str, Any] = {
+        "sequence": pa.array(range(piece.first, piece.first + n), pa.int64()),
+        "settled_at": end["committed_at"],
+    }
 
     def column(f: pa.Field) -> Any:
         if f.name in payload.schema.names:
@@ -157,12 +210,22 @@ def _finished(piece: FileSlice, payload: pa.Table, end: dict[str, Any], schema: 
     return pa.table([column(f) for f in schema], schema=schema)
 
 
-def _payload(context: QueueContext, first: int, last: int, names: list[str]) -> Iterator[tuple[FileSlice, pa.Table]]:
-    """Some columns of messages, slice by slice; null, but for the time of the publish, where the log no longer has them."""
+def _payload(
+    context: QueueContext, first: int, last: int, names: list[str]
+) -> Iterator[tuple[FileSlice, pa.Table]]:
+    """Some columns of messages, slice by slice; null, but for the time of the publish, where the
+    log no longer has them."""
     for piece in context.messages.index(last).slices(first, last):
         try:
             ((_, rows),) = context.messages.read([piece], names)
         except (CorruptLog, StorageError):
             at = pa.repeat(pa.scalar(piece.committed_at, pa.int64()).cast(_INSTANT), piece.rows)
-            rows = pa.table({name: at if name == "published_at" else pa.nulls(piece.rows, FILE_SCHEMA.field(name).type) for name in names})
+            rows = pa.table(
+                {
+                    name: at
+                    if name == "published_at"
+                    else pa.nulls(piece.rows, FILE_SCHEMA.field(name).type)
+                    for name in names
+                }
+            )
         yield piece, rows

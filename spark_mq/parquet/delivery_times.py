@@ -55,7 +55,10 @@ def _read_columns(files: FileStore, path: str) -> list[list[int | None]]:
         present = [name for name in TIME_COLUMNS if name in file.schema_arrow.names]
         table = file.read(columns=present)
     return [
-        clamp_instants(table[name]).cast(pa.int64()).to_pylist() if name in present else [None] * table.num_rows for name in TIME_COLUMNS
+        clamp_instants(table[name]).cast(pa.int64()).to_pylist()
+        if name in present
+        else [None] * table.num_rows
+        for name in TIME_COLUMNS
     ]
 
 

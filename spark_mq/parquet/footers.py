@@ -63,7 +63,9 @@ class FooterCache:
             self._drop(key)
             self._found[key] = footer
             self._bytes += footer.metadata.serialized_size
-            while len(self._found) > 1 and (len(self._found) > self._max_files or self._bytes > self._max_bytes):
+            while len(self._found) > 1 and (
+                len(self._found) > self._max_files or self._bytes > self._max_bytes
+            ):
                 self._drop(next(iter(self._found)))
 
     def remove(self, key: Hashable) -> None:

@@ -116,7 +116,9 @@ class PageReader:
             last = self._last[name] = self._pages(chunk, group, name, first, end)
         return last[3].slice(first - last[1], end - first)
 
-    def _pages(self, chunk: _Chunk, group: int, name: str, first: int, end: int) -> tuple[int, int, int, pa.ChunkedArray]:
+    def _pages(
+        self, chunk: _Chunk, group: int, name: str, first: int, end: int
+    ) -> tuple[int, int, int, pa.ChunkedArray]:
         """Return the pages that hold some rows: row group, first row, end, and values."""
         low = min(bisect_right(chunk.first, first), len(chunk.at)) - 1
         high = max(low + 1, bisect_left(chunk.first, end))
@@ -170,7 +172,9 @@ class PageReader:
         )
         return file.read(use_threads=False).column(0)
 
-    def _footer_of(self, chunk: _Chunk, name: str, values: int, dictionary: int, pages: int) -> bytes:
+    def _footer_of(
+        self, chunk: _Chunk, name: str, values: int, dictionary: int, pages: int
+    ) -> bytes:
         """Return the footer of a file with one column and one row group."""
         _, (root, element) = self.index.leaves[name]
         size, data_at = dictionary + pages, len(_MAGIC) + dictionary

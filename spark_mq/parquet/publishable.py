@@ -31,7 +31,8 @@ def check_publishable(columns: Mapping[str, str]) -> None:
         raise InvalidSchema(f"there is no column 'value' to publish: {fix}", column="value")
     if columns["value"] not in ("string", "binary"):
         raise InvalidSchema(
-            f"column 'value' is {columns['value']}, not string or binary: cast it, or use to_json for a struct",
+            f"column 'value' is {columns['value']}, not string or binary: cast it, or use "
+            f"to_json for a struct",
             column="value",
         )
     for name, kind in columns.items():

@@ -131,7 +131,10 @@ class MessageReader:
         table = pa.concat_tables(parts) if parts else pa.table({"": pa.nulls(rows)})
         if table.num_rows != rows:
             raise row_count_error(table.num_rows)
-        columns = [table[field.name] if field.name in table.schema.names else pa.nulls(rows, field.type) for field in self._schema]
+        columns = [
+            table[field.name] if field.name in table.schema.names else pa.nulls(rows, field.type)
+            for field in self._schema
+        ]
         return pa.table(columns, schema=self._schema)
 
     def _open(self, path: str) -> None:
@@ -158,7 +161,9 @@ class MessageReader:
 
         The cast is not safe: it cuts the nanoseconds of a foreign writer off.
         """
-        columns = [_cast(rows[name], self._schema.field(name).type, safe=False) for name in self._present]
+        columns = [
+            _cast(rows[name], self._schema.field(name).type, safe=False) for name in self._present
+        ]
         return pa.table(columns, names=self._present)
 
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
@@ -206,7 +211,9 @@ class MessageReader:
         return walk
 
 
-def verify_slice(files: FileStore, piece: FileSlice, rows: int, *, whole: bool = False) -> Iterator[tuple[FileSlice, str | None]]:
+def verify_slice(
+    files: FileStore, piece: FileSlice, rows: int, *, whole: bool = False
+) -> Iterator[tuple[FileSlice, str | None]]:
     """Return a slice in pieces, each with why it cannot be read, or None.
 
     Parameters
@@ -289,7 +296,9 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType, *, safe: bool = True) -> p
     return column if same else column.cast(kind, safe=safe)
 
 
-def _filled(column: pa.ChunkedArray, field: pa.Field, pieces: Sequence[FileSlice]) -> pa.ChunkedArray:
+def _filled(
+    column: pa.ChunkedArray, field: pa.Field, pieces: Sequence[FileSlice]
+) -> pa.ChunkedArray:
     """Return a column without the nulls that have a meaning.
 
     A null id reads as the sequence. A null publish time reads as the time of the commit.

@@ -131,7 +131,10 @@ def _is_compressible(values: pa.ChunkedArray) -> bool:
     if values.nbytes < _SAMPLE_BYTES:
         return True
     rows = max(1, len(values) * _SAMPLE_BYTES // values.nbytes // 3)
-    samples = [values.slice(at, rows).drop_null().to_pylist() for at in (0, (len(values) - rows) // 2, len(values) - rows)]
+    samples = [
+        values.slice(at, rows).drop_null().to_pylist()
+        for at in (0, (len(values) - rows) // 2, len(values) - rows)
+    ]
     # A page holds the length of each value in front of it.
     pages = [b"".join(len(v).to_bytes(4, "little") + v for v in sample) for sample in samples]
     packed = sum(len(pa.compress(page, "snappy", asbytes=True)) for page in pages)

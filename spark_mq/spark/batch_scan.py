@@ -103,7 +103,12 @@ def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     joined: list[Piece] = []
     for piece, of in pieces:
         last, whose = joined[-1] if joined else (None, None)
-        if last and whose == of and last.path == piece.path and last.offset + last.rows == piece.offset:
+        if (
+            last
+            and whose == of
+            and last.path == piece.path
+            and last.offset + last.rows == piece.offset
+        ):
             whole = replace(last, rows=last.rows + piece.rows, size=last.size + piece.size)
             joined[-1] = (whole, of)
         else:

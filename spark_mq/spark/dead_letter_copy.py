@@ -1,4 +1,5 @@
-"""Routing in parallel: Spark tasks copy dead letters into files of the DLQ; the driver commits, as it does without Spark."""
+"""Routing in parallel: Spark tasks copy dead letters into files of the DLQ; the driver commits, as
+it does without Spark."""
 
 from __future__ import annotations
 
@@ -14,22 +15,28 @@ __all__ = ["chunks", "spark_copy"]
 
 CHUNK_BYTES: Final = 64 * 2**20
 CHUNK_SLICES: Final = 2_000
-"""What one task copies, and holds in memory. Less than one task's worth is copied in the driver, without a job."""
+"""What one task copies, and holds in memory. Less than one task's worth is copied in the driver,
+without a job."""
 
 
 def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> Copy:
-    """What :func:`spark_mq.maintenance.dead_letters.route` and :func:`spark_mq.maintenance.sweep.sweep` take as ``copy``, to copy in
+    """What :func:`spark_mq.maintenance.dead_letters.route` and
+    :func:`spark_mq.maintenance.sweep.sweep` take as ``copy``, to copy in
     Spark tasks."""
     options = dict(storage_options or {})
 
-    def copy(log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]) -> list[WrittenFile]:
+    def copy(
+        log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]
+    ) -> list[WrittenFile]:
         parts = list(chunks(slices))
         if len(parts) < 2:
             return copy_dead(log, dead_log, slices)
         source, target = log.path, dead_log.path
 
         def task(part: list[DeadSlice]) -> WrittenFile:
-            return write_file(ObjectStore(target, options), dead_table(ObjectStore(source, options), part))
+            return write_file(
+                ObjectStore(target, options), dead_table(ObjectStore(source, options), part)
+            )
 
         # In order, so that the dead letters come in the order of their sequences.
         return list(spark.sparkContext.parallelize(parts, len(parts)).map(task).collect())

@@ -1,4 +1,5 @@
-"""Settling from foreachBatch: `process(batch, lease)` does the work, what it leaves is settled when it returns or fails."""
+"""Settling from foreachBatch: `process(batch, lease)` does the work, what it leaves is settled when
+it returns or fails."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_mq.errors import InvalidHandlerResult, InvalidOption, InvalidSchema, LeaseLost, StorageError, StreamFenced
+from spark_mq.errors import (
+    InvalidHandlerResult,
+    InvalidOption,
+    InvalidSchema,
+    LeaseLost,
+    StorageError,
+    StreamFenced,
+)
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import (
     HandlerPolicy,
@@ -51,28 +59,44 @@ def for_each_batch(
     *,
     reader: str = "spark",
 ) -> ForEachBatch:
-    """A function for ``writeStream.foreachBatch`` that calls ``process(batch, lease)`` and settles the batch's lease.
+    """A function for ``writeStream.foreachBatch`` that calls ``process(batch, lease)`` and settles
+    the batch's lease.
 
-    When `process` returns, the lease is acked: *the lease minus what it returns*, also messages that a filter dropped. It may return a
-    DataFrame with ``sequence`` (and ``lease_id``, if the batch has several leases) of rows that are settled one by one: ``outcome`` ("ack",
-    "nack", "reject"; null, or no such column: failed, by `on_error`), ``delay`` of a nack (seconds, or text like "30s"), ``error``. On an
-    exception the lease is settled by `on_error`: "nack" (again after a backoff), "reject" (to the dead letters), "raise" (the query ends).
-    What `process` settles itself stands. ``ack``: "after", or "first" (at-most-once: acked before `process` is called), or "manual" (only
-    what `process` settles counts, whatever the stream's ackMode; the rest expires and comes again): see
-    :class:`~spark_mq.handler.HandlerPolicy`. ``also``: the groups of the other queues, where the stream reads several; each lease is
+    When `process` returns, the lease is acked: *the lease minus what it returns*, also messages
+    that a filter dropped. It may return a
+    DataFrame with ``sequence`` (and ``lease_id``, if the batch has several leases) of rows that are
+    settled one by one: ``outcome`` ("ack",
+    "nack", "reject"; null, or no such column: failed, by `on_error`), ``delay`` of a nack (seconds,
+    or text like "30s"), ``error``. On an
+    exception the lease is settled by `on_error`: "nack" (again after a backoff), "reject" (to the
+    dead letters), "raise" (the query ends).
+    What `process` settles itself stands. ``ack``: "after", or "first" (at-most-once: acked before
+    `process` is called), or "manual" (only
+    what `process` settles counts, whatever the stream's ackMode; the rest expires and comes again):
+    see
+    :class:`~spark_mq.handler.HandlerPolicy`. ``also``: the groups of the other queues, where the
+    stream reads several; each lease is
     settled
     in its own.
 
-    With "manual" a batch that leaves something costs one commit more, by which the stream knows not to ack it. Filter inside `process`, not
-    before: over Spark Connect a batch of which no row reaches it cannot be told, and ackMode=onCommit acks it.
+    With "manual" a batch that leaves something costs one commit more, by which the stream knows not
+    to ack it. Filter inside `process`, not
+    before: over Spark Connect a batch of which no row reaches it cannot be told, and
+    ackMode=onCommit acks it.
 
-    ``reader``: "spark" (default), Spark's own Parquet reader reads ``batch``, if nothing but a choice of columns stands between the source
-    and foreachBatch. The rows, columns and types are the same, and so is the order of the rows. None of the bytes go through Python, which
-    is faster for large batches. "python": the source's tasks always read ``batch``. They also read it over Spark Connect, in a union of
-    streams, with ``minPartitions``, for small batches, for leases in many files, and if Spark cannot read the store.
+    ``reader``: "spark" (default), Spark's own Parquet reader reads ``batch``, if nothing but a
+    choice of columns stands between the source
+    and foreachBatch. The rows, columns and types are the same, and so is the order of the rows.
+    None of the bytes go through Python, which
+    is faster for large batches. "python": the source's tasks always read ``batch``. They also read
+    it over Spark Connect, in a union of
+    streams, with ``minPartitions``, for small batches, for leases in many files, and if Spark
+    cannot read the store.
 
-    Return failures only for verdicts that depend on the rows alone. A verdict that may differ between two runs over the same rows (an API
-    answered this time) must be settled with ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is written: on a replay the
+    Return failures only for verdicts that depend on the rows alone. A verdict that may differ
+    between two runs over the same rows (an API
+    answered this time) must be settled with ``lease.nack(df)`` or ``lease.reject(df)`` *before* the
+    sink is written: on a replay the
     sink skips the batch, and a row that failed the first time would be acked unwritten.
 
     Examples
@@ -81,7 +105,8 @@ def for_each_batch(
     ...     orders = batch.selectExpr("*", "get_json_object(CAST(value AS STRING), '$.id') AS id")
     ...     lease.reject(orders.where("id IS NULL"), error="no JSON with an id")
     ...     good = orders.where("id IS NOT NULL").select("id", "value")
-    ...     good.write.format("delta").mode("append").options(**lease.delta_options).save("/tables/out")
+    ...
+    good.write.format("delta").mode("append").options(**lease.delta_options).save("/tables/out")
     >>> stream.writeStream.foreachBatch(group.for_each_batch(process)).start()  # doctest: +SKIP
     """
     check_callable("process", process, "batch", "lease")
@@ -90,7 +115,8 @@ def for_each_batch(
 
 
 class BatchLease:
-    """The lease of the batch in hand. ``lease_id``: of its one lease (of several queues: the first; see ``lease_ids``)."""
+    """The lease of the batch in hand. ``lease_id``: of its one lease (of several queues: the first;
+    see ``lease_ids``)."""
 
     def __init__(self, owners: LeaseRouter, found: BatchLeases, batch: DataFrame) -> None:
         self._owners = owners
@@ -106,31 +132,41 @@ class BatchLease:
 
     @property
     def delta_options(self) -> dict[str, str]:
-        """Options that make an append to a Delta table happen once for this batch: ``txnAppId`` the stream, ``txnVersion`` n.
+        """Options that make an append to a Delta table happen once for this batch: ``txnAppId`` the
+        stream, ``txnVersion`` n.
 
-        Never a constant app id with Spark's batch id: two workers, or a new checkpoint, count from 0 again, and Delta skips silently.
+        Never a constant app id with Spark's batch id: two workers, or a new checkpoint, count from
+        0 again, and Delta skips silently.
         """
         parts = self._base or parse_lease_id(self.lease_id)
         if parts is None or (len(self.lease_ids) != 1 and self._base is None):
             raise InvalidOption(
-                f"this batch holds {len(self.lease_ids)} leases, so no one transaction stands for it: write each queue's rows by itself",
-                option="delta_options", value=self.lease_ids,
-            )  # fmt: skip
+                f"this batch holds {len(self.lease_ids)} leases, so no one transaction stands "
+                f"for it: write each queue's rows by itself",
+                option="delta_options",
+                value=self.lease_ids,
+            )
         return {"txnAppId": parts[0], "txnVersion": str(parts[1])}
 
     def read(self) -> DataFrame:
-        """What the batch's leases hold at this moment, read by Spark's own Parquet reader: for large batches, instead of ``batch``.
+        """What the batch's leases hold at this moment, read by Spark's own Parquet reader: for
+        large batches, instead of ``batch``.
 
-        The same rows and columns as the stream gives, in no order, but for those settled by now (not by ``ack="first"``); what the query
-        does between the source and foreachBatch is not in it. None of the bytes go through Python, which is faster where a lease lies in
-        few and large files; of a file that holds but a small part of the lease, all is read. Spark counts no input rows for it. An object
-        store must be known to Spark, too: ``storageOptions.*`` are delta-rs's. It is ``batch`` where the lease lies in thousands of pieces,
+        The same rows and columns as the stream gives, in no order, but for those settled by now
+        (not by ``ack="first"``); what the query
+        does between the source and foreachBatch is not in it. None of the bytes go through Python,
+        which is faster where a lease lies in
+        few and large files; of a file that holds but a small part of the lease, all is read. Spark
+        counts no input rows for it. An object
+        store must be known to Spark, too: ``storageOptions.*`` are delta-rs's. It is ``batch``
+        where the lease lies in thousands of pieces,
         or where a foreign writer's file names are none that Spark tells as they are.
 
         Raises
         ------
         CorruptLog
-            A file is not as its commit says. (One that is broken within is an error of the Spark job.)
+            A file is not as its commit says. (One that is broken within is an error of the Spark
+            job.)
         StorageError
             A file is out of reach.
         """
@@ -138,23 +174,38 @@ class BatchLease:
 
         held = self._held() if self._acked is None else self._acked
         groups = map(self._owners.of, self.lease_ids)
-        rows = read_held(self._batch.sparkSession, zip(groups, held, strict=True), several=self._base is not None)
+        rows = read_held(
+            self._batch.sparkSession, zip(groups, held, strict=True), several=self._base is not None
+        )
         return self._batch if rows is None else rows
 
     def _held(self) -> list[list[Range]]:
         """What each of the leases holds now."""
-        return [self._owners.of(lease_id)._ledger.current().held(lease_id) for lease_id in self.lease_ids]
+        return [
+            self._owners.of(lease_id)._ledger.current().held(lease_id)
+            for lease_id in self.lease_ids
+        ]
 
     def _ack_first(self) -> None:
-        """Acks before anything is done. Raises LeaseLost, and hands nothing over, if others may have some of it by now."""
+        """Acks before anything is done. Raises LeaseLost, and hands nothing over, if others may
+        have some of it by now."""
         self._acked = self._held()
         for lease_id, held in zip(self.lease_ids, self._acked, strict=True):
             if not held or any(r.state != LEASED for r in held):
                 raise LeaseLost(
-                    f"lease {lease_id} ran out before its messages were handed over: with ack='first' they are left to others",
-                    lease_id=lease_id, lost=[], message_ids=[], result=SettleResult(0),
-                )  # fmt: skip
-        self.settled += sum(o.settled for o in self._owners.settle([SettleCommand(ACK, lease_id) for lease_id in self.lease_ids]))
+                    f"lease {lease_id} ran out before its messages were handed over: with "
+                    f"ack='first' they are left to others",
+                    lease_id=lease_id,
+                    lost=[],
+                    message_ids=[],
+                    result=SettleResult(0),
+                )
+        self.settled += sum(
+            o.settled
+            for o in self._owners.settle(
+                [SettleCommand(ACK, lease_id) for lease_id in self.lease_ids]
+            )
+        )
 
     def ack(self, df: DataFrame) -> SettleResult:
         """Settles some rows as done, now."""
@@ -174,9 +225,16 @@ class BatchLease:
 
 
 class ForEachBatch:
-    """What foreachBatch calls. :meth:`close` lets the batch in hand finish and gives back what comes after it."""
+    """What foreachBatch calls. :meth:`close` lets the batch in hand finish and gives back what
+    comes after it."""
 
-    def __init__(self, groups: tuple[ConsumerGroup, ...], process: Process, policy: HandlerPolicy, reader: str = "python") -> None:
+    def __init__(
+        self,
+        groups: tuple[ConsumerGroup, ...],
+        process: Process,
+        policy: HandlerPolicy,
+        reader: str = "python",
+    ) -> None:
         self.groups, self._process, self.policy, self.reader = groups, process, policy, reader
         self._owners = LeaseRouter(groups)
         self._finder = LeaseLookup(scans=reader == "spark")
@@ -187,7 +245,12 @@ class ForEachBatch:
         self.last_batch: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"groups": self.groups, "process": self._process, "policy": self.policy, "reader": self.reader}
+        return {
+            "groups": self.groups,
+            "process": self._process,
+            "policy": self.policy,
+            "reader": self.reader,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -200,10 +263,14 @@ class ForEachBatch:
         try:
             found = self._finder.find(batch)
             lease_ids = found.lease_ids
-            self._came.update((stream, n) for stream, n, _ in filter(None, map(parse_lease_id, lease_ids)))
-            # Without a row the runner, and so the lease, is not known: ackMode onCommit settles such a batch.
+            self._came.update(
+                (stream, n) for stream, n, _ in filter(None, map(parse_lease_id, lease_ids))
+            )
+            # Without a row the runner, and so the lease, is not known: ackMode onCommit settles
+            # such a batch.
             if lease_ids and closing and found.fresh:
-                # Perhaps a replay, whose rows a sink may have already: given back, others would write them once more.
+                # Perhaps a replay, whose rows a sink may have already: given back, others would
+                # write them once more.
                 raise RuntimeError(f"stopping: batch {batch_id} is left to the next start")
             if lease_ids and closing:
                 self._owners.settle([SettleCommand(RELEASE, lease_id) for lease_id in lease_ids])
@@ -220,17 +287,28 @@ class ForEachBatch:
                 self._idle.notify_all()
 
     def close(self, timeout: float) -> bool:
-        """From now on batches are given back, uncounted. Waits `timeout` seconds for the one in hand; False if it still runs."""
+        """From now on batches are given back, uncounted. Waits `timeout` seconds for the one in
+        hand; False if it still runs."""
         with self._idle:
             self._closing = True
             return self._idle.wait_for(lambda: not self._busy, timeout)
 
     def give_back(self) -> int:
-        """Releases leases of batches that never came here. For when the query has been stopped. Returns how many."""
+        """Releases leases of batches that never came here. For when the query has been stopped.
+        Returns how many."""
         ledgers = [group._ledger.current() for group in self.groups]
-        held = {r.lease_id for ledger in ledgers for r in ledger.select(ledger.where(ledger.is_state(LEASED))) if r.lease_id}
+        held = {
+            r.lease_id
+            for ledger in ledgers
+            for r in ledger.select(ledger.where(ledger.is_state(LEASED)))
+            if r.lease_id
+        }
         parts = {lease_id: parse_lease_id(lease_id) for lease_id in held}
-        late = [i for i, p in parts.items() if p and self._finder.runner(p[0]) == p[2] and p[1] > self._came.get(p[0], p[1])]
+        late = [
+            i
+            for i, p in parts.items()
+            if p and self._finder.runner(p[0]) == p[2] and p[1] > self._came.get(p[0], p[1])
+        ]
         if late:
             self._owners.settle([SettleCommand(RELEASE, lease_id) for lease_id in late])
         return len(late)
@@ -244,7 +322,9 @@ class ForEachBatch:
         try:
             rows = read_scan(batch, scan, self._owners.of)
         except StorageError as error:
-            _log.warning("batches are read through Python, because Spark cannot read them: %s", error)
+            _log.warning(
+                "batches are read through Python, because Spark cannot read them: %s", error
+            )
             self._hidden = True
             return batch
         except Exception as error:  # the source's tasks name what is wrong with a file
@@ -285,16 +365,28 @@ class ForEachBatch:
         for lease_id in lease.lease_ids:
             group = self._owners.of(lease_id)
             end = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
-            _log.exception("group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end)
+            _log.exception(
+                "group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end
+            )
 
-    def _settle(self, lease: BatchLease, settles: list[SettleCommand], start: float) -> list[SettleOutcome]:
+    def _settle(
+        self, lease: BatchLease, settles: list[SettleCommand], start: float
+    ) -> list[SettleOutcome]:
         outcomes = self._owners.settle(settles)
         lease.settled += sum(o.settled + o.already_settled for o in outcomes)
         done: Counter[str] = Counter()
         for one, outcome in zip(settles, outcomes, strict=True):
             done[one.verb] += outcome.settled
-        told = ", ".join(f"{count} {name}ed" for name, count in done.items()) or "left to be settled"
-        _log.info("%s: %s after %.1f s, %d in all", ", ".join(lease.lease_ids), told, time.monotonic() - start, lease.settled)
+        told = (
+            ", ".join(f"{count} {name}ed" for name, count in done.items()) or "left to be settled"
+        )
+        _log.info(
+            "%s: %s after %.1f s, %d in all",
+            ", ".join(lease.lease_ids),
+            told,
+            time.monotonic() - start,
+            lease.settled,
+        )
         try:
             summarize([s.lease_id for s in settles], outcomes)
         except LeaseLost as lost:
@@ -304,15 +396,27 @@ class ForEachBatch:
         return outcomes
 
     def _leave(self, found: BatchLeases) -> None:
-        """Before Spark commits the batch: what is left of it is to expire, not to be acked by that commit."""
-        batches = {(stream, n) for stream, n, _ in filter(None, map(parse_lease_id, found.lease_ids))}
+        """Before Spark commits the batch: what is left of it is to expire, not to be acked by that
+        commit."""
+        batches = {
+            (stream, n) for stream, n, _ in filter(None, map(parse_lease_id, found.lease_ids))
+        }
         batches |= {(stream, n) for stream, n, several in found.batches if not several}
         for group in self.groups:
-            several = {(stream_id_in_queue(stream, group._context.path), n) for stream, n, several in found.batches if several}
+            several = {
+                (stream_id_in_queue(stream, group._context.path), n)
+                for stream, n, several in found.batches
+                if several
+            }
             for stream, n in sorted(batches | several):
                 if left := exclude_from_auto_ack(group._ledger, stream, n):
-                    _log.info("group %s: batch %d has left %d messages unsettled; they come again once their lease expires",
-                              group.name, n, left)  # fmt: skip
+                    _log.info(
+                        "group %s: batch %d has left %d messages unsettled; they come "
+                        "again once their lease expires",
+                        group.name,
+                        n,
+                        left,
+                    )
 
     def _verdicts(self, returned: DataFrame | None, lease: BatchLease) -> list[MessageVerdict]:
         """The verdicts in the rows that `process` returned."""
@@ -321,7 +425,11 @@ class ForEachBatch:
         try:
             return rows.verdicts_of(returned, lease.lease_id if len(lease.lease_ids) == 1 else None)
         except InvalidSchema as wrong:
-            raise InvalidHandlerResult(f"process returned rows that cannot be settled: {wrong}", option="process", value=None) from wrong
+            raise InvalidHandlerResult(
+                f"process returned rows that cannot be settled: {wrong}",
+                option="process",
+                value=None,
+            ) from wrong
 
 
 def _held_by(group: ConsumerGroup, lease_id: str) -> str:
@@ -339,6 +447,8 @@ def _held_by(group: ConsumerGroup, lease_id: str) -> str:
 def _check_returned(failures: Any) -> None:
     if failures is not None and not hasattr(failures, "columns"):
         raise InvalidHandlerResult(
-            f"process returned {type(failures).__name__}: return None, or a DataFrame of the rows that failed",
-            option="process", value=type(failures).__name__,
-        )  # fmt: skip
+            f"process returned {type(failures).__name__}: return None, or a DataFrame of the "
+            f"rows that failed",
+            option="process",
+            value=type(failures).__name__,
+        )

@@ -28,10 +28,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchLeases:
-    """The leases of a batch. ``fresh``: they may belong to a replay, as the first batch of a run may.
+    """The leases of a batch. ``fresh``: they may belong to a replay, as the first batch of a run
+    may.
 
-    ``base``: stream and n of a batch over several queues, each of which knows the stream by an id of its own. ``batches``: (stream, n, over
-    several queues) of each stream in the batch, also of one without a row, where the session tells. ``scan``: what the batch reads, if
+    ``base``: stream and n of a batch over several queues, each of which knows the stream by an id
+    of its own. ``batches``: (stream, n, over
+    several queues) of each stream in the batch, also of one without a row, where the session tells.
+    ``scan``: what the batch reads, if
     it is the source's output and nothing else.
     """
 
@@ -61,22 +64,40 @@ class LeaseLookup:
         """Return the lease ids of a batch, and its scan if only the source made the batch."""
         query = self._query(batch.sparkSession)
         found = self._leases(batch, query)
-        return replace(found, scan=self._scan(batch, query)) if query is not None and self._scans else found
+        return (
+            replace(found, scan=self._scan(batch, query))
+            if query is not None and self._scans
+            else found
+        )
 
     def _leases(self, batch: DataFrame, query: Any) -> BatchLeases:
         batches = self._batches(query)
         told = tuple((stream, n, several) for stream, (n, several) in batches.items())
         single = {stream: n for stream, (n, several) in batches.items() if not several}
-        if batches and len(single) == len(batches) and all(stream in self._runners for stream in single):
-            return BatchLeases([f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()], False, batches=told)
+        if (
+            batches
+            and len(single) == len(batches)
+            and all(stream in self._runners for stream in single)
+        ):
+            return BatchLeases(
+                [f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()],
+                False,
+                batches=told,
+            )
         # A filter may have dropped every row, which only the rows show.
         ids = self._from_plan(query, batches) if self._reads_source_only(query) else None
         if ids is None:
             ids = self._from_rows(batch, len(batches) if len(single) == len(batches) else 2)
         parts = [parts for lease_id in ids if (parts := parse_lease_id(lease_id))]
-        known = bool(parts) and all(self._runners.get(stream) == runner for stream, _, runner in parts)
+        known = bool(parts) and all(
+            self._runners.get(stream) == runner for stream, _, runner in parts
+        )
         self._runners.update((stream, runner) for stream, _, runner in parts)
-        base = next(((stream, n) for stream, (n, several) in batches.items() if several), None) if len(batches) == 1 else None
+        base = (
+            next(((stream, n) for stream, (n, several) in batches.items() if several), None)
+            if len(batches) == 1
+            else None
+        )
         return BatchLeases(ids, not known, base, told)
 
     def runner(self, stream: str) -> str | None:
@@ -92,7 +113,11 @@ class LeaseLookup:
             _log.debug("the batch's plan cannot be read, so its rows are asked: %s", error)
             return None
         shown = {scan.stream for scan in scans}
-        return sorted(set().union(*(scan.lease_ids for scan in scans))) if shown and shown.issuperset(streams) else None
+        return (
+            sorted(set().union(*(scan.lease_ids for scan in scans)))
+            if shown and shown.issuperset(streams)
+            else None
+        )
 
     def _reads_source_only(self, query: Any) -> bool:
         """Return whether nothing but column pruning lies between the source and the function."""
@@ -105,13 +130,16 @@ class LeaseLookup:
         return self._source_only
 
     def _scan(self, batch: DataFrame, query: Any) -> BatchScan | None:
-        """Return what a batch reads; None if anything but column pruning made it from the source."""
+        """Return what a batch reads; None if anything but column pruning made it from the
+        source."""
         try:
             if not self._reads_source_only(query) or not is_output_of(query, batch):
                 return None
             (scan,) = batch_scans(query)
         except Exception as error:
-            _log.debug("the batch's plan cannot be read, so its rows come through Python: %s", error)
+            _log.debug(
+                "the batch's plan cannot be read, so its rows come through Python: %s", error
+            )
             self._source_only = False
             return None
         return scan
@@ -136,8 +164,13 @@ class LeaseLookup:
         try:
             context = spark.sparkContext
             query_id = context.getLocalProperty("sql.streaming.queryId")
-            # The batch's session is a clone and knows no queries; the shared state knows all that run.
-            query = spark._jsparkSession.sharedState().activeStreamingQueries().get(spark._jvm.java.util.UUID.fromString(query_id))
+            # The batch's session is a clone and knows no queries; the shared state knows all that
+            # run.
+            query = (
+                spark._jsparkSession.sharedState()
+                .activeStreamingQueries()
+                .get(spark._jvm.java.util.UUID.fromString(query_id))
+            )
             run = query.runId().toString()
             if run != self._run:
                 self._run, self._runners, self._source_only = run, {}, None
@@ -148,9 +181,11 @@ class LeaseLookup:
 
 
 def _offsets(query: Any) -> Iterator[tuple[str, tuple[int, bool]]]:
-    """(stream, (n, over several queues)) of each spark_mq source that the current batch of a running query reads, from its end offsets.
+    """(stream, (n, over several queues)) of each spark_mq source that the current batch of a
+    running query reads, from its end offsets.
 
-    Ours are told by their form: asking the plan for the sources' formats took 15 to 150 ms. One that had nothing new (of several) stands
+    Ours are told by their form: asking the plan for the sources' formats took 15 to 150 ms. One
+    that had nothing new (of several) stands
     where it stood: its last lease is none of this batch's.
     """
     sources, starts, ends = query.sources(), query.committedOffsets(), query.availableOffsets()

@@ -1,4 +1,5 @@
-"""Whose a batch's lease is: which group's ledger holds it, and whether it is still this driver's."""
+"""Whose a batch's lease is: which group's ledger holds it, and whether it is still this
+driver's."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ __all__ = ["LeaseRouter"]
 
 
 class LeaseRouter:
-    """Settles each lease in the group that it was taken from: a union of queues has several. Has a group's ``settle``."""
+    """Settles each lease in the group that it was taken from: a union of queues has several. Has a
+    group's ``settle``."""
 
     def __init__(self, groups: Sequence[ConsumerGroup]) -> None:
         self.groups = tuple(groups)
@@ -22,7 +24,8 @@ class LeaseRouter:
         self._marks: dict[str, int] = {}  # by lease id: its stream's mark when its batch came here
 
     def of(self, lease_id: str) -> ConsumerGroup:
-        """The group of a lease. Raises InvalidOption if it is none of these: they would settle nothing, and onCommit would ack it."""
+        """The group of a lease. Raises InvalidOption if it is none of these: they would settle
+        nothing, and onCommit would ack it."""
         parts = parse_lease_id(lease_id)
         if parts is None:
             return self.groups[0]
@@ -36,7 +39,9 @@ class LeaseRouter:
         outcomes: dict[int, SettleOutcome] = {}
         for group in dict.fromkeys(groups):
             mine = [at for at, owner in enumerate(groups) if owner is group]
-            outcomes.update(zip(mine, group._ledger.settle([wanted[at] for at in mine]), strict=True))
+            outcomes.update(
+                zip(mine, group._ledger.settle([wanted[at] for at in mine]), strict=True)
+            )
         return [outcomes[at] for at in range(len(wanted))]
 
     def begin(self, lease_ids: Sequence[str]) -> None:
@@ -44,9 +49,11 @@ class LeaseRouter:
         self._marks = {lease_id: self._mark(self.of(lease_id), lease_id) for lease_id in lease_ids}
 
     def check(self, lease_ids: Sequence[str]) -> None:
-        """Ends the query, before Spark commits the batch, if another runner has taken it over: this driver is a zombie.
+        """Ends the query, before Spark commits the batch, if another runner has taken it over: this
+        driver is a zombie.
 
-        That a lease expired and others have its messages is no reason to end: they come again, at-least-once.
+        That a lease expired and others have its messages is no reason to end: they come again,
+        at-least-once.
         """
         for lease_id in lease_ids:
             parts = parse_lease_id(lease_id)
@@ -54,35 +61,50 @@ class LeaseRouter:
                 continue
             stream, n, _ = parts
             ledger = self.of(lease_id)._ledger.current()
-            holders = {r.lease_id for r in ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))} - {lease_id}
+            holders = {
+                r.lease_id for r in ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))
+            } - {lease_id}
             mark = self._mark(self.of(lease_id), lease_id)
             # Without a mark from its start it was no replay: 2n + 1 was its own.
             if holders or mark > self._marks.get(lease_id, 2 * n + 1):
                 raise StreamFenced(
-                    f"batch {n} of stream {stream} has been taken over by another driver on this checkpoint; this one stops",
-                    stream=stream, batch=n, mark=mark,
-                )  # fmt: skip
+                    f"batch {n} of stream {stream} has been taken over by another driver on this "
+                    f"checkpoint; this one stops",
+                    stream=stream,
+                    batch=n,
+                    mark=mark,
+                )
 
     def _find(self, lease_id: str, stream: str) -> ConsumerGroup:
         known = [group for group in self.groups if self._mark(group, lease_id)]
         if holder := next((group for group in known if _holds(group, lease_id)), None):
             return holder
-        others = [ConsumerGroup(group._context, name) for group in known for name in group._context.ledgers.groups() if name != group.name]
+        others = [
+            ConsumerGroup(group._context, name)
+            for group in known
+            for name in group._context.ledgers.groups()
+            if name != group.name
+        ]
         wrong = next((group for group in others if _holds(group, lease_id)), None)
         if known and wrong is None:
             return known[0]  # all of it has expired, or was taken over
         told = f"was leased by {wrong!r}" if wrong else "was leased from another queue"
         raise InvalidOption(
-            f"the batch of stream {stream} {told}, but for_each_batch settles {', '.join(map(repr, self.groups))}: use the path and "
-            "consumerGroup of the stream, and for a union of queues also=[...] with the others' groups",
-            option="group", value=", ".join(group.name for group in self.groups),
-        )  # fmt: skip
+            f"the batch of stream {stream} {told}, but for_each_batch settles "
+            f"{', '.join(map(repr, self.groups))}: use the path and "
+            "consumerGroup of the stream, and for a union of queues also=[...] with the others' "
+            "groups",
+            option="group",
+            value=", ".join(group.name for group in self.groups),
+        )
 
     @staticmethod
     def _mark(group: ConsumerGroup, lease_id: str) -> int:
         parts = parse_lease_id(lease_id)
         leases = group._context.ledgers
-        return (leases.mark(leases.read(group.name), fence_app_id(parts[0])) if parts else None) or 0
+        return (
+            leases.mark(leases.read(group.name), fence_app_id(parts[0])) if parts else None
+        ) or 0
 
 
 def _holds(group: ConsumerGroup, lease_id: str) -> bool:

@@ -1,4 +1,5 @@
-"""The options of ``format("spark_mq")``: camelCase, checked at the door, unknown ones refused with a hint.
+"""The options of ``format("spark_mq")``: camelCase, checked at the door, unknown ones refused with
+a hint.
 
 Spark hands options over with lower-cased keys, so they are compared without case.
 """
@@ -17,16 +18,36 @@ from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.queue import Queue
 from spark_mq.streaming.source import StreamOptions
-from spark_mq.util.validation import SECOND, check_choice, check_count, check_duration, check_name, check_position, check_size, nearest
+from spark_mq.util.validation import (
+    SECOND,
+    check_choice,
+    check_count,
+    check_duration,
+    check_name,
+    check_position,
+    check_size,
+    nearest,
+)
 
 __all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
 
 STORAGE_PREFIX: Final = "storageoptions."
 
 READ_OPTIONS: Final = (
-    "path", "consumerGroup", "maxMessagesPerTrigger", "maxBytesPerTrigger", "visibilityTimeout", "maxLeaseDuration", "workerId",
-    "ackMode", "startingPosition", "failOnDataLoss", "minPartitions", "minPollInterval", "maxPollInterval",
-)  # fmt: skip
+    "path",
+    "consumerGroup",
+    "maxMessagesPerTrigger",
+    "maxBytesPerTrigger",
+    "visibilityTimeout",
+    "maxLeaseDuration",
+    "workerId",
+    "ackMode",
+    "startingPosition",
+    "failOnDataLoss",
+    "minPartitions",
+    "minPollInterval",
+    "maxPollInterval",
+)
 WRITE_OPTIONS: Final = ("path",)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
 """What Spark passes on to a source or sink although it is meant for itself."""
@@ -34,7 +55,8 @@ _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read, checked. Durations in microseconds. ``several``: the path was given as a list."""
+    """The options of a read, checked. Durations in microseconds. ``several``: the path was given as
+    a list."""
 
     paths: tuple[str, ...]
     several: bool = False
@@ -55,29 +77,59 @@ class ReadOptions:
             _in_order(own, "visibilityTimeout", "maxLeaseDuration")
         paths, several = _paths(own)
         # A look at a local log takes a tenth of a millisecond; at an object store it is a request.
-        polls = {"minpollinterval": "50ms", "maxpollinterval": "500ms" if any("://" in path for path in paths) else "100ms"}
+        polls = {
+            "minpollinterval": "50ms",
+            "maxpollinterval": "500ms" if any("://" in path for path in paths) else "100ms",
+        }
         if "minpollinterval" in own or "maxpollinterval" in own:
             _in_order({**polls, **own}, "minPollInterval", "maxPollInterval")
         stream = StreamOptions(
             worker_id=check_name("workerId", own.get("workerid", defaults.worker_id)),
-            max_messages=check_count("maxMessagesPerTrigger", own.get("maxmessagespertrigger", defaults.max_messages)),
-            max_bytes=check_size("maxBytesPerTrigger", own["maxbytespertrigger"]) if "maxbytespertrigger" in own else None,
-            visibility_timeout=check_duration("visibilityTimeout", own["visibilitytimeout"]) if "visibilitytimeout" in own else None,
-            max_lease_duration=check_duration("maxLeaseDuration", own.get("maxleaseduration", "30m")),
-            ack_on_commit=check_choice("ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")) == "onCommit",
-            fail_on_data_loss=check_choice("failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")) == "true",
+            max_messages=check_count(
+                "maxMessagesPerTrigger", own.get("maxmessagespertrigger", defaults.max_messages)
+            ),
+            max_bytes=check_size("maxBytesPerTrigger", own["maxbytespertrigger"])
+            if "maxbytespertrigger" in own
+            else None,
+            visibility_timeout=check_duration("visibilityTimeout", own["visibilitytimeout"])
+            if "visibilitytimeout" in own
+            else None,
+            max_lease_duration=check_duration(
+                "maxLeaseDuration", own.get("maxleaseduration", "30m")
+            ),
+            ack_on_commit=check_choice(
+                "ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")
+            )
+            == "onCommit",
+            fail_on_data_loss=check_choice(
+                "failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")
+            )
+            == "true",
         )
         return cls(
-            paths=paths, several=several, storage_options=storage, group=check_name("consumerGroup", own.get("consumergroup", "default")),
-            start=check_position("startingPosition", own.get("startingposition", "earliest")), stream=stream,
+            paths=paths,
+            several=several,
+            storage_options=storage,
+            group=check_name("consumerGroup", own.get("consumergroup", "default")),
+            start=check_position("startingPosition", own.get("startingposition", "earliest")),
+            stream=stream,
             min_partitions=check_count("minPartitions", own.get("minpartitions", 1), most=100_000),
-            min_poll=check_duration("minPollInterval", own.get("minpollinterval", polls["minpollinterval"])),
-            max_poll=check_duration("maxPollInterval", own.get("maxpollinterval", polls["maxpollinterval"])),
-        )  # fmt: skip
+            min_poll=check_duration(
+                "minPollInterval", own.get("minpollinterval", polls["minpollinterval"])
+            ),
+            max_poll=check_duration(
+                "maxPollInterval", own.get("maxpollinterval", polls["maxpollinterval"])
+            ),
+        )
 
     def open(self) -> list[ConsumerGroup]:
         """The group in the queue at each path. Raises QueueNotFound and its like."""
-        return [Queue.open(path, storage_options=self.storage_options).group(self.group, start=self.start) for path in self.paths]
+        return [
+            Queue.open(path, storage_options=self.storage_options).group(
+                self.group, start=self.start
+            )
+            for path in self.paths
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +145,20 @@ class WriteOptions:
         own, storage = _split(options, WRITE_OPTIONS)
         path = _path(own)
         if path.lstrip().startswith("["):
-            raise InvalidOption(f"path={path!r}: a write goes to one queue", option="path", value=path)
+            raise InvalidOption(
+                f"path={path!r}: a write goes to one queue", option="path", value=path
+            )
         return cls(path, storage)
 
     def open(self) -> Queue:
         return Queue.open(self.path, storage_options=self.storage_options)
 
 
-def _split(options: Mapping[str, str], known: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
-    """Own options by lower-cased name, and storage options without their prefix. Raises InvalidOption for an unknown one."""
+def _split(
+    options: Mapping[str, str], known: tuple[str, ...]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Own options by lower-cased name, and storage options without their prefix. Raises
+    InvalidOption for an unknown one."""
     lowered = {name.lower() for name in (*known, *_SPARKS_OWN)}
     own: dict[str, str] = {}
     storage: dict[str, str] = {}
@@ -115,21 +172,30 @@ def _split(options: Mapping[str, str], known: tuple[str, ...]) -> tuple[dict[str
             hint = nearest(name, [*known, "storageOptions.*"])
             # Not the value: the name may be a misspelt secret.
             raise InvalidOption(
-                f"unknown option {name!r}" + (f": did you mean {hint!r}?" if hint else f"; the options are {', '.join(known)}"),
-                option=name, value=None,
-            )  # fmt: skip
+                f"unknown option {name!r}"
+                + (
+                    f": did you mean {hint!r}?" if hint else f"; the options are {', '.join(known)}"
+                ),
+                option=name,
+                value=None,
+            )
     return own, storage
 
 
 def _path(own: Mapping[str, str]) -> str:
     path = own.get("path", "")
     if not path.strip():
-        raise InvalidOption("option 'path' is missing: .option('path', ...) or .load(path) names the queue", option="path", value=path)
+        raise InvalidOption(
+            "option 'path' is missing: .option('path', ...) or .load(path) names the queue",
+            option="path",
+            value=path,
+        )
     return path
 
 
 def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """The paths of the queues to read, and whether they were given as a list (JSON, as options are text). Raises InvalidOption."""
+    """The paths of the queues to read, and whether they were given as a list (JSON, as options are
+    text). Raises InvalidOption."""
     text = own.get("path") or own.get("paths", "")
     if not text.lstrip().startswith("["):
         return (_path(own),), False
@@ -137,15 +203,28 @@ def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
         paths = json.loads(text)
     except (ValueError, RecursionError):
         paths = None
-    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path.strip() for path in paths):
+    if (
+        not isinstance(paths, list)
+        or not paths
+        or not all(isinstance(path, str) and path.strip() for path in paths)
+    ):
         raise InvalidOption(
-            f'path={text!r} is not a list of paths: give JSON like ["/queues/orders", "/queues/returns"]', option="path", value=text
+            f'path={text!r} is not a list of paths: give JSON like ["/queues/orders", '
+            f'"/queues/returns"]',
+            option="path",
+            value=text,
         )
     if twice := [path for path, times in Counter(map(absolute_path, paths)).items() if times > 1]:
-        raise InvalidOption(f"path={text!r} names {twice[0]} twice: a queue is read once", option="path", value=text)
+        raise InvalidOption(
+            f"path={text!r} names {twice[0]} twice: a queue is read once", option="path", value=text
+        )
     return tuple(paths), True
 
 
 def _in_order(own: Mapping[str, str], low: str, high: str) -> None:
     if check_duration(low, own[low.lower()]) > check_duration(high, own[high.lower()]):
-        raise InvalidOption(f"{low}={own[low.lower()]!r} is longer than {high}={own[high.lower()]!r}", option=low, value=own[low.lower()])
+        raise InvalidOption(
+            f"{low}={own[low.lower()]!r} is longer than {high}={own[high.lower()]!r}",
+            option=low,
+            value=own[low.lower()],
+        )

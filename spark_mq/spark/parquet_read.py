@@ -1,7 +1,10 @@
-"""Messages of a batch's leases as Spark's own Parquet reader reads them, so that none of their bytes go through Python.
+"""Messages of a batch's leases as Spark's own Parquet reader reads them, so that none of their
+bytes go through Python.
 
-What a Python data source reads goes to the JVM through a socket, which bounds a drain (benchmarks/README.md). The driver knows what a lease
-holds: slices of Parquet files. Spark numbers the rows of a file by itself (``_metadata.row_index``), so it can be told which ones.
+What a Python data source reads goes to the JVM through a socket, which bounds a drain
+(benchmarks/README.md). The driver knows what a lease
+holds: slices of Parquet files. Spark numbers the rows of a file by itself
+(``_metadata.row_index``), so it can be told which ones.
 """
 
 from __future__ import annotations
@@ -39,11 +42,20 @@ def _told_as(kind: DataType) -> str:
     return "bigint" if isinstance(kind, TimestampType) else kind.simpleString()
 
 
-_PAYLOAD: Final = StructType([field for field in READ_SCHEMA.fields if field.name in PAYLOAD_COLUMNS])
-_STATE: Final = [field for field in SEVERAL_SCHEMA.fields if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"]
+_PAYLOAD: Final = StructType(
+    [field for field in READ_SCHEMA.fields if field.name in PAYLOAD_COLUMNS]
+)
+_STATE: Final = [
+    field
+    for field in SEVERAL_SCHEMA.fields
+    if field.name not in PAYLOAD_COLUMNS and field.name != "sequence"
+]
 _PLACE: Final = "struct<low:bigint,high:bigint,before:bigint,committed_at:bigint>"
-"""Of a slice: its first row and the one after its last, what to add to a row's number, and when it was committed (microseconds)."""
-_OF: Final = "struct<" + ",".join(f"{field.name}:{_told_as(field.dataType)}" for field in _STATE) + ">"
+"""Of a slice: its first row and the one after its last, what to add to a row's number, and when it
+was committed (microseconds)."""
+_OF: Final = (
+    "struct<" + ",".join(f"{field.name}:{_told_as(field.dataType)}" for field in _STATE) + ">"
+)
 """What the ledger says of a range."""
 _Files = Mapping[str, Sequence[tuple[FileSlice, Range]]]
 """What is wanted of each file, by its path."""
@@ -62,7 +74,8 @@ MOST_OF_A_FILE: Final = 100
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
 """Names that Spark tells as they are, and does not leave out of a listing as hidden."""
 _LOUD: Final = {
-    # Whatever the session says: a file that is skipped would be acked unread, and a flipped bit be delivered.
+    # Whatever the session says: a file that is skipped would be acked unread, and a flipped bit be
+    # delivered.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
     "parquet.page.verify-checksum.enabled": "true",
@@ -72,10 +85,14 @@ _LOUD: Final = {
 }
 
 
-def read_held(spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[Range]]], several: bool) -> DataFrame | None:
-    """The messages of some ranges, in the columns of the stream (``several``: of one over several queues); None if their files hide it.
+def read_held(
+    spark: SparkSession, held: Iterable[tuple[ConsumerGroup, Sequence[Range]]], several: bool
+) -> DataFrame | None:
+    """The messages of some ranges, in the columns of the stream (``several``: of one over several
+    queues); None if their files hide it.
 
-    Raises CorruptLog for a file that is not as its commit says, StorageError for one that is out of reach, for Spark too.
+    Raises CorruptLog for a file that is not as its commit says, StorageError for one that is out of
+    reach, for Spark too.
     """
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     frames = []
@@ -97,10 +114,13 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return whole
 
 
-def read_scan(batch: DataFrame, scan: BatchScan, owner: Callable[[str], ConsumerGroup]) -> DataFrame | None:
+def read_scan(
+    batch: DataFrame, scan: BatchScan, owner: Callable[[str], ConsumerGroup]
+) -> DataFrame | None:
     """Read what a batch scans, with its columns and order; None if only its own tasks may.
 
-    ``owner`` returns the group of a lease id. Raises CorruptLog and StorageError, as :func:`read_held`.
+    ``owner`` returns the group of a lease id. Raises CorruptLog and StorageError, as
+    :func:`read_held`.
     """
     names = batch.columns
     runs = _runs(scan.pieces)
@@ -135,7 +155,11 @@ def _runs(pieces: Sequence[Piece]) -> list[tuple[str, _Files]] | None:
         if mine and mine[-1][0].offset > piece.offset:
             return None
         mine.append((piece, of))
-    return [(lease_id, files) for lease_id, files in runs] if 0 < len(runs) <= MOST_ORDERED_FILES else None
+    return (
+        [(lease_id, files) for lease_id, files in runs]
+        if 0 < len(runs) <= MOST_ORDERED_FILES
+        else None
+    )
 
 
 def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> _Files:
@@ -150,7 +174,8 @@ def _by_file(group: ConsumerGroup, ranges: Sequence[Range]) -> _Files:
 def _fits(files: _Files) -> bool:
     """Whether Spark finds the slices again, and sooner than Python reads them.
 
-    No two files may have the same name, nor one that Spark tells otherwise or hides: its messages would be lost. And each row of a file is
+    No two files may have the same name, nor one that Spark tells otherwise or hides: its messages
+    would be lost. And each row of a file is
     compared with all of its slices.
     """
     names, slices = {_name(path) for path in files}, [len(pieces) for pieces in files.values()]
@@ -159,7 +184,8 @@ def _fits(files: _Files) -> bool:
 
 
 def _check(group: ConsumerGroup, files: _Files) -> tuple[bool, bool]:
-    """Return whether Spark and Arrow read the files alike, and whether all of their rows are wanted.
+    """Return whether Spark and Arrow read the files alike, and whether all of their rows are
+    wanted.
 
     Raises CorruptLog for a file with fewer rows than its commit says. Spark would not notice.
     """
@@ -180,55 +206,91 @@ def _check(group: ConsumerGroup, files: _Files) -> tuple[bool, bool]:
 
 
 def _is_alike(file: pq.ParquetFile) -> bool:
-    """Return whether the columns have our types. Spark reads others in its own way, or not at all."""
-    leaves = {leaf.path: leaf.physical_type for leaf in (file.schema.column(at) for at in range(len(file.schema)))}
+    """Return whether the columns have our types. Spark reads others in its own way, or not at
+    all."""
+    leaves = {
+        leaf.path: leaf.physical_type
+        for leaf in (file.schema.column(at) for at in range(len(file.schema)))
+    }
     ours = {name: FILE_SCHEMA.field(name).type for name in _PAYLOAD.names}
-    return all(field.type == ours[field.name] or leaves.get(field.name) == "INT96" for field in file.schema_arrow if field.name in ours)
+    return all(
+        field.type == ours[field.name] or leaves.get(field.name) == "INT96"
+        for field in file.schema_arrow
+        if field.name in ours
+    )
 
 
-def _frame(spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]) -> DataFrame | None:
-    """The wanted rows of the files, with columns of these names; None if Spark may read them otherwise."""
+def _frame(
+    spark: SparkSession, group: ConsumerGroup, files: _Files, names: Sequence[str]
+) -> DataFrame | None:
+    """The wanted rows of the files, with columns of these names; None if Spark may read them
+    otherwise."""
     alike, whole = _check(group, files)
     if not alike:
         return None
     rows = _rows(spark, group._context.messages.path, files)
     ranges = {of for pieces in files.values() for _, of in pieces}
-    if len(files) <= FEW_FILES and len(ranges) == 1 and all(len(pieces) == 1 for pieces in files.values()):
+    if (
+        len(files) <= FEW_FILES
+        and len(ranges) == 1
+        and all(len(pieces) == 1 for pieces in files.values())
+    ):
         (of,) = ranges
         places = {_name(path): _place(piece) for path, ((piece, _),) in files.items()}
         return _by_constants(rows, places, whole, _told(group, of), names)
     each = [
-        {"_file": _name(path), "_place": _place(piece), "_of": _told(group, of)} for path, pieces in files.items() for piece, of in pieces
+        {"_file": _name(path), "_place": _place(piece), "_of": _told(group, of)}
+        for path, pieces in files.items()
+        for piece, of in pieces
     ]
     return _by_join(rows, each, names)
 
 
-def _by_constants(rows: DataFrame, places: Mapping[str, _Place], whole: bool, told: _Told, names: Sequence[str]) -> DataFrame:
+def _by_constants(
+    rows: DataFrame, places: Mapping[str, _Place], whole: bool, told: _Told, names: Sequence[str]
+) -> DataFrame:
     """As of a lease of what was unread: one range, of which each file has one slice.
 
-    Without a join this is read as fast as a plain table, and in one step, since Spark takes some 10 ms to look at each.
+    Without a join this is read as fast as a plain table, and in one step, since Spark takes some 10
+    ms to look at each.
     """
     row = "_metadata.row_index"
     if not whole:
-        rows = rows.where(f"{row} >= {_by_name(places, 'low')} AND {row} < {_by_name(places, 'high')}")
+        rows = rows.where(
+            f"{row} >= {_by_name(places, 'low')} AND {row} < {_by_name(places, 'high')}"
+        )
     of = {field.name: _literal(told.get(field.name), field.dataType) for field in _STATE}
-    return rows.selectExpr(*_columns(names, row, _by_name(places, "before"), _by_name(places, "committed_at"), of))
+    return rows.selectExpr(
+        *_columns(names, row, _by_name(places, "before"), _by_name(places, "committed_at"), of)
+    )
 
 
-def _by_join(rows: DataFrame, slices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> DataFrame:
+def _by_join(
+    rows: DataFrame, slices: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> DataFrame:
     """Of any slices, each with its ``_file``, ``_place`` and ``_of``."""
-    held = f"inline(from_json({_text(json.dumps(slices))}, 'array<struct<_file:string,_place:{_PLACE},_of:{_OF}>>'))"
+    held = (
+        f"inline(from_json({_text(json.dumps(slices))}, "
+        f"'array<struct<_file:string,_place:{_PLACE},_of:{_OF}>>'))"
+    )
     told = rows.sparkSession.range(1, numPartitions=1).selectExpr(held)
-    mine = rows.selectExpr("*", "_metadata.row_index AS _row", "_metadata.file_name AS _file").join(f.broadcast(told), "_file")
+    mine = rows.selectExpr("*", "_metadata.row_index AS _row", "_metadata.file_name AS _file").join(
+        f.broadcast(told), "_file"
+    )
     of = {field.name: _instant(f"_of.{field.name}", field.dataType) for field in _STATE}
     return mine.where("_row >= _place.low AND _row < _place.high").selectExpr(
         *_columns(names, "_row", "_place.before", "_place.committed_at", of)
     )
 
 
-def _columns(names: Sequence[str], row: str, before: str, committed_at: str, of: Mapping[str, str]) -> list[str]:
+def _columns(
+    names: Sequence[str], row: str, before: str, committed_at: str, of: Mapping[str, str]
+) -> list[str]:
     """The columns as SQL. What the publisher left null reads as DESIGN section 3 says."""
-    published = f"greatest(coalesce(published_at, timestamp_micros({committed_at})), timestamp_micros({EARLIEST}L))"
+    published = (
+        f"greatest(coalesce(published_at, timestamp_micros({committed_at})), "
+        f"timestamp_micros({EARLIEST}L))"
+    )
     sequence = f"{row} + {before}"
     own = {
         "sequence": sequence,
@@ -247,10 +309,12 @@ def _rows(spark: SparkSession, root: str, files: _Files) -> DataFrame:
         return spark.read.options(**_LOUD).schema(_PAYLOAD).parquet(*paths)
     except Exception as error:  # Spark's, or the JVM's
         raise StorageError(
-            f"Spark cannot read {root}: {one_line(error)}. lease.read() reads as Spark itself is configured (for s3:// its fs.s3.impl and "
+            f"Spark cannot read {root}: {one_line(error)}. lease.read() reads as Spark itself is "
+            f"configured (for s3:// its fs.s3.impl and "
             "fs.s3a.*), not by storageOptions.*: configure that, or use the batch instead",
-            path=root, landed=False,
-        ) from error  # fmt: skip
+            path=root,
+            landed=False,
+        ) from error
 
 
 def _name(path: str) -> str:
@@ -273,7 +337,8 @@ def _told(group: ConsumerGroup, of: Range) -> _Told:
 
 
 def _text(value: str) -> str:
-    """A text as SQL, in which none of its characters stands, only the hexadecimal digits of its bytes."""
+    """A text as SQL, in which none of its characters stands, only the hexadecimal digits of its
+    bytes."""
     return f"CAST(X'{value.encode().hex()}' AS STRING)"
 
 
@@ -281,7 +346,11 @@ def _literal(value: str | int | None, kind: DataType) -> str:
     """A value as SQL."""
     if isinstance(value, str):
         return _text(value)
-    return f"CAST(NULL AS {kind.simpleString()})" if value is None else _instant(f"CAST({value:d} AS {_told_as(kind)})", kind)
+    return (
+        f"CAST(NULL AS {kind.simpleString()})"
+        if value is None
+        else _instant(f"CAST({value:d} AS {_told_as(kind)})", kind)
+    )
 
 
 def _instant(number: str, kind: DataType) -> str:
@@ -292,4 +361,5 @@ def _by_name(places: Mapping[str, _Place], what: str) -> str:
     """What is told of the place of a row's file. The names are plain, so they may stand in SQL."""
     if len({place[what] for place in places.values()}) == 1:
         return f"{next(iter(places.values()))[what]}L"
-    return f"element_at(map({', '.join(f'{name!r}, {place[what]}L' for name, place in places.items())}), _metadata.file_name)"
+    pairs = ", ".join(f"{name!r}, {place[what]}L" for name, place in places.items())
+    return f"element_at(map({pairs}), _metadata.file_name)"

@@ -1,4 +1,5 @@
-"""Input partitions: slices of immutable files with what the ledger says of them, and how a task reads them."""
+"""Input partitions: slices of immutable files with what the ledger says of them, and how a task
+reads them."""
 
 from __future__ import annotations
 
@@ -27,25 +28,36 @@ Piece = tuple[FileSlice, Range]
 
 @dataclass(frozen=True)
 class SlicePartition(InputPartition):
-    """What one task reads: ``pieces`` of the files of ``queue``. A pure value: reading it twice gives the same rows."""
+    """What one task reads: ``pieces`` of the files of ``queue``. A pure value: reading it twice
+    gives the same rows."""
 
     queue: str
     pieces: tuple[Piece, ...]
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
 
 
-def cut_all(plans: Sequence[tuple[str, Sequence[Piece]]], options: Mapping[str, str], at_least: int) -> list[InputPartition]:
+def cut_all(
+    plans: Sequence[tuple[str, Sequence[Piece]]], options: Mapping[str, str], at_least: int
+) -> list[InputPartition]:
     """The slices of several queues (by path) as partitions, one queue after the other."""
     total = sum(piece.rows for _, pieces in plans for piece, _ in pieces)
     return [
         part
         for queue, pieces in plans
-        for part in cut(queue, pieces, options, -(-at_least * sum(piece.rows for piece, _ in pieces) // max(1, total)))
+        for part in cut(
+            queue,
+            pieces,
+            options,
+            -(-at_least * sum(piece.rows for piece, _ in pieces) // max(1, total)),
+        )
     ]
 
 
-def cut(queue: str, pieces: Sequence[Piece], options: Mapping[str, str], at_least: int) -> list[InputPartition]:
-    """Slices as partitions of like numbers of rows: `at_least` so many (as far as there are rows), more where they are large."""
+def cut(
+    queue: str, pieces: Sequence[Piece], options: Mapping[str, str], at_least: int
+) -> list[InputPartition]:
+    """Slices as partitions of like numbers of rows: `at_least` so many (as far as there are rows),
+    more where they are large."""
     rows = sum(piece.rows for piece, _ in pieces)
     size = sum(piece.size for piece, _ in pieces)
     wanted = min(rows, max(at_least, -(-size // PARTITION_BYTES), -(-rows // PARTITION_ROWS)))
@@ -60,8 +72,13 @@ def cut(queue: str, pieces: Sequence[Piece], options: Mapping[str, str], at_leas
         while left.rows:
             take = min(room, left.rows)
             current.append((replace(left, rows=take, size=left.size * take // left.rows), of))
-            left = replace(left, offset=left.offset + take, first=left.first + take, rows=left.rows - take,
-                           size=left.size - left.size * take // left.rows)  # fmt: skip
+            left = replace(
+                left,
+                offset=left.offset + take,
+                first=left.first + take,
+                rows=left.rows - take,
+                size=left.size - left.size * take // left.rows,
+            )
             room -= take
             if room == 0:
                 out.append(SlicePartition(queue, tuple(current), dict(options)))
@@ -72,12 +89,15 @@ def cut(queue: str, pieces: Sequence[Piece], options: Mapping[str, str], at_leas
 
 
 def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition in the columns of `schema`. Where there was nothing to read, Spark gives a partition of its own."""
+    """The rows of a partition in the columns of `schema`. Where there was nothing to read, Spark
+    gives a partition of its own."""
     if not isinstance(partition, SlicePartition):
         return
     wanted = arrow_schema(schema)
     payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
-    reader = MessageReader(ObjectStore(join(partition.queue, "messages"), partition.storage_options), payload)
+    reader = MessageReader(
+        ObjectStore(join(partition.queue, "messages"), partition.storage_options), payload
+    )
     for pieces in _in_batches(partition.pieces):
         rows = reader.read(*(piece for piece, _ in pieces)) if payload else None
         yield from to_delivery_table(rows, pieces, wanted, {"queue": partition.queue}).to_batches()
@@ -91,7 +111,9 @@ def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         while left.rows:
             rows = min(room, left.rows)
             batch.append((replace(left, rows=rows), of))
-            left = replace(left, offset=left.offset + rows, first=left.first + rows, rows=left.rows - rows)
+            left = replace(
+                left, offset=left.offset + rows, first=left.first + rows, rows=left.rows - rows
+            )
             room -= rows
             if not room:
                 yield batch

@@ -46,7 +46,8 @@ READ_SCHEMA: Final = StructType(
         StructField("error", StringType()),
     ]
 )
-"""What a read gives. The last six say how the message stands in the group; in a stream, as it was when leased."""
+"""What a read gives. The last six say how the message stands in the group; in a stream, as it was
+when leased."""
 
 SEVERAL_SCHEMA: Final = StructType([*READ_SCHEMA.fields, StructField("queue", StringType())])
 """What a read of several queues gives: besides, the path of the message's queue."""
@@ -60,14 +61,19 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def check_projection(schema: StructType, several: bool) -> None:
-    """Whether a user's ``.schema(...)`` asks only for columns that there are, in their types. Raises InvalidSchema."""
+    """Whether a user's ``.schema(...)`` asks only for columns that there are, in their types.
+    Raises InvalidSchema."""
     known = {f.name: f.dataType for f in (SEVERAL_SCHEMA if several else READ_SCHEMA).fields}
     for wanted in schema.fields:
         if wanted.name not in known:
-            raise InvalidSchema(f"there is no column {wanted.name!r} to read; there are {', '.join(known)}", column=wanted.name)
+            raise InvalidSchema(
+                f"there is no column {wanted.name!r} to read; there are {', '.join(known)}",
+                column=wanted.name,
+            )
         if known[wanted.name].simpleString() != wanted.dataType.simpleString():
             raise InvalidSchema(
-                f"column {wanted.name!r} is {known[wanted.name].simpleString()}, not {wanted.dataType.simpleString()}: "
+                f"column {wanted.name!r} is {known[wanted.name].simpleString()}, not "
+                f"{wanted.dataType.simpleString()}: "
                 "cast it after the read",
                 column=wanted.name,
             )

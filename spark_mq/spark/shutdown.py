@@ -1,7 +1,10 @@
-"""A good end when the driver is told to terminate (SIGTERM), whoever of its two processes the signal reaches.
+"""A good end when the driver is told to terminate (SIGTERM), whoever of its two processes the
+signal reaches.
 
-``python job.py``: Python gets it. ``spark-submit job.py``: the JVM gets it, and Python is its child; so a hook of the JVM calls back
-over py4j, before Spark's own hook stops the context. Dying at once is safe too: the batch in hand is then run again.
+``python job.py``: Python gets it. ``spark-submit job.py``: the JVM gets it, and Python is its
+child; so a hook of the JVM calls back
+over py4j, before Spark's own hook stops the context. Dying at once is safe too: the batch in hand
+is then run again.
 """
 
 from __future__ import annotations
@@ -30,10 +33,14 @@ _EXIT_CODE: Final = 128 + signal.SIGTERM
 
 
 @contextlib.contextmanager
-def on_sigterm(spark: Any, stop: Callable[[], object], timeout: float = GRACE) -> Iterator[threading.Event]:
-    """While the block runs, SIGTERM calls ``stop()``, once, in a thread of its own; `stop` should make the block end.
+def on_sigterm(
+    spark: Any, stop: Callable[[], object], timeout: float = GRACE
+) -> Iterator[threading.Event]:
+    """While the block runs, SIGTERM calls ``stop()``, once, in a thread of its own; `stop` should
+    make the block end.
 
-    Yields an event that is set by the signal. Under spark-submit the JVM waits for the end of the block; its exit code is then 143.
+    Yields an event that is set by the signal. Under spark-submit the JVM waits for the end of the
+    block; its exit code is then 143.
     A process that is still there after `timeout` seconds ends itself. Call it in the main thread.
 
     Examples
@@ -56,10 +63,13 @@ def on_sigterm(spark: Any, stop: Callable[[], object], timeout: float = GRACE) -
             _log.exception("the stop failed")
 
     def begin(*_: object) -> None:
-        # A signal handler: the main thread may be inside a py4j call, so no Spark here, and no waiting for a lock.
+        # A signal handler: the main thread may be inside a py4j call, so no Spark here, and no
+        # waiting for a lock.
         requested.set()
         if first.acquire(blocking=False):
-            stopping.append(threading.Thread(target=terminate, name="spark_mq-terminate", daemon=True))
+            stopping.append(
+                threading.Thread(target=terminate, name="spark_mq-terminate", daemon=True)
+            )
             stopping[0].start()
 
     def from_jvm() -> None:
@@ -73,32 +83,46 @@ def on_sigterm(spark: Any, stop: Callable[[], object], timeout: float = GRACE) -
         yield requested
     finally:
         for thread in stopping:
-            # The block ends as soon as the query has: what is left of the stop, the giving back, must not be cut off by Python's end.
+            # The block ends as soon as the query has: what is left of the stop, the giving back,
+            # must not be cut off by Python's end.
             thread.join(timeout)
         ended.set()
         if not remove_hook():
-            # The JVM is on its way out and wants the hook's answer, or it waits for its own timeout.
+            # The JVM is on its way out and wants the hook's answer, or it waits for its own
+            # timeout.
             answered.wait(1)
             time.sleep(0.2)
         signal.signal(signal.SIGTERM, before)
 
 
 def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
-    """Lets the batch in hand finish and be committed, stops the query, and gives back what was leased after it, uncounted.
+    """Lets the batch in hand finish and be committed, stops the query, and gives back what was
+    leased after it, uncounted.
 
-    False if the batch takes longer than `timeout` seconds. It is then left alone: Spark cannot interrupt Python, so end the process;
-    the next run on the checkpoint repeats the batch. Over Spark Connect `each` is a copy, and the batch in hand is cut: it is stopped,
+    False if the batch takes longer than `timeout` seconds. It is then left alone: Spark cannot
+    interrupt Python, so end the process;
+    the next run on the checkpoint repeats the batch. Over Spark Connect `each` is a copy, and the
+    batch in hand is cut: it is stopped,
     the next run repeats the batch, and a warning says so.
     """
     if type(query).__module__.startswith("pyspark.sql.connect."):
-        _log.warning("over Spark Connect the batch in hand cannot be waited for: if there is one, it will run again")
+        _log.warning(
+            "over Spark Connect the batch in hand cannot be waited for: if there is one, it will "
+            "run again"
+        )
         query.stop()
         return True
     deadline = time.monotonic() + timeout
     if not each.close(timeout):
         return False
-    # Spark notes in the checkpoint that the batch is done after the function has returned: stopped before, it would repeat it.
-    while each.last_batch is not None and query.isActive and not _committed(query, each.last_batch) and time.monotonic() < deadline:
+    # Spark notes in the checkpoint that the batch is done after the function has returned: stopped
+    # before, it would repeat it.
+    while (
+        each.last_batch is not None
+        and query.isActive
+        and not _committed(query, each.last_batch)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     query.stop()
     each.give_back()
@@ -106,9 +130,12 @@ def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
 
 
 def _committed(query: Any, batch_id: int) -> bool:
-    """Whether Spark is done with a batch. While idle it reports the batch to come, which then has not run."""
+    """Whether Spark is done with a batch. While idle it reports the batch to come, which then has
+    not run."""
     last = query.lastProgress
-    return last is not None and (last.batchId > batch_id or (last.batchId == batch_id and "addBatch" in last.durationMs))
+    return last is not None and (
+        last.batchId > batch_id or (last.batchId == batch_id and "addBatch" in last.durationMs)
+    )
 
 
 def _give_up(timeout: float) -> None:
@@ -125,7 +152,8 @@ class _Runnable:
 
 
 def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[], bool]:
-    """Has the JVM run a function when it shuts down. Returns what takes that back: False if the JVM is shutting down already."""
+    """Has the JVM run a function when it shuts down. Returns what takes that back: False if the JVM
+    is shutting down already."""
     try:
         context = spark.sparkContext
         gateway, jvm = context._gateway, context._jvm
@@ -135,10 +163,13 @@ def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[
     from pyspark.java_gateway import ensure_callback_server_started
 
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    # Hooks lie in a hash set. A Python object would be asked for its hash over py4j; a Thread has one (it is never started).
+    # Hooks lie in a hash set. A Python object would be asked for its hash over py4j; a Thread has
+    # one (it is never started).
     hook = jvm.java.lang.Thread(_Runnable(run))
     hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
-    hooks.addShutdownHook(hook, _BEFORE_SPARK, int(timeout) + 5, jvm.java.util.concurrent.TimeUnit.SECONDS)
+    hooks.addShutdownHook(
+        hook, _BEFORE_SPARK, int(timeout) + 5, jvm.java.util.concurrent.TimeUnit.SECONDS
+    )
 
     def remove() -> bool:
         try:

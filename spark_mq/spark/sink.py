@@ -1,4 +1,5 @@
-"""Publishing from Spark: executors write Parquet files, the driver publishes them all with one commit through delta-rs."""
+"""Publishing from Spark: executors write Parquet files, the driver publishes them all with one
+commit through delta-rs."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
@@ -36,14 +41,22 @@ class FilesWritten(WriterCommitMessage):
 
 
 def check_dataframe(schema: StructType, overwrite: bool) -> None:
-    """Whether a DataFrame can be published. Raises InvalidSchema, InvalidOption; before any job runs."""
+    """Whether a DataFrame can be published. Raises InvalidSchema, InvalidOption; before any job
+    runs."""
     if overwrite:
-        raise InvalidOption("a queue is only appended to: use mode('append') or outputMode('append')", option="mode", value="overwrite")
+        raise InvalidOption(
+            "a queue is only appended to: use mode('append') or outputMode('append')",
+            option="mode",
+            value="overwrite",
+        )
     check_publishable({f.name: f.dataType.simpleString() for f in schema})
 
 
-def write_files(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> tuple[WrittenFile, ...]:
-    """Writes the rows of a task as data files of about FILE_BYTES. Raises InvalidSchema for a null value."""
+def write_files(
+    options: WriteOptions, batches: Iterator[pa.RecordBatch]
+) -> tuple[WrittenFile, ...]:
+    """Writes the rows of a task as data files of about FILE_BYTES. Raises InvalidSchema for a null
+    value."""
     queue = options.open()
     now = time.time_ns() // 1000
     files: list[WrittenFile] = []
@@ -73,14 +86,22 @@ def write_files(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> tup
 def note_abort(files: Sequence[WrittenFile]) -> None:
     """Names the files that stay behind unpublished, which is only waste.
 
-    They are not deleted: Spark calls abort also after a commit that raised, and such a commit may have landed all the same.
+    They are not deleted: Spark calls abort also after a commit that raised, and such a commit may
+    have landed all the same.
     """
     if files:
-        _log.warning("%d files (%d bytes) stay behind unpublished: %s ...", len(files), sum(f.size for f in files), files[0].path)
+        _log.warning(
+            "%d files (%d bytes) stay behind unpublished: %s ...",
+            len(files),
+            sum(f.size for f in files),
+            files[0].path,
+        )
 
 
 def written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFile]:
-    return [file for message in messages if isinstance(message, FilesWritten) for file in message.files]
+    return [
+        file for message in messages if isinstance(message, FilesWritten) for file in message.files
+    ]
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -102,7 +123,8 @@ class QueueWriter(DataSourceArrowWriter):
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream``: each batch is published once, by (query id, batch id), whatever is replayed."""
+    """``df.writeStream``: each batch is published once, by (query id, batch id), whatever is
+    replayed."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
@@ -120,15 +142,24 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             return
         if len(queries) != 1:
             raise InvalidOption(
-                "Spark did not say which query writes here, so a replayed batch would be published twice: "
-                "publish with df.write from foreachBatch instead", option="checkpointLocation", value=None,
-            )  # fmt: skip
-        producer = f"query-{queries.pop()}"  # never a name of the user's: with a new checkpoint batches count from 0 again
+                "Spark did not say which query writes here, so a replayed batch would be "
+                "published twice: "
+                "publish with df.write from foreachBatch "
+                "instead",
+                option="checkpointLocation",
+                value=None,
+            )
+        # Never a name that the user gave: with a new checkpoint, batches count from 0 again.
+        producer = f"query-{queries.pop()}"
         log = self.options.open()._context.messages
         try:
             log.commit(files, mark=(producer_txn(producer), batchId))
         except DuplicatePublish:
-            _log.warning("batch %d of %s was published before its crash; it is not published again", batchId, producer)
+            _log.warning(
+                "batch %d of %s was published before its crash; it is not published again",
+                batchId,
+                producer,
+            )
             note_abort(files)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -1,6 +1,8 @@
-"""``format("spark_mq")``: a stream that leases, a batch read that only looks, and writes that publish.
+"""``format("spark_mq")``: a stream that leases, a batch read that only looks, and writes that
+publish.
 
-The rules are in ``spark_mq.stream``; this is what Spark calls. Hooks run in one runner process per started stream, tasks on the
+The rules are in ``spark_mq.stream``; this is what Spark calls. Hooks run in one runner process per
+started stream, tasks on the
 executors. ``__init__`` is cheap, for a second process builds the reader too.
 """
 
@@ -12,8 +14,18 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from spark_mq.errors import InvalidOption
@@ -37,15 +49,18 @@ class SparkMQDataSource(DataSource):
     --------
     Lease, process and ack in a stream; what the handler returns is settled as failed:
 
-    >>> spark.readStream.format("spark_mq").option("consumerGroup", "billing").load("/queues/orders")  # doctest: +SKIP
+    >>> spark.readStream.format("spark_mq").option("consumerGroup",
+    "billing").load("/queues/orders")  # doctest: +SKIP
 
     Look without leasing:
 
-    >>> spark.read.format("spark_mq").load("/queues/orders").groupBy("state").count()  # doctest: +SKIP
+    >>> spark.read.format("spark_mq").load("/queues/orders").groupBy("state").count()  # doctest:
+    +SKIP
 
     Publish:
 
-    >>> df.select("value").write.format("spark_mq").mode("append").save("/queues/orders")  # doctest: +SKIP
+    >>> df.select("value").write.format("spark_mq").mode("append").save("/queues/orders")  #
+    doctest: +SKIP
     """
 
     @classmethod
@@ -80,7 +95,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def options(self) -> ReadOptions:
-        """Checked by the first hook: an error raised while Spark builds the reader would be hidden behind one of its own."""
+        """Checked by the first hook: an error raised while Spark builds the reader would be hidden
+        behind one of its own."""
         options = ReadOptions.parse(self._given)
         check_projection(self.schema, options.several)
         return options
@@ -90,7 +106,11 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Made by the first hook, in the runner's process."""
         groups = [group._ledger for group in self.options.open()]
         options = self.options.stream
-        return MultiQueueSource(groups, options) if self.options.several else StreamSource(groups[0], options)
+        return (
+            MultiQueueSource(groups, options)
+            if self.options.several
+            else StreamSource(groups[0], options)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "source"}
@@ -106,10 +126,17 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         if not isinstance(limit, ReadMaxRows | ReadAllAvailable):
-            raise InvalidOption(f"the read limit {limit!r} is not supported; use maxMessagesPerTrigger", option="limit", value=repr(limit))
+            raise InvalidOption(
+                f"the read limit {limit!r} is not supported; use maxMessagesPerTrigger",
+                option="limit",
+                value=repr(limit),
+            )
         if self._idle and not self.source.is_limited:
             # Spark asks every 10 ms or so while nothing comes: look less often the longer it lasts.
-            time.sleep(min(self.options.max_poll, self.options.min_poll * 2 ** min(self._idle - 1, 20)) / SECOND)
+            time.sleep(
+                min(self.options.max_poll, self.options.min_poll * 2 ** min(self._idle - 1, 20))
+                / SECOND
+            )
         end = self.source.latest(start)
         self._idle = self._idle + 1 if end == start else 0
         return end
@@ -122,7 +149,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: that a batch is done shows when Spark asks for what follows it, which it does for the last batch too."""
+        """Nothing: that a batch is done shows when Spark asks for what follows it, which it does
+        for the last batch too."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return partitions.read(partition, self.schema)
@@ -133,7 +161,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class PeekReader(DataSourceReader):
-    """The batch read: all messages that the log still has, with their state in the group. Leases nothing, changes nothing."""
+    """The batch read: all messages that the log still has, with their state in the group. Leases
+    nothing, changes nothing."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_projection(schema, options.several)
@@ -152,6 +181,11 @@ def _all(group: GroupLedger) -> list[partitions.Piece]:
     """All messages that the log still has, with their ranges."""
     ledger, index, horizon = group.current(), group.messages.index(), read_horizon(group.ledgers)
     first, floor, frontier = horizon + 1, ledger.head.floor, ledger.frontier
-    ranges = [Range(first, floor, "settled", index.count(first, floor)), *ledger,
-              Range(frontier + 1, index.tail, UNREAD, index.count(frontier + 1, index.tail))]  # fmt: skip
-    return [(piece, r) for r in ranges if r.message_count for piece in index.slices(r.first, r.last)]
+    ranges = [
+        Range(first, floor, "settled", index.count(first, floor)),
+        *ledger,
+        Range(frontier + 1, index.tail, UNREAD, index.count(frontier + 1, index.tail)),
+    ]
+    return [
+        (piece, r) for r in ranges if r.message_count for piece in index.slices(r.first, r.last)
+    ]

@@ -1,4 +1,5 @@
-"""Keep the commit index in a Delta table, ``commits/``, so that the log of ``messages/`` can be cleaned.
+"""Keep the commit index in a Delta table, ``commits/``, so that the log of ``messages/`` can be
+cleaned.
 
 Each commit of it is marked with the last version of ``messages/`` that it reaches to.
 """
@@ -35,16 +36,21 @@ LARGE_ROWS: Final = 100_000
 class CommitsTable:
     """The table at ``path``. It belongs to one ``messages/`` table, known by its id."""
 
-    def __init__(self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True) -> None:
+    def __init__(
+        self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
+    ) -> None:
         self.path = path
         self.files = ObjectStore(path, storage_options, durable=durable)
         self.log = DeltaLog(self.files, replaceable=True, on_checkpoint=checkpoint_soon)
         self._lock = threading.Lock()
 
     def open(self, messages_id: str) -> TableState | None:
-        """Return the table at its latest version; None if there is none, or one of another ``messages/``."""
+        """Return the table at its latest version; None if there is none, or one of another
+        ``messages/``."""
         state = self.log.open()
-        return state if state is not None and state.description == _description(messages_id) else None
+        return (
+            state if state is not None and state.description == _description(messages_id) else None
+        )
 
     def covered(self, messages_id: str) -> int:
         """Return the last version of ``messages/`` that the table has, or -1."""
@@ -52,14 +58,17 @@ class CommitsTable:
         return -1 if state is None else state.txns.get(_app_id(messages_id), -1)
 
     def read(self, messages_id: str, after: int = -1) -> tuple[pa.Table, int] | None:
-        """Return the rows, and the version that they reach to; None if that is not beyond `after`."""
+        """Return the rows, and the version that they reach to; None if that is not beyond
+        `after`."""
         for attempt in (1, 2):
             state = self.open(messages_id)
             upto = -1 if state is None else state.txns.get(_app_id(messages_id), -1)
             if state is None or upto <= after:
                 return None
             try:
-                parts = [self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in state.files()]
+                parts = [
+                    self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in state.files()
+                ]
                 return pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts]), upto
             except FileNotFoundError as error:
                 if attempt == 2:  # a sweep may rewrite them once
@@ -70,8 +79,10 @@ class CommitsTable:
 
     def _broken(self, error: Exception) -> CorruptLog:
         return CorruptLog(
-            f"a data file of {self.path} cannot be read: {one_line(error)}. Restore it from a backup; or, as long as "
-            "the log of messages/ has all its commits, remove the table: the next sweep writes it again",
+            f"a data file of {self.path} cannot be read: {one_line(error)}. Restore it from a "
+            f"backup; or, as long as "
+            "the log of messages/ has all its commits, remove the table: the next sweep writes "
+            "it again",
             path=self.path,
             version=None,
         )
@@ -87,7 +98,11 @@ class CommitsTable:
             written: list[AddFile] = []
 
             def compute(state: TableState) -> tuple[Change | None, int]:
-                done = state.txns.get(app, -1) if state.description == _description(messages_id) else upto
+                done = (
+                    state.txns.get(app, -1)
+                    if state.description == _description(messages_id)
+                    else upto
+                )
                 rows = published.rows_since(done)
                 self._discard(written)
                 if upto <= done or (not rows.num_rows and upto - done < idle_commits):
@@ -95,13 +110,21 @@ class CommitsTable:
                 merged = _small_files(state)
                 written.append(self._write(merged, rows))
                 note = {"operation": "index commits", "upto": upto}
-                change = Change(uuid.uuid4().hex, note, adds=list(written), removes=merged, txns=[(app, upto)], whole_table=True)
+                change = Change(
+                    uuid.uuid4().hex,
+                    note,
+                    adds=list(written),
+                    removes=merged,
+                    txns=[(app, upto)],
+                    whole_table=True,
+                )
                 return change, upto - done
 
             return self.log.transact(compute)[1]
 
     def _create(self, messages_id: str) -> None:
-        """Create the table if it is missing, in place of one that belongs to another ``messages/``."""
+        """Create the table if it is missing, in place of one that belongs to another
+        ``messages/``."""
         description = _description(messages_id)
         state = self.log.open()
         if state is None:
@@ -115,7 +138,9 @@ class CommitsTable:
             self.log.transact(lambda found: (_take_over(found, description), None))
 
     def _write(self, merged: list[AddFile], rows: pa.Table) -> AddFile:
-        whole = pa.concat_tables([*(self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in merged), rows])
+        whole = pa.concat_tables(
+            [*(self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in merged), rows]
+        )
         path, buffer = f"part-{uuid.uuid4()}.parquet", io.BytesIO()
         pq.write_table(whole, buffer, compression="zstd")
         self.files.write(path, buffer.getvalue())
@@ -139,7 +164,8 @@ class CommitsTable:
 
 
 def _take_over(state: TableState, description: str) -> Change | None:
-    """Return the change that empties the table of another ``messages/`` and describes it as this one's."""
+    """Return the change that empties the table of another ``messages/`` and describes it as this
+    one's."""
     if state.description == description:
         return None
     metadata = {**state.metadata, "description": description}

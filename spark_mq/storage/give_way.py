@@ -61,9 +61,14 @@ class WayRequests:
             self._asked[key] = (str(note.get(_WRITER)), now + seconds)
 
     def pause(self, group: str) -> float:
-        """Return for how many seconds to pause before a commit of the group. Each request counts once."""
+        """Return for how many seconds to pause before a commit of the group. Each request counts
+        once."""
         now = time.monotonic()
-        others = {key: asked for key, asked in self._asked.items() if key in (None, group) and asked[0] != self._me}
+        others = {
+            key: asked
+            for key, asked in self._asked.items()
+            if key in (None, group) and asked[0] != self._me
+        }
         self._asked = {key: asked for key, asked in self._asked.items() if key not in others}
         return max([0.0, *(until - now for _, until in others.values())])
 

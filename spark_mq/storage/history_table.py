@@ -160,12 +160,20 @@ class HistoryTable:
         return Archived(total, archived)
 
     def _append(self, app: str, rows: pa.Table, archived: int, up_to: int) -> int:
-        """Append the rows of the ledger commits after `archived`. Return how many commits those were.
+        """Append the rows of the ledger commits after `archived`. Return how many commits those
+        were.
 
-        If another sweep has archived some of them meanwhile, nothing is appended: the next sweep goes on.
+        If another sweep has archived some of them meanwhile, nothing is appended: the next sweep
+        goes on.
         """
         written = list(self._write(rows))
-        change = Change(uuid.uuid4().hex, {"operation": "archive"}, adds=written, txns=[(app, up_to)], partition=None)
+        change = Change(
+            uuid.uuid4().hex,
+            {"operation": "archive"},
+            adds=written,
+            txns=[(app, up_to)],
+            partition=None,
+        )
 
         def compute(state: TableState) -> tuple[Change | None, int]:
             fresh = state.txns.get(app, -1) == archived
@@ -209,7 +217,11 @@ class HistoryTable:
 
         def compute(state: TableState) -> tuple[Change | None, None]:
             old = [file for file in state.files() if (file.partition.get("day") or "") < oldest]
-            return (Change(uuid.uuid4().hex, {"operation": "drop old days"}, removes=old) if old else None), None
+            return (
+                Change(uuid.uuid4().hex, {"operation": "drop old days"}, removes=old)
+                if old
+                else None
+            ), None
 
         self._log.transact(compute)
 
@@ -278,7 +290,10 @@ def history_rows(commits: Iterable[LedgerCommit]) -> pa.Table:
 def _table(commit: LedgerCommit, events: pa.Table, groups: Any) -> pa.Table:
     n, at = events.num_rows, to_datetime(commit.at)
     ended = pc.fill_null(pc.equal(events["state"], SETTLED), False).to_pylist()
-    outcomes = [outcome_of(event) if end else None for event, end in zip(events["event"].to_pylist(), ended, strict=True)]
+    outcomes = [
+        outcome_of(event) if end else None
+        for event, end in zip(events["event"].to_pylist(), ended, strict=True)
+    ]
     given = {
         "day": pa.repeat(pa.scalar(at.date()), n),
         "version": pa.repeat(pa.scalar(commit.version, pa.int64()), n),

@@ -1,4 +1,5 @@
-"""A ledger as the rows that ``leases/`` keeps of it, and back; and what a commit did, which its rows tell."""
+"""A ledger as the rows that ``leases/`` keeps of it, and back; and what a commit did, which its
+rows tell."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LEASES_SCHEMA: Final = pa.schema(
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
-    """A ledger as rows of the table: the floor row, its ranges, and what has happened since the version before (``state`` = event)."""
+    """A ledger as rows of the table: the floor row, its ranges, and what has happened since the
+    version before (``state`` = event)."""
     head = ledger.head
     floor = {
         "consumer_group": group,
@@ -44,7 +46,13 @@ def to_rows(group: str, ledger: Ledger) -> pa.Table:
         happened = to_table(r for _, r in ledger.events)
         told = pa.array([f"{event}:{r.state}" for event, r in ledger.events], pa.string())
         state = pa.repeat(pa.scalar(EVENT), len(told))
-        parts.append(_rows(group, happened.set_column(happened.schema.names.index("state"), "state", state), told))
+        parts.append(
+            _rows(
+                group,
+                happened.set_column(happened.schema.names.index("state"), "state", state),
+                told,
+            )
+        )
     return pa.concat_tables(parts)
 
 
@@ -52,7 +60,13 @@ def _rows(group: str, ranges: pa.Table, detail: pa.Array | None = None) -> pa.Ta
     n = ranges.num_rows
     names = pa.repeat(pa.scalar(group, pa.string()), n)
     return pa.table(
-        [names, *ranges.columns, pa.nulls(n, pa.int64()), pa.nulls(n, pa.string()) if detail is None else detail], schema=LEASES_SCHEMA
+        [
+            names,
+            *ranges.columns,
+            pa.nulls(n, pa.int64()),
+            pa.nulls(n, pa.string()) if detail is None else detail,
+        ],
+        schema=LEASES_SCHEMA,
     )
 
 
@@ -61,34 +75,47 @@ def from_rows(rows: pa.Table) -> Ledger:
     floors = rows.filter(pc.equal(rows["state"], FLOOR)).to_pylist()
     if len(floors) != 1:
         raise NotAQueue(
-            f"a consumer group has {len(floors)} floor rows in leases/, not one; something else has written there",
+            f"a consumer group has {len(floors)} floor rows in leases/, not one; something else "
+            f"has written there",
             path="leases",
         )
     try:
         head = _head(floors[0])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotAQueue(
-            f"the floor row of a consumer group in leases/ says what spark_mq never wrote ({type(error).__name__}: {error})", path="leases"
+            f"the floor row of a consumer group in leases/ says what spark_mq never wrote "
+            f"({type(error).__name__}: {error})",
+            path="leases",
         ) from error
-    ranges = rows.filter(pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))).select(RANGE_SCHEMA.names)
+    ranges = rows.filter(
+        pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))
+    ).select(RANGE_SCHEMA.names)
     return Ledger(head, ranges.sort_by("first"))
 
 
 def _head(floor: Mapping[str, Any]) -> LedgerHeader:
     detail = json.loads(floor["detail"])
     head = LedgerHeader(
-        floor["last"], floor["message_count"], floor["revision"], detail["turn"], detail["counters"], detail["settings"],
+        floor["last"],
+        floor["message_count"],
+        floor["revision"],
+        detail["turn"],
+        detail["counters"],
+        detail["settings"],
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
-    )  # fmt: skip
+    )
     if None in (head.floor, head.forgotten, head.revision) or not isinstance(head.turn, str):
         raise ValueError("a number is missing")
-    if not isinstance(head.settings, dict) or not all(isinstance(count, int) for count in head.counters.values()):
+    if not isinstance(head.settings, dict) or not all(
+        isinstance(count, int) for count in head.counters.values()
+    ):
         raise TypeError("settings or counters are none")
     return head
 
 
 def events_of(rows: pa.Table) -> pa.Table:
-    """What the commit did that wrote these rows of a group: columns of RANGE_SCHEMA, ``state`` being what came of it, and ``event``."""
+    """What the commit did that wrote these rows of a group: columns of RANGE_SCHEMA, ``state``
+    being what came of it, and ``event``."""
     happened = rows.filter(pc.equal(rows["state"], EVENT))
     told = pc.split_pattern(happened["detail"], ":")
     state = happened.schema.names.index("state")

@@ -17,7 +17,8 @@ __all__ = ["LedgerCommit", "LedgerSnapshot", "LedgerStore"]
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """A group's ledger as read (None: there is no such group), and the token that a commit based on it needs."""
+    """A group's ledger as read (None: there is no such group), and the token that a commit based on
+    it needs."""
 
     group: str
     ledger: Ledger | None
@@ -30,7 +31,8 @@ class LedgerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCommit:
-    """A commit of the table: its version, its time in microseconds, what it says it did, and the rows that it wrote (LEASES_SCHEMA)."""
+    """A commit of the table: its version, its time in microseconds, what it says it did, and the
+    rows that it wrote (LEASES_SCHEMA)."""
 
     version: int
     at: int
@@ -50,7 +52,8 @@ class LedgerStore(Protocol):
         """Where those on this machine stand in line who want to change the group's ledger."""
 
     def read(self, group: str, *, blind: bool = False, look: bool = True) -> LedgerSnapshot:
-        """The ledger as it is now. ``blind``: without looking into it, for what replaces it whatever it is. Raises CorruptLog."""
+        """The ledger as it is now. ``blind``: without looking into it, for what replaces it
+        whatever it is. Raises CorruptLog."""
 
     def write(
         self,
@@ -62,7 +65,8 @@ class LedgerStore(Protocol):
         txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
-        """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all has changed). Raises CommitConflict.
+        """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all
+        has changed). Raises CommitConflict.
 
         None drops the group.
         """

@@ -1,6 +1,8 @@
-"""Keep the ledgers of all groups in one Delta table, ``leases/``; each change is one optimistic commit.
+"""Keep the ledgers of all groups in one Delta table, ``leases/``; each change is one optimistic
+commit.
 
-A change replaces the data file of its group's partition. It is refused if the group changed since it was
+A change replaces the data file of its group's partition. It is refused if the group changed since
+it was
 read; commits of other groups pass. Each change writes the group's header row with ``revision + 1``.
 """
 
@@ -41,12 +43,15 @@ _log = logging.getLogger(__name__)
 
 KEEP_VERSIONS: Final = 500
 KEEP_SECONDS: Final = 15.0
-"""How much of the log stays. Not less: a writer over a store looks only after 10 s if the log was cleaned."""
+"""How much of the log stays. Not less: a writer over a store looks only after 10 s if the log was
+cleaned."""
 
 _PARTITION: Final = "consumer_group"
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != _PARTITION])
 _STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
-_NUMBERS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)]
+_NUMBERS: Final = [
+    f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
+]
 _RECENT: Final = 100
 """Requests for way that are further back in the log have expired."""
 _LARGE_ROWS: Final = 1_000
@@ -74,7 +79,9 @@ class LedgerTable:
         Whether commits on a local disk are synced before they are reported.
     """
 
-    def __init__(self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True) -> None:
+    def __init__(
+        self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
+    ) -> None:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
@@ -99,7 +106,8 @@ class LedgerTable:
                     "delta.enableExpiredLogCleanup": "false",
                     # Nobody prunes a group's one file, so it needs no statistics.
                     "delta.dataSkippingNumIndexedCols": "0",
-                    # A checkpoint would otherwise carry a week of removed files, one of each commit.
+                    # A checkpoint would otherwise carry a week of removed files, one of each
+                    # commit.
                     "delta.deletedFileRetentionDuration": "interval 10 minutes",
                 },
             )
@@ -153,15 +161,19 @@ class LedgerTable:
         paths = tuple(file.path for file in files)
         cached = self._cache.get(group)
         if cached is None or cached[0] != paths:
-            rows = pa.concat_tables([self.files.read_parquet(path, LEASES_SCHEMA) for path in paths])
+            rows = pa.concat_tables(
+                [self.files.read_parquet(path, LEASES_SCHEMA) for path in paths]
+            )
             cached = self._cache[group] = (paths, from_rows(rows))
         return cached[1]
 
     def _unreadable(self, group: str, files: tuple[AddFile, ...], error: Exception) -> CorruptLog:
         named = ", ".join(file.path for file in files)
         return CorruptLog(
-            f"the ledger of group {group!r} cannot be read: {named} of {self.path}: {one_line(error)}. "
-            f"Restore the file from a backup; or drop the group with Queue.drop_group({group!r}): it then starts "
+            f"the ledger of group {group!r} cannot be read: {named} of {self.path}: "
+            f"{one_line(error)}. "
+            f"Restore the file from a backup; or drop the group with "
+            f"Queue.drop_group({group!r}): it then starts "
             "again, and gets all messages that are still there. Other groups go on",
             path=self.path,
             version=self.log.state.version,
@@ -184,7 +196,11 @@ class LedgerTable:
         quiet = self._requests.quiet
         if not quiet:
             self._give_way(stored.group)
-        added = None if ledger is None else self._write_file(stored.group, to_rows(stored.group, ledger))
+        added = (
+            None
+            if ledger is None
+            else self._write_file(stored.group, to_rows(stored.group, ledger))
+        )
         change = Change(
             operation_id,
             note if quiet else {**note, **self._requests.note(stored.group)},
@@ -231,7 +247,8 @@ class LedgerTable:
                 _log.debug("a request for way in %s failed: %s", self.path, error)
 
     def _is_final(self, error: StorageError) -> bool:
-        """Whether the commit certainly never lands. In an object store a failed put may land later."""
+        """Whether the commit certainly never lands. In an object store a failed put may land
+        later."""
         return error.data["landed"] is False and self.files.is_local
 
     def _write_file(self, group: str, rows: pa.Table) -> AddFile:
@@ -251,7 +268,8 @@ class LedgerTable:
     # -- keeping the table small
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
-        """Delete old versions that are archived. None keeps the default. Return how many files went."""
+        """Delete old versions that are archived. None keeps the default. Return how many files
+        went."""
         versions = KEEP_VERSIONS if keep_versions is None else keep_versions
         seconds = KEEP_SECONDS if keep_seconds is None else keep_seconds
         with wrap_store_errors(self.path, "cleaning"):
@@ -267,7 +285,8 @@ class LedgerTable:
             return self.log.state.table_id
 
     def may_skip_look(self) -> bool:
-        """Whether a change may start from the last known state: over a store, a look costs a request."""
+        """Whether a change may start from the last known state: over a store, a look costs a
+        request."""
         return not self.files.is_local and self.log.alone
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
@@ -277,7 +296,9 @@ class LedgerTable:
         with wrap_store_errors(self.path, "reading"), self._lock:
             keys = list(self.log.refresh().partitions)
         names = (dict(key).get(_PARTITION) for key in keys)
-        return sorted(name for name in names if name is not None and not name.startswith(RESERVED_PREFIX))
+        return sorted(
+            name for name in names if name is not None and not name.startswith(RESERVED_PREFIX)
+        )
 
     def version(self) -> int:
         with wrap_store_errors(self.path, "reading"):
@@ -304,14 +325,23 @@ class LedgerTable:
         )
 
     def _rows(self, version: int, add: Mapping[str, Any]) -> pa.Table:
-        """Return a file with its partition's value, which Delta leaves out of it; empty if it is gone or broken."""
+        """Return a file with its partition's value, which Delta leaves out of it; empty if it is
+        gone or broken."""
         try:
             rows = self.files.read_parquet(add["path"], LEASES_SCHEMA)
         except (FileNotFoundError, pa.ArrowException) as error:
-            _log.error("the history of commit %d of %s is lost: %s: %s", version, self.path, add["path"], one_line(error))
+            _log.error(
+                "the history of commit %d of %s is lost: %s: %s",
+                version,
+                self.path,
+                add["path"],
+                one_line(error),
+            )
             return LEASES_SCHEMA.empty_table()
         group = (add.get("partitionValues") or {}).get(_PARTITION)
-        return rows.set_column(0, LEASES_SCHEMA.field(0), pa.repeat(pa.scalar(group, pa.string()), rows.num_rows))
+        return rows.set_column(
+            0, LEASES_SCHEMA.field(0), pa.repeat(pa.scalar(group, pa.string()), rows.num_rows)
+        )
 
 
 def _encode(rows: pa.Table) -> memoryview:

@@ -1,4 +1,5 @@
-"""Both stores of a queue in memory, for tests: the rules are those of the stores on Delta tables."""
+"""Both stores of a queue in memory, for tests: the rules are those of the stores on Delta
+tables."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ __all__ = ["MemoryFiles", "MemoryLedgers", "MemoryMessages"]
 
 
 class MemoryFiles(ObjectStore):
-    """The files under a root that exists in memory only. They are Parquet there too: reading takes the same way as from disk."""
+    """The files under a root that exists in memory only. They are Parquet there too: reading takes
+    the same way as from disk."""
 
     def __init__(self) -> None:
         super().__init__("memory")
@@ -82,11 +84,15 @@ class MemoryMessages(MessageStore):
             files, ordinal = [], 0
             for file in written:
                 times = read_delivery_times(self.files, file.path) if file.timed else None
-                files.append(DataFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times))
+                files.append(
+                    DataFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times)
+                )
                 ordinal += file.rows
             self._index.extend(files, version)
             self._active.update(file.path for file in files)
-            receipt = PublishReceipt(version, range(sequence(version, 0), sequence(version, ordinal)))
+            receipt = PublishReceipt(
+                version, range(sequence(version, 0), sequence(version, ordinal))
+            )
             if mark is not None:
                 self._numbers[mark[0]] = (mark[1], receipt)
         self.bell.ring()
@@ -125,7 +131,8 @@ class MemoryMessages(MessageStore):
 class MemoryLedgers:
     """Ledgers in memory: optimistic commits on a dict.
 
-    ``notes``: what each commit said it did, oldest first; the audit trail that DESCRIBE HISTORY shows of a Delta table. ``events``: what
+    ``notes``: what each commit said it did, oldest first; the audit trail that DESCRIBE HISTORY
+    shows of a Delta table. ``events``: what
     happened in each, by group.
     """
 
@@ -145,7 +152,9 @@ class MemoryLedgers:
 
     def read(self, group: str, *, blind: bool = False, look: bool = True) -> LedgerSnapshot:
         with self._lock:
-            return LedgerSnapshot(group, None if blind else self._ledgers.get(group), len(self.notes))
+            return LedgerSnapshot(
+                group, None if blind else self._ledgers.get(group), len(self.notes)
+            )
 
     def write(
         self,
@@ -164,7 +173,9 @@ class MemoryLedgers:
             for app, _ in txns:
                 if self._marks.get(app, (0, 0))[1] > stored.token:
                     raise CommitConflict(f"{app} has been marked since")
-            self.notes.append({"operation_id": operation_id, "committed_at": micros(self._clock()), **note})
+            self.notes.append(
+                {"operation_id": operation_id, "committed_at": micros(self._clock()), **note}
+            )
             if ledger is None:
                 del self._ledgers[stored.group]
             else:
@@ -196,7 +207,14 @@ class MemoryLedgers:
         for version in range(max(1, first), min(last, len(self.notes)) + 1):
             note, (group, events) = self.notes[version - 1], self.events[version - 1]
             rows = to_rows(group, Ledger(LedgerHeader(), None, events))
-            yield LedgerCommit(version, note["committed_at"], group, note.get("operation"), note["operation_id"], rows)
+            yield LedgerCommit(
+                version,
+                note["committed_at"],
+                group,
+                note.get("operation"),
+                note["operation_id"],
+                rows,
+            )
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
         return 0

@@ -22,10 +22,13 @@ __all__ = ["MessageStore", "PublishReceipt", "check_mark"]
 
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
-    """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the order given.
+    """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the
+    order given.
 
-    ``duplicate``: the call published nothing, for its number, or a higher one, had landed before (``on_duplicate="skip"``). It is then the
-    first call's receipt; for another number than the producer's latest, that is not known: version None, no sequences.
+    ``duplicate``: the call published nothing, for its number, or a higher one, had landed before
+    (``on_duplicate="skip"``). It is then the
+    first call's receipt; for another number than the producer's latest, that is not known: version
+    None, no sequences.
     """
 
     version: int | None
@@ -34,15 +37,23 @@ class PublishReceipt:
 
 
 class MessageStore(ABC):
-    """The log of one queue: the other half of the storage seam. ``storage/memory.py`` implements it in memory."""
+    """The log of one queue: the other half of the storage seam. ``storage/memory.py`` implements it
+    in memory."""
 
     path: str
     files: ObjectStore
     bell: Notifier
     """Rung after each publish."""
 
-    def publish(self, table: pa.Table, *, mark: tuple[str, int] | None = None, note: Mapping[str, Any] | None = None) -> PublishReceipt:
-        """Publishes a table of messages as one commit; durable, with its sequences, when this returns. Raises as :meth:`commit`."""
+    def publish(
+        self,
+        table: pa.Table,
+        *,
+        mark: tuple[str, int] | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        """Publishes a table of messages as one commit; durable, with its sequences, when this
+        returns. Raises as :meth:`commit`."""
         written = write_file(self.files, table)
         try:
             return self.commit([written], mark=mark, note=note)
@@ -50,7 +61,9 @@ class MessageStore(ABC):
             self.discard(written)
             raise
         except StorageError as error:
-            if error.data["landed"] is False and "://" not in self.path:  # in an object store it may land later still
+            if (
+                error.data["landed"] is False and "://" not in self.path
+            ):  # in an object store it may land later still
                 self.discard(written)
             raise
 
@@ -69,7 +82,8 @@ class MessageStore(ABC):
     ) -> PublishReceipt:
         """Publishes files that are written already (see :func:`write_file`), all or nothing.
 
-        ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that number or a higher one.
+        ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that
+        number or a higher one.
         """
 
     @abstractmethod
@@ -82,9 +96,11 @@ class MessageStore(ABC):
 
     @abstractmethod
     def index(self, reach: int | None = None) -> MessageIndex:
-        """The commit index, brought up to the latest commit. The same object each time: it only grows.
+        """The commit index, brought up to the latest commit. The same object each time: it only
+        grows.
 
-        ``reach``: no look at the table where the index reaches this sequence already, as for what has been leased.
+        ``reach``: no look at the table where the index reaches this sequence already, as for what
+        has been leased.
         """
 
     @abstractmethod
@@ -93,20 +109,27 @@ class MessageStore(ABC):
 
     @abstractmethod
     def drop(self, horizon: int) -> int:
-        """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to kill and to repeat."""
+        """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to
+        kill and to repeat."""
 
     @abstractmethod
     def index_commits(self) -> int:
-        """Write down in ``commits/`` what the commits say since the last time. Returns their number."""
+        """Write down in ``commits/`` what the commits say since the last time. Returns their
+        number."""
 
     @abstractmethod
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
-        """Delete old commits that ``commits/`` knows. None keeps the default. Returns the number of files."""
+        """Delete old commits that ``commits/`` knows. None keeps the default. Returns the number of
+        files."""
 
-    def read(self, slices: Iterable[FileSlice], columns: list[str] | None = None) -> Iterator[tuple[FileSlice, pa.Table]]:
-        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are filled in.
+    def read(
+        self, slices: Iterable[FileSlice], columns: list[str] | None = None
+    ) -> Iterator[tuple[FileSlice, pa.Table]]:
+        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are
+        filled in.
 
-        Raises CorruptLog for a file that cannot be read, StorageError where that is the store's doing.
+        Raises CorruptLog for a file that cannot be read, StorageError where that is the store's
+        doing.
         """
         reader = MessageReader(self.files, columns)
         for piece in slices:
@@ -118,7 +141,8 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
     if last is not None and last >= mark[1]:
         producer = mark[0].rpartition(":")[2]
         raise DuplicatePublish(
-            f"producer {producer!r} has published number {last} already, so {mark[1]} is not published again",
+            f"producer {producer!r} has published number {last} already, so {mark[1]} is not "
+            f"published again",
             producer_id=producer,
             last_sequence=last,
             receipt=None,

@@ -1,7 +1,9 @@
 """Keep the messages in a Delta table, ``messages/``: publish, read the index, drop trimmed files.
 
-A publish is an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never seen
-before. So compaction, trims and RESTORE publish nothing, and any Delta writer that appends is a publisher.
+A publish is an ``add`` with ``dataChange=true``, in a commit that removes nothing, of a path never
+seen
+before. So compaction, trims and RESTORE publish nothing, and any Delta writer that appends is a
+publisher.
 """
 
 from __future__ import annotations
@@ -53,14 +55,20 @@ class MessageTable(MessageStore):
         Whether commits on a local disk are synced before they are reported.
     """
 
-    def __init__(self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True) -> None:
+    def __init__(
+        self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
+    ) -> None:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         # 100,000 data files cost time to open; commits/ has what a reader needs of them.
         self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
         self.bell = notifier_for(path)
-        self.commits = CommitsTable(join(path.rstrip("/").rpartition("/")[0], "commits"), self.storage_options, durable=durable)
+        self.commits = CommitsTable(
+            join(path.rstrip("/").rpartition("/")[0], "commits"),
+            self.storage_options,
+            durable=durable,
+        )
         self._lock = threading.RLock()
         self._published = PublishedFiles(self.files, path, self.active)
         self._generation = 0
@@ -74,7 +82,8 @@ class MessageTable(MessageStore):
                 description=description,
                 configuration={
                     "delta.appendOnly": "true",
-                    # Commits must not vanish before they are indexed, nor files that a lagging group needs.
+                    # Commits must not vanish before they are indexed, nor files that a lagging
+                    # group needs.
                     "delta.enableExpiredLogCleanup": "false",
                     "delta.deletedFileRetentionDuration": _FOREVER,
                     "delta.logRetentionDuration": _FOREVER,
@@ -123,7 +132,9 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.path, "publishing to"):
             version, landed = self.log.transact(compute, timeout=_COMMIT_TIMEOUT_SECONDS)
         self.bell.ring()
-        return _receipt(version if landed is None else landed, sum(file.rows or 0 for file in files))
+        return _receipt(
+            version if landed is None else landed, sum(file.rows or 0 for file in files)
+        )
 
     def _version_of(self, files: Sequence[AddFile]) -> int | None:
         """Return the version that published these files, or None."""
@@ -177,14 +188,16 @@ class MessageTable(MessageStore):
             return  # cleaned
         if not same:
             raise CorruptLog(
-                f"commit {version} of {self.path} is another one than was read before: its messages have the sequences of "
+                f"commit {version} of {self.path} is another one than was read before: its "
+                f"messages have the sequences of "
                 "others. Open the queue again; groups that had settled the others do not get these",
                 path=self.path,
                 version=version,
             )
 
     def _catch_up(self, latest: int) -> None:
-        """Take in the commits up to `latest`: at first from commits/, as far as it goes, then from their JSON."""
+        """Take in the commits up to `latest`: at first from commits/, as far as it goes, then from
+        their JSON."""
         index, broken = self._published.index, None
         if index.version < 0:
             try:
@@ -217,7 +230,8 @@ class MessageTable(MessageStore):
     def drop(self, horizon: int) -> int:
         with self._lock:
             files = self.index().files
-            # Whole commits only: the ordinals of the rest may need the footers of the commit's other files.
+            # Whole commits only: the ordinals of the rest may need the footers of the commit's
+            # other files.
             started = {file.first >> ORDINAL_BITS for file in files if file.last > horizon}
             old = {file.path for file in files if file.first >> ORDINAL_BITS not in started}
             old |= self._published.rewritten(horizon)
@@ -231,7 +245,8 @@ class MessageTable(MessageStore):
         return dropped
 
     def _remove(self, paths: set[str]) -> int:
-        """Remove data files from the table, without a data change: streams on ``messages/`` go on."""
+        """Remove data files from the table, without a data change: streams on ``messages/`` go
+        on."""
         operation_id = uuid.uuid4().hex
 
         def compute(state: TableState) -> tuple[Change | None, int]:

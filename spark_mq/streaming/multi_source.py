@@ -1,7 +1,10 @@
-"""One stream over several queues: a batch leases its share from each of them, by the rules of ``stream.py`` in each.
+"""One stream over several queues: a batch leases its share from each of them, by the rules of
+``stream.py`` in each.
 
-The offset is ``{"batch": n, "queues": k, "stream": uuid}``. Inside a queue the stream is known by an id of its own, made from that uuid
-and the queue's path, so that marks, lease ids and replays go by queue, and a queue may be added to the list or taken out.
+The offset is ``{"batch": n, "queues": k, "stream": uuid}``. Inside a queue the stream is known by
+an id of its own, made from that uuid
+and the queue's path, so that marks, lease ids and replays go by queue, and a queue may be added to
+the list or taken out.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ Plans = list[tuple[GroupLedger, BatchPlan]]
 
 
 def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
-    """What each may take of `limit`, who could take so much: none gets less than another, unless it can take no more.
+    """What each may take of `limit`, who could take so much: none gets less than another, unless it
+    can take no more.
 
     What does not divide goes to each in turn.
     """
@@ -35,15 +39,23 @@ def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
 
 
 class MultiQueueSource:
-    """One runner of a stream over several queues. Has the methods of :class:`~spark_mq.streaming.source.StreamSource` that Spark's hooks
+    """One runner of a stream over several queues. Has the methods of
+    :class:`~spark_mq.streaming.source.StreamSource` that Spark's hooks
     need."""
 
     def __init__(
-        self, groups: Sequence[GroupLedger], options: StreamOptions, *, keep_alive: Callable[[str, int, int], Any] | None = None
+        self,
+        groups: Sequence[GroupLedger],
+        options: StreamOptions,
+        *,
+        keep_alive: Callable[[str, int, int], Any] | None = None,
     ) -> None:
         self.options = options
         self.runner = uuid.uuid4().hex[:12]
-        self.sources = [StreamSource(group, options, keep_alive=keep_alive, runner=self.runner) for group in groups]
+        self.sources = [
+            StreamSource(group, options, keep_alive=keep_alive, runner=self.runner)
+            for group in groups
+        ]
         self._offered: dict[tuple[str, int], list[int]] = {}  # what each queue could have granted
         self._planned: dict[tuple[str, int], Plans] = {}
 
@@ -64,9 +76,13 @@ class MultiQueueSource:
         return self.sources[0].is_limited
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """The offset of the next batch if something is due in any queue, else `start`. Leases nothing."""
+        """The offset of the next batch if something is due in any queue, else `start`. Leases
+        nothing."""
         stream, n = parse_multi_offset(start)
-        could = [source.available_count if source.has_available(self._in(source, stream), n) else 0 for source in self.sources]
+        could = [
+            source.available_count if source.has_available(self._in(source, stream), n) else 0
+            for source in self.sources
+        ]
         for source, most in zip(self.sources, could, strict=True):
             if not most:
                 source.ack_committed(self._in(source, stream), n)
@@ -76,13 +92,18 @@ class MultiQueueSource:
         return {"batch": n + 1, QUEUES: len(self.sources), "stream": stream}
 
     def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Plans:
-        """What the batch reads, by queue; the same answer for repeated calls. Raises StreamFenced."""
+        """What the batch reads, by queue; the same answer for repeated calls. Raises
+        StreamFenced."""
         (stream, n), (_, before) = parse_multi_offset(end), parse_multi_offset(start)
         if n == before:
             return []
         key = stream, n
         if key not in self._planned:
-            plans = self._lease(stream, n, self._offered[key]) if key in self._offered else self._replay(stream, n)
+            plans = (
+                self._lease(stream, n, self._offered[key])
+                if key in self._offered
+                else self._replay(stream, n)
+            )
             self._planned = {key: plans}
         return self._planned[key]
 
@@ -90,16 +111,23 @@ class MultiQueueSource:
         hungry = sum(1 for most in could if most)
         size = None if self.options.max_bytes is None else max(1, self.options.max_bytes // hungry)
         plans: Plans = []
-        for source, share in zip(self.sources, fair_shares(self.options.max_messages, could, n), strict=True):
+        for source, share in zip(
+            self.sources, fair_shares(self.options.max_messages, could, n), strict=True
+        ):
             if share:
-                plans.append((source.ledger, source.lease(self._in(source, stream), n, (share, size))))
+                plans.append(
+                    (source.ledger, source.lease(self._in(source, stream), n, (share, size)))
+                )
             else:
                 source.ack_committed(self._in(source, stream), n - 1)
         return plans
 
     def _replay(self, stream: str, n: int) -> Plans:
-        # In every queue, though it may hold nothing there: the mark refuses a zombie that stands between two of its leases.
-        return [(source.ledger, source.replay(self._in(source, stream), n)) for source in self.sources]
+        # In every queue, though it may hold nothing there: the mark refuses a zombie that stands
+        # between two of its leases.
+        return [
+            (source.ledger, source.replay(self._in(source, stream), n)) for source in self.sources
+        ]
 
     def stop(self) -> None:
         """Ends the background extensions."""

@@ -1,4 +1,5 @@
-"""The offsets of streams, and the ids made from them: of leases, and of the marks that fence zombies."""
+"""The offsets of streams, and the ids made from them: of leases, and of the marks that fence
+zombies."""
 
 from __future__ import annotations
 
@@ -41,18 +42,26 @@ def fence_app_id(stream: str) -> str:
 
 
 def auto_ack_app_id(stream: str) -> str:
-    """The app id under which a stream's last batch stands that has left something unsettled on purpose: see ``auto_ack.py``."""
+    """The app id under which a stream's last batch stands that has left something unsettled on
+    purpose: see ``auto_ack.py``."""
     return f"spark_mq.left:{stream}"
 
 
 def check_offset(offset: Any) -> tuple[str, int]:
     """(stream, batch) of an offset. Raises InvalidOption for one that is not spark_mq's."""
-    stream, n = (offset.get("stream"), offset.get("batch")) if isinstance(offset, Mapping) else (None, None)
+    stream, n = (
+        (offset.get("stream"), offset.get("batch")) if isinstance(offset, Mapping) else (None, None)
+    )
     if not (
-        isinstance(stream, str) and re.fullmatch(_STREAM, stream) and isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _MOST
+        isinstance(stream, str)
+        and re.fullmatch(_STREAM, stream)
+        and isinstance(n, int)
+        and not isinstance(n, bool)
+        and 0 <= n <= _MOST
     ):
         raise InvalidOption(
-            f"the checkpoint holds the offset {str(offset)[:200]!r}, which is none of spark_mq: it belongs to another source. "
+            f"the checkpoint holds the offset {str(offset)[:200]!r}, which is none of spark_mq: "
+                f"it belongs to another source. "
             "Use a checkpoint of its own",
             option="checkpointLocation", value=str(offset)[:200],
         )  # fmt: skip
@@ -63,7 +72,8 @@ def parse_offset(offset: Any) -> tuple[str, int]:
     """(stream, batch) of an offset of a stream over one queue. Raises InvalidOption."""
     if isinstance(offset, Mapping) and QUEUES in offset:
         raise InvalidOption(
-            'the checkpoint is that of a stream over several queues: give path as a list, like ["/q/orders"], or use a new checkpoint',
+            'the checkpoint is that of a stream over several queues: give path as a list, like '
+                '["/q/orders"], or use a new checkpoint',
             option="path", value=None,
         )  # fmt: skip
     return check_offset(offset)
@@ -73,7 +83,8 @@ def parse_multi_offset(offset: Any) -> tuple[str, int]:
     """(stream, batch) of an offset of a stream over several queues. Raises InvalidOption."""
     if isinstance(offset, Mapping) and "batch" in offset and QUEUES not in offset:
         raise InvalidOption(
-            "the checkpoint is that of a stream over one queue: give its path as plain text, not as a list, or use a new checkpoint",
+            "the checkpoint is that of a stream over one queue: give its path as plain text, not "
+                "as a list, or use a new checkpoint",
             option="path", value=None,
         )  # fmt: skip
     return check_offset(offset)

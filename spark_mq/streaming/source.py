@@ -1,7 +1,10 @@
-"""The rules of the streaming source, without Spark: when a batch leases anew, when it is a replay, what is acked when.
+"""The rules of the streaming source, without Spark: when a batch leases anew, when it is a replay,
+what is acked when.
 
-The offset is ``{"batch": n, "stream": uuid}``; it is in Spark's log before the lease of batch n exists. A batch leases anew only
-in the runner whose own `latest` gave the offset out; in any other it is a replay, which takes over what the batch still holds. Marks
+The offset is ``{"batch": n, "stream": uuid}``; it is in Spark's log before the lease of batch n
+exists. A batch leases anew only
+in the runner whose own `latest` gave the offset out; in any other it is a replay, which takes over
+what the batch still holds. Marks
 in ``leases/`` (``Transaction(stream, 2n + 1)`` for a lease, ``2n + 2`` for a replay) fence zombies.
 """
 
@@ -38,7 +41,15 @@ __all__ = ["BatchPlan", "LeaseLimits", "StreamOptions", "StreamSource"]
 
 _log = logging.getLogger(__name__)
 
-PROGRESS: Final = ("ready", "delayed", "in_flight", "dead", "blocked", "oldest_unsettled_age", "blocked_because")
+PROGRESS: Final = (
+    "ready",
+    "delayed",
+    "in_flight",
+    "dead",
+    "blocked",
+    "oldest_unsettled_age",
+    "blocked_because",
+)
 """What of a group's stats the stream's progress shows."""
 
 REPLAY_SPARE: Final = 1
@@ -51,7 +62,8 @@ LeaseLimits = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How one stream leases. Durations in microseconds; ``visibility_timeout`` None: the group's."""
+    """How one stream leases. Durations in microseconds; ``visibility_timeout`` None: the
+    group's."""
 
     worker_id: str = "spark"
     max_messages: int = 100_000
@@ -74,7 +86,8 @@ class BatchPlan:
 class StreamSource:
     """One runner of one stream: the object behind the hooks of Spark's streaming reader.
 
-    ``keep_alive(lease_id, timeout, limit)`` makes what keeps a lease alive, for tests; by default a :class:`LeaseKeepAlive`. ``runner``:
+    ``keep_alive(lease_id, timeout, limit)`` makes what keeps a lease alive, for tests; by default a
+    :class:`LeaseKeepAlive`. ``runner``:
     its
     nonce.
     """
@@ -118,7 +131,8 @@ class StreamSource:
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """The offset of the next batch if something is due, else `start`. Leases nothing.
 
-        That Spark asks means that batch n has been committed: what of its lease is left is acked, here or with the next lease.
+        That Spark asks means that batch n has been committed: what of its lease is left is acked,
+        here or with the next lease.
         """
         stream, n = parse_offset(start)
         if self.has_available(stream, n):
@@ -135,7 +149,8 @@ class StreamSource:
         return self._available(stream, n)
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> BatchPlan:
-        """What the batch from `start` to `end` reads; the same answer for repeated calls. Raises StreamFenced."""
+        """What the batch from `start` to `end` reads; the same answer for repeated calls. Raises
+        StreamFenced."""
         stream, n = parse_offset(end)
         _, before = parse_offset(start)
         self._check()
@@ -147,7 +162,9 @@ class StreamSource:
             self._planned = {key: plan}
         return self._planned[key]
 
-    def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[GroupLedger, BatchPlan]]:
+    def plans(
+        self, start: Mapping[str, Any], end: Mapping[str, Any]
+    ) -> list[tuple[GroupLedger, BatchPlan]]:
         """What the batch reads, by queue."""
         return [(self.ledger, self.plan(start, end))]
 
@@ -170,8 +187,10 @@ class StreamSource:
         attempts = self.ledger.settings().max_delivery_attempts
         if attempts is not None and attempts < 3:
             raise InvalidOption(
-                f"group {self.ledger.name!r} has max_delivery_attempts={attempts}; a stream needs 3 "
-                "at least (one attempt is kept for the replay of a batch). Use a group or queue with "
+                f"group {self.ledger.name!r} has max_delivery_attempts={attempts}; a stream "
+                f"needs 3 "
+                "at least (one attempt is kept for the replay of a batch). Use a group or queue "
+                "with "
                 "3 or more",
                 option="max_delivery_attempts",
                 value=attempts,
@@ -203,7 +222,9 @@ class StreamSource:
         self.available_count = grant.message_count
         return bool(grant.ranges)
 
-    def _request(self, lease_id: str, view: GroupView, limits: LeaseLimits | None = None) -> acquiring.AcquireRequest:
+    def _request(
+        self, lease_id: str, view: GroupView, limits: LeaseLimits | None = None
+    ) -> acquiring.AcquireRequest:
         tail, due_by = self._bound if self._bound else (None, None)
         messages, size = limits or (self.options.max_messages, self.options.max_bytes)
         return acquiring.AcquireRequest(
@@ -301,7 +322,8 @@ class StreamSource:
         if mark is not None and mark > most:
             raise StreamFenced(
                 f"batch {n} of stream {stream} is fenced: another driver has leased batch "
-                f"{(mark - 1) // 2} of this checkpoint already. Either it still runs, then leave it "
+                f"{(mark - 1) // 2} of this checkpoint already. Either it still runs, then leave "
+                    f"it "
                 "the work, or the checkpoint was copied or rolled back: start with a new one",
                 stream=stream, batch=n, mark=mark,
             )  # fmt: skip
@@ -353,7 +375,9 @@ class StreamSource:
         left = auto_ack_excluded_up_to(self.ledger.ledgers, view.snapshot, stream)
         return [lease_id for lease_id, n in done if n > left]
 
-    def _acked(self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()) -> tuple[Ledger, dict[str, Any]]:
+    def _acked(
+        self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()
+    ) -> tuple[Ledger, dict[str, Any]]:
         """Fold expired leases, and in ackMode onCommit ack the batches up to one.
 
         Returns the ledger, and what the commit says about the acks.

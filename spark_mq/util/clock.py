@@ -8,7 +8,16 @@ from typing import Final
 
 from spark_mq.errors import InvalidOption
 
-__all__ = ["EARLIEST", "LATEST", "SECOND", "Clock", "Duration", "system_clock", "to_datetime", "to_micros"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "SECOND",
+    "Clock",
+    "Duration",
+    "system_clock",
+    "to_datetime",
+    "to_micros",
+]
 
 SECOND: Final = 1_000_000
 """One second in microseconds."""
@@ -47,7 +56,8 @@ def to_micros(instant: datetime) -> int:
     """
     if instant.tzinfo is None:
         raise InvalidOption(
-            f"{instant!r} has no time zone; use datetime.now(timezone.utc) or another aware datetime",
+            f"{instant!r} has no time zone; use datetime.now(timezone.utc) or another aware "
+            f"datetime",
             option="datetime",
             value=instant,
         )

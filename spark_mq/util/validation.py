@@ -140,7 +140,8 @@ def check_duration(option: str, value: Any, *, zero: bool = False) -> int:
     if result is None or not (0 <= result <= _MAX_DURATION) or (round(result) == 0 and not zero):
         least = "zero or more" if zero else "more than zero"
         raise InvalidOption(
-            f"{option}={shown(value)} is not a duration: give {least} as seconds, a timedelta, or text like '30s', '5m', '7d'",
+            f"{option}={shown(value)} is not a duration: give {least} as seconds, a timedelta, "
+            f"or text like '30s', '5m', '7d'",
             option=option,
             value=value,
         )
@@ -167,7 +168,8 @@ def check_lease_id(value: Any) -> str:
     """Validate a lease id. Only the ledger knows whether the lease exists."""
     if not isinstance(value, str) or not value:
         raise InvalidOption(
-            f"lease_id={shown(value)} is not a lease id: give the lease_id of a Lease, or of its rows",
+            f"lease_id={shown(value)} is not a lease id: give the lease_id of a Lease, or of its "
+            f"rows",
             option="lease_id",
             value=value,
         )
@@ -221,7 +223,8 @@ def check_callable(option: str, value: Any, *takes: str) -> None:
         signature.bind(*takes)
     except TypeError as error:
         raise InvalidOption(
-            f"{option}={shown(value)} has the signature {signature} and cannot be called as {wanted}: {error}",
+            f"{option}={shown(value)} has the signature {signature} and cannot be called as "
+            f"{wanted}: {error}",
             option=option,
             value=value,
         ) from None
@@ -251,7 +254,8 @@ def check_position(option: str, value: Any) -> str | int | datetime:
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
     raise InvalidOption(
-        f"{option}={shown(value)} is not valid: use earliest, latest, a sequence, or an instant with a zone like 2026-01-31T12:00:00Z",
+        f"{option}={shown(value)} is not valid: use earliest, latest, a sequence, or an instant "
+        f"with a zone like 2026-01-31T12:00:00Z",
         option=option,
         value=value,
     )

@@ -54,7 +54,14 @@ class Life:
     ends: int = 0
 
 
-def check(published: Iterable[int], rows: Iterable[Row], *, skew: timedelta, drained: Iterable[str], first: Mapping[str, int]) -> Findings:
+def check(
+    published: Iterable[int],
+    rows: Iterable[Row],
+    *,
+    skew: timedelta,
+    drained: Iterable[str],
+    first: Mapping[str, int],
+) -> Findings:
     """Follows each message through the events. ``drained``: groups in which every message must have ended, from sequence `first` on."""
     found, sequences = Findings(), sorted(published)
     lives: dict[tuple[str, int], Life] = defaultdict(Life)
@@ -83,26 +90,50 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
     where = f"version {row['version']}: message {seq} of group {row['consumer_group']}: {event} by {lease}"
     found.expect(life.ends == 0 or event == "sought", f"{where}, but it had ended")
     if event in ("leased", "replayed"):
-        found.expect(life.holder is None or event == "replayed", f"{where}, but {life.holder} holds it")
+        found.expect(
+            life.holder is None or event == "replayed", f"{where}, but {life.holder} holds it"
+        )
         early = life.free_at is not None and row["leased_at"] + PRECISION < life.free_at
-        found.expect(not early, f"{where} at {row['leased_at']}, but the lease before ran until {life.free_at}")
+        found.expect(
+            not early,
+            f"{where} at {row['leased_at']}, but the lease before ran until {life.free_at}",
+        )
         life.deliveries += 1
         found.expect(
-            row["delivery_count"] == life.deliveries, f"{where}: counted {row['delivery_count']}, delivered {life.deliveries} times"
+            row["delivery_count"] == life.deliveries,
+            f"{where}: counted {row['delivery_count']}, delivered {life.deliveries} times",
         )
         life.holder, life.expired, life.free_at = lease, None, None
     elif event in ("acked", "nacked", "rejected", "released", "extended"):
-        found.expect(lease is not None and lease in (life.holder, life.expired), f"{where}, but {life.holder or 'nobody'} holds it")
+        found.expect(
+            lease is not None and lease in (life.holder, life.expired),
+            f"{where}, but {life.holder or 'nobody'} holds it",
+        )
         life.deliveries -= event == "released" and life.holder is not None
-        life.holder, life.expired, life.free_at = (lease, None, None) if event == "extended" else (None, None, None)
+        life.holder, life.expired, life.free_at = (
+            (lease, None, None) if event == "extended" else (None, None, None)
+        )
     elif event == "lease_expired":
         found.expect(lease == life.holder, f"{where}, but {life.holder or 'nobody'} holds it")
         deadline = row["available_at"] or row["expires_at"]
         if deadline is not None:
-            found.expect(row["committed_at"] + PRECISION > deadline + skew, f"{where} before its deadline {deadline} and the margin")
+            found.expect(
+                row["committed_at"] + PRECISION > deadline + skew,
+                f"{where} before its deadline {deadline} and the margin",
+            )
             life.free_at = deadline + skew
         life.holder, life.expired = None, lease
-    elif event in ("given_back", "fenced", "skipped", "sought", "lost", "exhausted", "expired", "routed", "unblocked"):
+    elif event in (
+        "given_back",
+        "fenced",
+        "skipped",
+        "sought",
+        "lost",
+        "exhausted",
+        "expired",
+        "routed",
+        "unblocked",
+    ):
         life.holder = life.expired = life.free_at = None
         if event in ("sought", "unblocked", "fenced"):
             life.deliveries = 0
@@ -119,11 +150,16 @@ def _read(path: str | Path, options: Options) -> Iterator[tuple[int, list[dict[s
     """(version, actions) of each commit in the log of a table."""
     root = DeltaStorageHandler(str(path), dict(options))
     files = PyFileSystem(root)
-    for info in sorted(files.get_file_info(FileSelector("_delta_log")), key=lambda info: str(info.path)):
+    for info in sorted(
+        files.get_file_info(FileSelector("_delta_log")), key=lambda info: str(info.path)
+    ):
         name = info.path.rpartition("/")[2]
         if name.endswith(".json") and name[:-5].isdigit():
             with files.open_input_file(info.path) as file:
-                yield int(name[:-5]), [json.loads(line) for line in file.read().splitlines() if line]
+                yield (
+                    int(name[:-5]),
+                    [json.loads(line) for line in file.read().splitlines() if line],
+                )
 
 
 def published(path: str | Path, options: Options = NONE) -> list[int]:
@@ -131,7 +167,11 @@ def published(path: str | Path, options: Options = NONE) -> list[int]:
     found: list[int] = []
     seen: set[str] = set()
     for version, actions in _read(f"{path}/messages", options):
-        adds = [a["add"] for a in actions if "add" in a and a["add"].get("dataChange", True) and a["add"]["path"] not in seen]
+        adds = [
+            a["add"]
+            for a in actions
+            if "add" in a and a["add"].get("dataChange", True) and a["add"]["path"] not in seen
+        ]
         if not any("remove" in a for a in actions):
             rows = sum(json.loads(add["stats"])["numRecords"] for add in adds)
             found += [(version << 32) + ordinal for ordinal in range(rows)]
@@ -141,18 +181,25 @@ def published(path: str | Path, options: Options = NONE) -> list[int]:
 
 def history(path: str | Path, options: Options = NONE) -> list[Row]:
     """All of ``history/``, in the order in which it happened."""
-    rows = DeltaTable(f"{path}/history", storage_options=dict(options)).to_pyarrow_table().to_pylist()
+    rows = (
+        DeltaTable(f"{path}/history", storage_options=dict(options)).to_pyarrow_table().to_pylist()
+    )
     return sorted(rows, key=lambda row: (row["version"], row["ordinal"]))
 
 
 def dead_letters(path: str | Path, options: Options = NONE) -> Counter[tuple[str, int]]:
     """How often each message of each group lies in the DLQ."""
     table = DeltaTable(f"{path}/dead_letters/messages", storage_options=dict(options))
-    told = [dict(headers) for headers in table.to_pyarrow_table(columns=["headers"])["headers"].to_pylist()]
+    told = [
+        dict(headers)
+        for headers in table.to_pyarrow_table(columns=["headers"])["headers"].to_pylist()
+    ]
     return Counter((one["spark_mq.group"], int(one["spark_mq.sequence"])) for one in told)
 
 
-def check_queue(path: str | Path, options: Options = NONE, *, skew: timedelta, drained: Iterable[str]) -> Findings:
+def check_queue(
+    path: str | Path, options: Options = NONE, *, skew: timedelta, drained: Iterable[str]
+) -> Findings:
     """Checks a whole queue whose ledger has been archived. Groups start at the earliest message."""
     rows, sequences = history(path, options), published(path, options)
     found = check(sequences, rows, skew=skew, drained=drained, first={})
@@ -163,8 +210,14 @@ def check_queue(path: str | Path, options: Options = NONE, *, skew: timedelta, d
         for seq in between(sorted(sequences), row["first"], row["last"])
     )
     letters = dead_letters(path, options)
-    found.expect(routed == letters, f"dead-lettered {routed - letters} and not in the DLQ; there and not dead-lettered {letters - routed}")
+    found.expect(
+        routed == letters,
+        f"dead-lettered {routed - letters} and not in the DLQ; there and not dead-lettered {letters - routed}",
+    )
     versions = {row["version"] for row in rows}
-    found.expect(versions == set(range(min(versions), max(versions) + 1)), "versions of the ledger are missing in the history")
+    found.expect(
+        versions == set(range(min(versions), max(versions) + 1)),
+        "versions of the ledger are missing in the history",
+    )
     found.counts["dead letters"] = sum(letters.values())
     return found

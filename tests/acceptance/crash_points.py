@@ -89,7 +89,9 @@ def watch(points: Points) -> None:
     names: dict[str, str] = {}  # of each temporary file, what it becomes
 
     def written(_: LocalFiles, path: str, data: bytes | memoryview, sync: bool) -> str:
-        names[path] = _log_file(path, bytes(data)) if LOG_FOLDER in path else f"a data file of {_table(path)}"
+        names[path] = (
+            _log_file(path, bytes(data)) if LOG_FOLDER in path else f"a data file of {_table(path)}"
+        )
         return f"write of {names[path]}"
 
     def linked(_: LocalFiles, source: str, target: str) -> str:
@@ -99,14 +101,26 @@ def watch(points: Points) -> None:
         return f"rename of {names[source]}"
 
     def unlinked(_: LocalFiles, path: str) -> str:
-        return f"removal of the temporary of {names[path]}" if path in names else f"delete of {_kind(path)}"
+        return (
+            f"removal of the temporary of {names[path]}"
+            if path in names
+            else f"delete of {_kind(path)}"
+        )
 
     def made(_: LocalFiles, path: str) -> str:
         return "creation of a folder"
 
-    for verb, name in {"write_new": written, "link": linked, "replace": replaced, "unlink": unlinked, "makedir": made}.items():
+    for verb, name in {
+        "write_new": written,
+        "link": linked,
+        "replace": replaced,
+        "unlink": unlinked,
+        "makedir": made,
+    }.items():
         points.around(LocalFiles, verb, name)
-    points.around(DeltaTable, "create_checkpoint", lambda table: f"checkpoint of {_table(table.table_uri)}")
+    points.around(
+        DeltaTable, "create_checkpoint", lambda table: f"checkpoint of {_table(table.table_uri)}"
+    )
 
 
 def _log_file(path: str, data: bytes) -> str:
@@ -126,7 +140,13 @@ def _table(path: str) -> str:
 
 
 def _kind(path: str) -> str:
-    kind = "a data file" if LOG_FOLDER not in path else "a checkpoint" if ".checkpoint." in path else "a commit"
+    kind = (
+        "a data file"
+        if LOG_FOLDER not in path
+        else "a checkpoint"
+        if ".checkpoint." in path
+        else "a commit"
+    )
     return f"{kind} of {_table(path)}"
 
 
@@ -160,7 +180,9 @@ def publish(queue: Queue, count: int = 12) -> None:
 
 def numbered(queue: Queue, tell: Tell) -> None:
     for number in range(3):
-        receipt = queue.publish([f"p{number}"] * 4, producer_id="p", producer_sequence=number, on_duplicate="skip")
+        receipt = queue.publish(
+            [f"p{number}"] * 4, producer_id="p", producer_sequence=number, on_duplicate="skip"
+        )
         tell(list(receipt.sequences))
 
 
@@ -185,7 +207,11 @@ def settle(queue: Queue, tell: Tell) -> None:
     """Every verb, also on parts of a lease."""
     lease = take(queue, 6)
     one = [m.sequence for m in lease.messages]
-    for settled in (lambda: lease.ack(one[:1]), lambda: lease.nack(one[1:2], delay=0), lambda: lease.reject(one[2:3], error="bad")):
+    for settled in (
+        lambda: lease.ack(one[:1]),
+        lambda: lease.nack(one[1:2], delay=0),
+        lambda: lease.reject(one[2:3], error="bad"),
+    ):
         settled()
     lease.ack()
     take(queue, 3).release()
@@ -288,7 +314,10 @@ class Driver:
         os.replace(new, self.file)
 
     def run(self) -> None:
-        source, offsets = StreamSource(self.group._ledger, StreamOptions(max_messages=5)), self.state["offsets"]
+        source, offsets = (
+            StreamSource(self.group._ledger, StreamOptions(max_messages=5)),
+            self.state["offsets"],
+        )
         if not offsets:
             offsets.append(source.initial())
             self.state["committed"] = 1
@@ -306,7 +335,9 @@ class Driver:
         source.stop()
 
     def batch(self, plan: Any, n: int) -> None:
-        rows = [seq for piece, _ in plan.slices for seq in range(piece.first, piece.first + piece.rows)]
+        rows = [
+            seq for piece, _ in plan.slices for seq in range(piece.first, piece.first + piece.rows)
+        ]
         if str(n) not in self.state["sink"]:  # as Delta skips a txnVersion that it has seen
             self.state["sink"][str(n)] = rows
             self.write("sink")
@@ -316,18 +347,34 @@ class Driver:
 
 CASES = [
     Case("publish", plain),
-    Case("publish with a producer's number", numbered, restart=lambda queue: numbered(queue, lambda _: None)),
+    Case(
+        "publish with a producer's number",
+        numbered,
+        restart=lambda queue: numbered(queue, lambda _: None),
+    ),
     Case("buffered publisher", buffered),
-    Case("group", lambda queue, _: queue.group("late").ensure(), publish, lambda queue: queue.group("late").ensure()),
+    Case(
+        "group",
+        lambda queue, _: queue.group("late").ensure(),
+        publish,
+        lambda queue: queue.group("late").ensure(),
+    ),
     Case("lease and extend", lease_and_extend, publish),
     Case("settle", settle, publish),
     Case("work", work, publish),
     Case("checkpoint", across_a_checkpoint, nearly_a_checkpoint),
     Case("seek", seek, left_alone, lambda queue: queue.group().seek("latest")),
-    Case("purge", lambda queue, _: queue.purge(queue.name), left_alone, lambda queue: queue.purge(queue.name)),
+    Case(
+        "purge",
+        lambda queue, _: queue.purge(queue.name),
+        left_alone,
+        lambda queue: queue.purge(queue.name),
+    ),
     Case("configure", lambda queue, _: queue.group().configure(max_in_flight=3), left_alone),
     Case("drop", lambda queue, _: queue.drop_group("other"), some_dead),
-    Case("unblock", unblock, blocked, unblock, settings={"on_exhausted": "block", "max_failures": 1}),
+    Case(
+        "unblock", unblock, blocked, unblock, settings={"on_exhausted": "block", "max_failures": 1}
+    ),
     Case("expire", lambda queue, _: expire(queue._context), left_alone, ahead=3600),
     Case("route", route_all, some_dead, route_all),
     Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
@@ -339,8 +386,18 @@ CASES = [
         settings={"retention": "1s"},
         ahead=3600,
     ),
-    Case("index", lambda queue, _: index_commits(queue._context), settled, lambda queue: index_commits(queue._context)),
-    Case("archive", lambda queue, _: archive_history(queue._context), settled, lambda queue: archive_history(queue._context)),
+    Case(
+        "index",
+        lambda queue, _: index_commits(queue._context),
+        settled,
+        lambda queue: index_commits(queue._context),
+    ),
+    Case(
+        "archive",
+        lambda queue, _: archive_history(queue._context),
+        settled,
+        lambda queue: archive_history(queue._context),
+    ),
     Case(
         "housekeeping",
         lambda queue, _: housekeep(queue._context, keep_versions=0, keep_seconds=0),

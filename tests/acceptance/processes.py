@@ -66,7 +66,9 @@ def handle(lease: Lease) -> None:
 
 
 def work(path: str, options: dict[str, str]) -> None:
-    Queue.open(path, storage_options=options).group().work(handle, max_messages=30, max_poll_interval="50ms")
+    Queue.open(path, storage_options=options).group().work(
+        handle, max_messages=30, max_poll_interval="50ms"
+    )
 
 
 def until(condition: Callable[[], object], seconds: float = 150.0) -> None:

@@ -15,7 +15,14 @@ Rows = list[dict[str, Any]]
 
 
 def row(
-    version: int, event: str, lease: str | None = "a", *, state: str = "waiting", count: int = 1, at: int = 0, **more: Any
+    version: int,
+    event: str,
+    lease: str | None = "a",
+    *,
+    state: str = "waiting",
+    count: int = 1,
+    at: int = 0,
+    **more: Any,
 ) -> dict[str, Any]:
     return {
         "version": version, "ordinal": 0, "consumer_group": "g", "event": event, "state": state, "first": 0, "last": 1, "lease_id": lease,

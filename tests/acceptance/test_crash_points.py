@@ -24,7 +24,14 @@ from spark_mq import Queue, errors
 
 # Forked from a server that has imported all and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["spark_mq.maintenance.sweep", "spark_mq.streaming.source", "spark_mq.worker", "spark_mq.operations.trace"])
+FORKS.set_forkserver_preload(
+    [
+        "spark_mq.maintenance.sweep",
+        "spark_mq.streaming.source",
+        "spark_mq.worker",
+        "spark_mq.operations.trace",
+    ]
+)
 
 WANTED = {
     "publish": ["write of a data file of messages/", "commit 'publish' of messages/"],
@@ -55,7 +62,9 @@ WANTED = {
 }  # fmt: skip
 
 
-def run(case: Case | None, path: Path, die_at: int | None = None) -> tuple[int | None, dict[str, list[Any]]]:
+def run(
+    case: Case | None, path: Path, die_at: int | None = None
+) -> tuple[int | None, dict[str, list[Any]]]:
     """Runs the operation in a process of its own. Its exit code, and what it said."""
     ours, theirs = FORKS.Pipe(duplex=False)
     process = FORKS.Process(target=child, args=(case and case.name, str(path), die_at, theirs))
@@ -85,9 +94,13 @@ def drain(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_killed_at_every_point_nothing_is_lost_and_nothing_owned_twice(case: Case, tmp_path: Path) -> None:
+def test_killed_at_every_point_nothing_is_lost_and_nothing_owned_twice(
+    case: Case, tmp_path: Path
+) -> None:
     path, template = tmp_path / "queue", tmp_path / "template"
-    case.prepare(Queue.create(path, visibility_timeout="10m", retry_delay="1s", **(case.settings or {})))
+    case.prepare(
+        Queue.create(path, visibility_timeout="10m", retry_delay="1s", **(case.settings or {}))
+    )
     shutil.copytree(path, template)
     code, told = run(case, path)
     assert code == 0
@@ -137,7 +150,10 @@ def each_number_once(queue: Queue, path: Path, killed: str) -> None:
 
 def routed_once(queue: Queue, path: Path, killed: str) -> None:
     assert check_queue(path, skew=timedelta(hours=-4), drained=[]).wrong == [], killed
-    assert sorted(Counter(group for group, _ in dead_letters(path)).items()) == [("default", 4), ("other", 4)], killed
+    assert sorted(Counter(group for group, _ in dead_letters(path)).items()) == [
+        ("default", 4),
+        ("other", 4),
+    ], killed
     assert set(dead_letters(path).values()) == {1}, killed
 
 
@@ -147,7 +163,9 @@ def redriven_once(queue: Queue, path: Path, killed: str) -> None:
 
 
 def all_gone(queue: Queue, path: Path, killed: str) -> None:
-    assert [p for p in Path(path, "messages").rglob("*.parquet") if p.parent.name != "_delta_log"] == [], killed
+    assert [
+        p for p in Path(path, "messages").rglob("*.parquet") if p.parent.name != "_delta_log"
+    ] == [], killed
     assert queue.horizon() == queue._context.messages.index().tail, killed
 
 

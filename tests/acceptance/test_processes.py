@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 from checker import check_queue
-from processes import SKEW, SPAWN, chores, consume, crash, handle, idle, never_ack, publish, start, until, work
+from processes import (
+    SKEW,
+    SPAWN,
+    chores,
+    consume,
+    crash,
+    handle,
+    idle,
+    never_ack,
+    publish,
+    start,
+    until,
+    work,
+)
 
 from spark_mq import Message, Queue
 
@@ -22,9 +35,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
     return str(tmp_path / "queue"), {}
 
 
-def test_every_message_ends_once_and_no_two_leases_overlap(place: tuple[str, dict[str, str]]) -> None:
+def test_every_message_ends_once_and_no_two_leases_overlap(
+    place: tuple[str, dict[str, str]],
+) -> None:
     path, options = place
-    queue = Queue.create(path, storage_options=options, visibility_timeout="1s", clock_skew=SKEW, max_delivery_attempts=20)
+    queue = Queue.create(
+        path,
+        storage_options=options,
+        visibility_timeout="1s",
+        clock_skew=SKEW,
+        max_delivery_attempts=20,
+    )
     stop, enough = SPAWN.Event(), SPAWN.Event()
     publishers = [start(publish, path, options, size, enough) for size in (5, 10)]
     others = [start(consume, path, options, stop), start(chores, path, options, stop)]
@@ -50,11 +71,19 @@ def test_every_message_ends_once_and_no_two_leases_overlap(place: tuple[str, dic
     print(dict(found.counts))
 
 
-def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(place: tuple[str, dict[str, str]]) -> None:
+def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
+    place: tuple[str, dict[str, str]],
+) -> None:
     path, options = place
     # A lease that ran out before the poison is handed over counts as dead while its worker still lives: a slow store needs more time.
     timeout = "3s" if options else "500ms"
-    queue = Queue.create(path, storage_options=options, visibility_timeout=timeout, clock_skew=SKEW, max_delivery_attempts=4)
+    queue = Queue.create(
+        path,
+        storage_options=options,
+        visibility_timeout=timeout,
+        clock_skew=SKEW,
+        max_delivery_attempts=4,
+    )
     receipt = queue.publish([Message("poison" if n == 17 else f"{n}") for n in range(60)])
     deaths = 0
 
@@ -74,5 +103,7 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(place: tuple[str,
     queue.sweep()
     found = check_queue(path, options, skew=timedelta(seconds=0.1), drained=["default"])
     assert found.wrong == []
-    assert queue.finished(outcome="dead_lettered")["sequence"].to_pylist() == [receipt.sequences[17]]
+    assert queue.finished(outcome="dead_lettered")["sequence"].to_pylist() == [
+        receipt.sequences[17]
+    ]
     assert deaths == 4

@@ -33,7 +33,11 @@ def free_port() -> int:
 def java_class(name: str, *arguments: object, log: Path, **env: str) -> subprocess.Popen[bytes]:
     """Starts a class of Spark's in a JVM of its own; what it says goes to `log`."""
     home = Path(pyspark.__file__).parent
-    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_HOME": str(home)}
+    python = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_HOME": str(home),
+    }
     with log.open("wb") as out:
         return subprocess.Popen(
             [str(home / "bin" / "spark-class"), name, *map(str, arguments)],
@@ -68,7 +72,15 @@ class Cluster:
         env = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
         log = home / "master.log"
         master = java_class(
-            "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", 0, log=log, **env
+            "org.apache.spark.deploy.master.Master",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+            "--webui-port",
+            0,
+            log=log,
+            **env,
         )
         self._processes = [master]
         try:
@@ -104,7 +116,11 @@ class Cluster:
     def executors(self) -> list[int]:
         """The process ids of the executors that run now."""
         workers = {process.pid for process in self._processes[1:]}
-        return [pid for pid, parent, command in _processes() if parent in workers and "CoarseGrainedExecutorBackend" in command]
+        return [
+            pid
+            for pid, parent, command in _processes()
+            if parent in workers and "CoarseGrainedExecutorBackend" in command
+        ]
 
     def executor_of(self, pid: int) -> int | None:
         """The executor that a Python worker works for; None if either is gone."""
@@ -126,7 +142,9 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 def _processes() -> Iterator[tuple[int, int, str]]:
     """(pid, parent, command) of every process."""
-    told = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True
+    ).stdout
     for line in told.splitlines():
         pid, parent, command = [*line.split(None, 2), ""][:3]
         yield int(pid), int(parent), command

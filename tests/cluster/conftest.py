@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 for neighbour in ("acceptance", "spark"):
-    sys.path.append(str(Path(__file__).parents[1] / neighbour))  # their processes, checker and streams
+    sys.path.append(
+        str(Path(__file__).parents[1] / neighbour)
+    )  # their processes, checker and streams
 
 
 @pytest.fixture(scope="session")

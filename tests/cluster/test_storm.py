@@ -52,9 +52,18 @@ class Worker:
         self.batches = 0
         self.seen: list[tuple[str, int, int]] = []
         self.stream = Stream(
-            spark, queue, home / name, group="default", workerId=name, minPartitions="4", maxMessagesPerTrigger="60", visibilityTimeout="2s"
+            spark,
+            queue,
+            home / name,
+            group="default",
+            workerId=name,
+            minPartitions="4",
+            maxMessagesPerTrigger="60",
+            visibilityTimeout="2s",
         )
-        self.query = self.stream.start(self.stream.group.for_each_batch(self.process), available_now=False)
+        self.query = self.stream.start(
+            self.stream.group.for_each_batch(self.process), available_now=False
+        )
 
     def process(self, batch: Any, lease: Any) -> None:
         rows = batch.rdd.mapPartitions(working(self.at_work)).collect()
@@ -69,8 +78,12 @@ def kill_in_mid_task(cluster: Cluster, workers: list[Worker], times: int) -> Non
         victim, of_executor = workers[n // 2 % len(workers)], n % 2 == 0
         batches = victim.batches
 
-        def killed(victim: Worker = victim, of_executor: bool = of_executor, batches: int = batches) -> bool:
-            if victim.batches == batches:  # Spark gives a task up after some failures, and that is not what is looked for
+        def killed(
+            victim: Worker = victim, of_executor: bool = of_executor, batches: int = batches
+        ) -> bool:
+            if (
+                victim.batches == batches
+            ):  # Spark gives a task up after some failures, and that is not what is looked for
                 return False
             for path in victim.at_work.iterdir():
                 pid = int(path.name)
@@ -83,14 +96,26 @@ def kill_in_mid_task(cluster: Cluster, workers: list[Worker], times: int) -> Non
         until(killed, "a task to kill")
 
 
-@pytest.mark.parametrize("kills", [pytest.param(4, id="short"), pytest.param(14, id="long", marks=pytest.mark.slow)])
-def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(cluster: Cluster, spark: Any, tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    "kills", [pytest.param(4, id="short"), pytest.param(14, id="long", marks=pytest.mark.slow)]
+)
+def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(
+    cluster: Cluster, spark: Any, tmp_path: Path, kills: int
+) -> None:
     queue = Queue.create(
-        tmp_path / "queue", visibility_timeout="1s", clock_skew=SKEW, max_delivery_attempts=20, retry_delay="0s", max_ledger_ranges=10_000
+        tmp_path / "queue",
+        visibility_timeout="1s",
+        clock_skew=SKEW,
+        max_delivery_attempts=20,
+        retry_delay="0s",
+        max_ledger_ranges=10_000,
     )
     stop, enough = SPAWN.Event(), SPAWN.Event()
     processes = [start_process(publish, queue.path, {}, size, enough) for size in (7, 12)]
-    processes += [start_process(chores, queue.path, {}, stop), start_process(consume, queue.path, {}, stop)]
+    processes += [
+        start_process(chores, queue.path, {}, stop),
+        start_process(consume, queue.path, {}, stop),
+    ]
     bad = [start_process(never_ack, queue.path, {}, 3), start_process(crash, queue.path, {})]
     workers = [Worker(spark, queue, tmp_path, name) for name in ("one", "two")]
     try:
@@ -99,7 +124,9 @@ def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(cluster: Clus
             process.join(120)
         enough.set()
         until(lambda: idle(queue), "all is settled")
-        assert all(worker.query.isActive for worker in workers), "a killed executor is no reason for a query to end"
+        assert all(worker.query.isActive for worker in workers), (
+            "a killed executor is no reason for a query to end"
+        )
     finally:
         enough.set()
         stop.set()
@@ -118,11 +145,16 @@ def check_rows(queue: Queue, workers: list[Worker]) -> None:
     """What reached a batch's function is what its lease holds, each message once, with its count, however often its tasks were run."""
     rows = [row for worker in workers for row in worker.seen]
     assert rows, "the stream workers had a share of the work"
-    assert len({(lease, sequence) for lease, sequence, _ in rows}) == len(rows), "a message came twice in one batch"
+    assert len({(lease, sequence) for lease, sequence, _ in rows}) == len(rows), (
+        "a message came twice in one batch"
+    )
     sequences = published(queue.path)
     leased: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for event in history(queue.path):
         if event["event"] == "leased":
-            leased[event["lease_id"]] |= {(seq, event["delivery_count"]) for seq in between(sequences, event["first"], event["last"])}
+            leased[event["lease_id"]] |= {
+                (seq, event["delivery_count"])
+                for seq in between(sequences, event["first"], event["last"])
+            }
     for lease in {lease for lease, _, _ in rows}:
         assert {(seq, count) for id_, seq, count in rows if id_ == lease} == leased[lease]

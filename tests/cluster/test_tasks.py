@@ -84,13 +84,17 @@ def test_a_task_that_reads_is_run_again_and_each_row_comes_once(here: Here, fate
 
     meets(here, fate, lambda: stream.settle_with(process))
     (rows,) = batches
-    assert sorted((sequence, value) for sequence, _, value in rows) == list(zip(receipt.sequences, numbered(ROWS), strict=True))
+    assert sorted((sequence, value) for sequence, _, value in rows) == list(
+        zip(receipt.sequences, numbered(ROWS), strict=True)
+    )
     assert len({lease for _, lease, _ in rows}) == 1
     stats = stream.group.stats()
     assert (stats.acked, stats.in_flight) == (ROWS, 0)
 
 
-def test_rows_are_settled_once_whatever_becomes_of_the_task_that_names_them(here: Here, fate: str) -> None:
+def test_rows_are_settled_once_whatever_becomes_of_the_task_that_names_them(
+    here: Here, fate: str
+) -> None:
     receipt = here.queue.publish(numbered(ROWS))
     stream = Stream(here.spark, here.queue, here.home / "checkpoint", minPartitions="4")
     gate = here.gate
@@ -102,13 +106,20 @@ def test_rows_are_settled_once_whatever_becomes_of_the_task_that_names_them(here
 
     meets(here, fate, lambda: stream.settle_with(process))
     assert settled == [ROWS // 2]
-    dead = {seq for r in stream.group._ledger.current() if r.state == "dead" for seq in range(r.first, r.last + 1)}
+    dead = {
+        seq
+        for r in stream.group._ledger.current()
+        if r.state == "dead"
+        for seq in range(r.first, r.last + 1)
+    }
     assert dead == {seq for seq in receipt.sequences if seq % 2}
     assert stream.group.stats().acked == ROWS // 2
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
-def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_file(here: Here, streaming: bool, fate: str) -> None:
+def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_file(
+    here: Here, streaming: bool, fate: str
+) -> None:
     def job() -> None:
         publish(here, here.gate, streaming)
 
@@ -145,10 +156,14 @@ def test_a_publish_whose_task_dies_each_time_publishes_nothing(here: Here, strea
 
 def publish(here: Here, gate: Gate, streaming: bool) -> None:
     """Publishes numbered(ROWS) in four tasks."""
-    here.spark.createDataFrame([], "none INT")  # makes the session this thread's: elsewhere Spark does not find the format of a write
+    here.spark.createDataFrame(
+        [], "none INT"
+    )  # makes the session this thread's: elsewhere Spark does not find the format of a write
     options = {"gate": str(gate.home), "attempts": str(gate.attempts)}
     if not streaming:
-        rows = here.spark.range(ROWS, numPartitions=4).select(F.format_string("%03d", "id").alias("value"))
+        rows = here.spark.range(ROWS, numPartitions=4).select(
+            F.format_string("%03d", "id").alias("value")
+        )
         rows.write.format("gated").mode("append").options(**options).save(here.queue.path)
         return
     lines = here.home / "lines"

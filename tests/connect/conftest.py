@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 for neighbour in ("cluster", "spark"):
-    sys.path.append(str(Path(__file__).parents[1] / neighbour))  # how Spark's processes are started, and streams
+    sys.path.append(
+        str(Path(__file__).parents[1] / neighbour)
+    )  # how Spark's processes are started, and streams
 
 
 @pytest.fixture(scope="session")

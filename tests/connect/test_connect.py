@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Stream, copy_checkpoint, finish, forget_last_commit, make_queue, numbered, start, until
+from harness import (
+    Stream,
+    copy_checkpoint,
+    finish,
+    forget_last_commit,
+    make_queue,
+    numbered,
+    start,
+    until,
+)
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
@@ -37,7 +46,10 @@ def stream(spark: Any, queue: Queue, tmp_path: Path) -> Stream:
 
 
 def rows_of(batch: Any) -> list[tuple[str, int]]:
-    return sorted((bytes(row.value).decode(), row.delivery_count) for row in batch.select("value", "delivery_count").collect())
+    return sorted(
+        (bytes(row.value).decode(), row.delivery_count)
+        for row in batch.select("value", "delivery_count").collect()
+    )
 
 
 def note(home: Path, what: Any) -> None:
@@ -75,7 +87,9 @@ def test_a_dataframe_is_published_and_looked_at(spark: Any, queue: Queue) -> Non
     assert len(queue._context.messages.index().files) == 3
 
 
-def test_a_batch_is_settled_by_what_its_function_does_and_returns(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_a_batch_is_settled_by_what_its_function_does_and_returns(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     receipt = queue.publish(numbered(ROWS))
     stream.options["maxMessagesPerTrigger"] = "6"
 
@@ -84,23 +98,38 @@ def test_a_batch_is_settled_by_what_its_function_does_and_returns(spark: Any, st
         note(tmp_path, [rows_of(batch), lease.lease_id, lease.delta_options])
         lease.reject(batch.where("CAST(value AS STRING) = '001'"), error="never")
         lease.nack(batch.where("CAST(value AS STRING) = '002'"), delay="1h", error="not now")
-        return batch.where("CAST(value AS STRING) IN ('003', '009')").selectExpr("sequence", "'reject' AS outcome", "'bad' AS error")
+        return batch.where("CAST(value AS STRING) IN ('003', '009')").selectExpr(
+            "sequence", "'reject' AS outcome", "'bad' AS error"
+        )
 
     stream.settle_with(process)
     first, second = noted(tmp_path)
     assert [value for rows, _, _ in (first, second) for value, _ in rows] == numbered(ROWS)
     assert [int(options["txnVersion"]) for _, _, options in (first, second)] == [1, 2]
     assert len({options["txnAppId"] for _, _, options in (first, second)}) == 1
-    ranges = {r.first: (r.state, r.error) for r in stream.group._ledger.current() if r.state in ("dead", "waiting")}
+    ranges = {
+        r.first: (r.state, r.error)
+        for r in stream.group._ledger.current()
+        if r.state in ("dead", "waiting")
+    }
     at = receipt.sequences
-    assert ranges == {at[1]: ("dead", "never"), at[2]: ("waiting", "not now"), at[3]: ("dead", "bad"), at[9]: ("dead", "bad")}
+    assert ranges == {
+        at[1]: ("dead", "never"),
+        at[2]: ("waiting", "not now"),
+        at[3]: ("dead", "bad"),
+        at[9]: ("dead", "bad"),
+    }
     assert stream.group.stats().acked == ROWS - 4
 
 
 @pytest.mark.parametrize(
-    ("on_error", "left"), [("nack", (ROWS, 0, 0)), ("reject", (0, ROWS, 0)), ("raise", (0, 0, ROWS))], ids=["nack", "reject", "raise"]
+    ("on_error", "left"),
+    [("nack", (ROWS, 0, 0)), ("reject", (0, ROWS, 0)), ("raise", (0, 0, ROWS))],
+    ids=["nack", "reject", "raise"],
 )
-def test_an_exception_settles_the_batch_as_asked(stream: Stream, queue: Queue, on_error: str, left: tuple[int, int, int]) -> None:
+def test_an_exception_settles_the_batch_as_asked(
+    stream: Stream, queue: Queue, on_error: str, left: tuple[int, int, int]
+) -> None:
     queue.publish(numbered(ROWS))
 
     def process(batch: Any, lease: Any) -> None:
@@ -116,15 +145,21 @@ def test_an_exception_settles_the_batch_as_asked(stream: Stream, queue: Queue, o
 
 
 @pytest.mark.slow
-def test_a_batch_of_which_no_row_comes_is_left_to_the_commit(stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_a_batch_of_which_no_row_comes_is_left_to_the_commit(
+    stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     queue.publish(numbered(ROWS))
-    stream.settle_with(lambda batch, lease: note(tmp_path, "called"), frame=stream.frame().where("false"))
+    stream.settle_with(
+        lambda batch, lease: note(tmp_path, "called"), frame=stream.frame().where("false")
+    )
     assert noted(tmp_path) == [], "nothing is known of its lease"
     assert stream.group.stats().acked == ROWS
 
 
 @pytest.mark.slow
-def test_a_union_of_queues_settles_each_lease_in_its_own(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_a_union_of_queues_settles_each_lease_in_its_own(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     other = make_queue(tmp_path / "other")
     queue.publish(numbered(3))
     other.publish(numbered(5))
@@ -143,13 +178,17 @@ def test_rows_of_any_dataframe_are_settled(spark: Any, queue: Queue) -> None:
     group = queue.group("g")
     lease = group.lease("w", max_messages=ROWS)
     assert lease is not None
-    rows = spark.createDataFrame([(lease.lease_id, m.sequence) for m in lease.messages], "lease_id STRING, sequence LONG")
+    rows = spark.createDataFrame(
+        [(lease.lease_id, m.sequence) for m in lease.messages], "lease_id STRING, sequence LONG"
+    )
     assert of_spark.ack(rows.limit(4), group).settled == 4
     assert of_spark.reject(rows, group, error="late").already_settled == 4
     assert (group.stats().acked, group.stats().dead) == (4, ROWS - 4)
 
 
-def test_a_death_between_a_sink_and_the_ack_is_mended_by_the_replay(stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_a_death_between_a_sink_and_the_ack_is_mended_by_the_replay(
+    stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     queue.publish(numbered(ROWS))
 
     def process(batch: Any, lease: Any) -> None:
@@ -217,12 +256,22 @@ def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_told(
 
 
 @pytest.mark.slow
-def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     target = make_queue(tmp_path / "target")
     queue.publish(numbered(ROWS))
 
     def move() -> None:
-        finish(start(stream.frame().select("value").writeStream.format("spark_mq").option("path", target.path), stream.checkpoint))
+        finish(
+            start(
+                stream.frame()
+                .select("value")
+                .writeStream.format("spark_mq")
+                .option("path", target.path),
+                stream.checkpoint,
+            )
+        )
 
     move()
     forget_last_commit(stream.checkpoint)
@@ -233,8 +282,19 @@ def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(spark: A
 
 def test_wrong_options_are_told_to_the_client(spark: Any, tmp_path: Path) -> None:
     attempts: list[tuple[str, Callable[[], Any]]] = [
-        ("QueueNotFound", lambda: spark.read.format("spark_mq").load(str(tmp_path / "none")).count()),
-        ("consumerGroup", lambda: spark.read.format("spark_mq").option("consumergrop", "g").load(str(tmp_path / "none")).count()),
+        (
+            "QueueNotFound",
+            lambda: spark.read.format("spark_mq").load(str(tmp_path / "none")).count(),
+        ),
+        (
+            "consumerGroup",
+            lambda: (
+                spark.read.format("spark_mq")
+                .option("consumergrop", "g")
+                .load(str(tmp_path / "none"))
+                .count()
+            ),
+        ),
     ]
     for told, attempt in attempts:
         with pytest.raises(Exception, match=told):

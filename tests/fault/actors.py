@@ -60,7 +60,9 @@ def journals(folder: Path, kind: str) -> set[int]:
 
 
 def _messages(kind: str, number: int, count: int) -> list[Message]:
-    return [Message(f"{kind} {number} {n}", message_id=f"{kind}-{number}-{n}") for n in range(count)]
+    return [
+        Message(f"{kind} {number} {n}", message_id=f"{kind}-{number}-{n}") for n in range(count)
+    ]
 
 
 def publish(path: str, notes: Path, stop: Flag, name: str) -> None:
@@ -70,7 +72,10 @@ def publish(path: str, notes: Path, stop: Flag, name: str) -> None:
     while not stop.wait(random.uniform(0.1, 0.6)):
         number += 1
         receipt = queue.publish(
-            _messages(name, number, random.randint(1, 40)), producer_id=name, producer_sequence=number, on_duplicate="skip"
+            _messages(name, number, random.randint(1, 40)),
+            producer_id=name,
+            producer_sequence=number,
+            on_duplicate="skip",
         )
         journal.write(receipt.sequences)
 
@@ -96,9 +101,14 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
         if poison(lease):
             os.kill(os.getpid(), signal.SIGKILL)
         stop.wait(random.uniform(0, 0.2))  # its work
-        flaky = [m.sequence for m in lease.messages if random.random() < 0.01 and m.delivery_count < 3]
+        flaky = [
+            m.sequence for m in lease.messages if random.random() < 0.01 and m.delivery_count < 3
+        ]
         journal.write([m.sequence for m in lease.messages if m.sequence not in flaky])
-        return [{"sequence": seq, "outcome": "nack", "delay": random.uniform(0, 0.3), "error": "flaky"} for seq in flaky]
+        return [
+            {"sequence": seq, "outcome": "nack", "delay": random.uniform(0, 0.3), "error": "flaky"}
+            for seq in flaky
+        ]
 
     def watch() -> None:
         while not stop.wait(0.2):
@@ -106,7 +116,9 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
         ended.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    Queue.open(path).group(GROUP).work(handle, worker_id=name, max_messages=60, threads=2, max_poll_interval="100ms", stop=ended)
+    Queue.open(path).group(GROUP).work(
+        handle, worker_id=name, max_messages=60, threads=2, max_poll_interval="100ms", stop=ended
+    )
 
 
 def settle(path: str, notes: Path, stop: Flag, name: str) -> None:
@@ -138,7 +150,9 @@ def _settle(lease: Lease, journal: Journal, stop: Flag) -> None:
     elif what < 0.3:
         lease.extend()
     if what > 0.9:
-        lease.nack(delay=random.uniform(0, 0.5)) if what > 0.95 else lease.nack(second[-1:], delay=0)
+        lease.nack(delay=random.uniform(0, 0.5)) if what > 0.95 else lease.nack(
+            second[-1:], delay=0
+        )
     journal.write(first)
     lease.ack(first)
     journal.write(second)

@@ -37,7 +37,9 @@ from spark_mq import Queue
 
 # Forked from a server that has imported everything and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["spark_mq.maintenance.sweep", "spark_mq.worker", "spark_mq.publisher"])
+FORKS.set_forkserver_preload(
+    ["spark_mq.maintenance.sweep", "spark_mq.worker", "spark_mq.publisher"]
+)
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT, SKEW, ATTEMPTS, POISONS = 2.0, 0.2, 6, 2
 STREAM_KILLS = 6
@@ -92,17 +94,33 @@ class Submitted:
 
     def __init__(self, path: str, folder: Path, number: int) -> None:
         self._alive, self._since = folder / f"alive-{number}", time.time()
-        conf = folder / "conf"  # without the packages that conf/ names: they are looked up anew at each start
+        conf = (
+            folder / "conf"
+        )  # without the packages that conf/ names: they are looked up anew at each start
         conf.mkdir(exist_ok=True)
-        (conf / "spark-defaults.conf").write_text("spark.master local[2]\nspark.ui.enabled false\nspark.log.level WARN\n")
+        (conf / "spark-defaults.conf").write_text(
+            "spark.master local[2]\nspark.ui.enabled false\nspark.log.level WARN\n"
+        )
         command = [
             sys.executable, str(ROOT / "jobs" / "worker.py"), "--queue", path, "--group", SPARK, "--max-messages", "1000",
             "--handler", f"{ROOT / 'tests' / 'fault' / 'stream_handler.py'}:process", "--checkpoint", str(folder / f"checkpoint-{number}"),
             "--visibility-timeout", f"{TIMEOUT * 5}s", "--ack", "after",
         ]  # fmt: skip
-        environment = {**os.environ, "FAULT_SINK": str(folder / "sink"), "FAULT_ALIVE": str(self._alive), "SPARK_CONF_DIR": str(conf)}
+        environment = {
+            **os.environ,
+            "FAULT_SINK": str(folder / "sink"),
+            "FAULT_ALIVE": str(self._alive),
+            "SPARK_CONF_DIR": str(conf),
+        }
         self._log = (folder / "spark.log").open("a")
-        self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log, start_new_session=True, cwd=ROOT)
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+            cwd=ROOT,
+        )
 
     @property
     def at_work(self) -> bool:
@@ -112,7 +130,9 @@ class Submitted:
 
     def poll(self) -> int | None:
         code = self._process.poll()
-        if code is not None:  # the driver is gone: its JVM goes by itself, but a stopped one would not
+        if (
+            code is not None
+        ):  # the driver is gone: its JVM goes by itself, but a stopped one would not
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         return code
@@ -133,9 +153,17 @@ class Run:
         self.started, self._told = time.monotonic(), 0.0
         self.folder, self.notes, self.sink = folder, folder / "notes", folder / "sink"
         self.queue = Queue.create(
-            folder / "queue", visibility_timeout=TIMEOUT, clock_skew=SKEW, max_delivery_attempts=ATTEMPTS, retry_delay="200ms"
+            folder / "queue",
+            visibility_timeout=TIMEOUT,
+            clock_skew=SKEW,
+            max_delivery_attempts=ATTEMPTS,
+            retry_delay="200ms",
         )
-        self.stop, self.enough, self.drained = Flag(folder / "stop"), Flag(folder / "enough"), Flag(folder / "drained")
+        self.stop, self.enough, self.drained = (
+            Flag(folder / "stop"),
+            Flag(folder / "enough"),
+            Flag(folder / "drained"),
+        )
         self.done: Counter[str] = Counter()
         self.failed: list[str] = []
         self.publishers = [
@@ -147,7 +175,9 @@ class Run:
             *(self.slot("worker", actors.work, self.drained, f"worker-{n}") for n in range(3)),
             *(self.slot("settler", actors.settle, self.drained, f"settler-{n}") for n in range(2)),
         ]
-        self.sweepers = [self.slot("sweeper", actors.chores, self.stop, f"sweeper-{n}") for n in range(2)]
+        self.sweepers = [
+            self.slot("sweeper", actors.chores, self.stop, f"sweeper-{n}") for n in range(2)
+        ]
         self.streams = [self.stream(number) for number in range(spark)]
         if spark:
             DeltaTable.create(str(self.sink), pa.schema([("sequence", pa.int64())]))
@@ -180,7 +210,9 @@ class Run:
         elif faults and now > slot.next_fault:
             if random.random() < 0.2:
                 slot.signal(signal.SIGSTOP)
-                slot.resume_at = now + random.uniform(0.5, 2.5) * TIMEOUT * (5 if slot.kind == "stream" else 1)
+                slot.resume_at = now + random.uniform(0.5, 2.5) * TIMEOUT * (
+                    5 if slot.kind == "stream" else 1
+                )
                 self.done["freezes"] += 1
             else:
                 slot.signal(signal.SIGKILL)
@@ -193,7 +225,9 @@ class Run:
         code = slot.process.poll()
         self.done[f"deaths of a {slot.kind}"] += 1
         if slot.kind != "stream" and code not in (0, -signal.SIGKILL):
-            self.failed.append(f"a {slot.kind} ended with exit code {code}: see what it wrote to stderr")
+            self.failed.append(
+                f"a {slot.kind} ended with exit code {code}: see what it wrote to stderr"
+            )
 
     def fault(self, kills: int) -> None:
         """Until so many have been killed, and each stream a few times: they take a while to start."""
@@ -203,7 +237,9 @@ class Run:
             for slot in self.slots:
                 if slot.alive or not (enough and slot in self.publishers):
                     self.tick(slot, faults=slot.kind == "stream" or not enough)
-            if enough:  # the streams, which are slow to start, are not buried under messages meanwhile
+            if (
+                enough
+            ):  # the streams, which are slow to start, are not buried under messages meanwhile
                 self.enough.set()
             if poisons < POISONS and self.done["kills"] >= kills * (poisons + 1) // 5:
                 self.queue.publish(POISON)
@@ -230,9 +266,14 @@ class Run:
         """Every 15 seconds, how far it is."""
         if time.monotonic() - self._told > 15:
             self._told = time.monotonic()
-            left = {name: g.stats().ready for name in (GROUP, SPARK) if (g := self.queue.group(name)).exists()}
+            left = {
+                name: g.stats().ready
+                for name in (GROUP, SPARK)
+                if (g := self.queue.group(name)).exists()
+            }
             print(
-                f"{self._told - self.started:5.0f} s {dict(self.done)} {self.queue.stats()['published']} messages, left {left}", flush=True
+                f"{self._told - self.started:5.0f} s {dict(self.done)} {self.queue.stats()['published']} messages, left {left}",
+                flush=True,
             )
 
     def _tend(self, slots: list[Slot], restart: bool) -> None:
@@ -243,7 +284,9 @@ class Run:
 
     def idle(self, *names: str) -> bool:
         told = [self.queue.group(name).stats() for name in names if self.queue.group(name).exists()]
-        return len(told) == len(names) and not any(s.ready or s.delayed or s.in_flight or s.dead or s.routing for s in told)
+        return len(told) == len(names) and not any(
+            s.ready or s.delayed or s.in_flight or s.dead or s.routing for s in told
+        )
 
     def end(self) -> None:
         self.stop.set()
@@ -260,10 +303,14 @@ class Run:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--spark", type=int, default=1, help="how many Spark workers")
-    parser.add_argument("--seed", type=int, default=None, help="of the faults; what they hit differs all the same")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the faults; what they hit differs all the same"
+    )
     parser.add_argument("--folder", type=Path, help="where to leave everything")
     args = parser.parse_args()
     random.seed(args.seed)
@@ -276,15 +323,21 @@ def main() -> int:
         finally:
             run.end()
         run.queue.sweep()
-        found = judge(folder / "queue", run.notes, run.sink, Told(ATTEMPTS, timedelta(seconds=SKEW)))
+        found = judge(
+            folder / "queue", run.notes, run.sink, Told(ATTEMPTS, timedelta(seconds=SKEW))
+        )
         told = found.counts
         figures = {
             "seconds": round(time.monotonic() - run.started),
             "messages": told["messages"],
             "leases": told["leases"],
             **run.done,
-            "redeliveries": told["leased"] + told["replayed"] - told["messages"] * (1 + bool(args.spark)),
-            "events": {name: told[name] for name in sorted(told) if name not in ("messages", "leases")},
+            "redeliveries": told["leased"]
+            + told["replayed"]
+            - told["messages"] * (1 + bool(args.spark)),
+            "events": {
+                name: told[name] for name in sorted(told) if name not in ("messages", "leases")
+            },
             "overlaps": sum("holds it" in one for one in found.wrong),
             "lost": sum("ended 0 times" in one for one in found.wrong),
             "wrong": len(found.wrong) + len(run.failed),

@@ -63,7 +63,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def program(*command: object, **env: str) -> subprocess.Popen[str]:
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        spark = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": paths}
+        spark = {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "PYTHONPATH": paths,
+        }
         process = subprocess.Popen(
             [str(c) for c in command],
             cwd=tmp_path,
@@ -86,11 +90,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
-    return Queue.create(tmp_path / "queue", visibility_timeout="10m", clock_skew="0s", retry_delay="0s")
+    return Queue.create(
+        tmp_path / "queue", visibility_timeout="10m", clock_skew="0s", retry_delay="0s"
+    )
 
 
 def submit(job: str) -> list[object]:
-    settings = [f"spark.driver.extraClassPath={ROOT / 'conf'}", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+    settings = [
+        f"spark.driver.extraClassPath={ROOT / 'conf'}",
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
+    ]
     conf = [word for setting in settings for word in ("--conf", setting)]
     return [
         Path(sys.executable).with_name("spark-submit"),
@@ -134,28 +143,51 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
     [
         (("sweep",), "the following arguments are required: --queue"),
         (("sweep", "--queue", "nowhere"), "there is no queue at"),
-        (("sweep", "--queue", "queue", "--every", "soon"), "argument --every: 'soon' is not a duration: give seconds, or 30s"),
+        (
+            ("sweep", "--queue", "queue", "--every", "soon"),
+            "argument --every: 'soon' is not a duration: give seconds, or 30s",
+        ),
         (("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
         (("publish", "--queue", "nowhere", "a.jsonl"), "nowhere: --create makes it"),
         (("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
-        (("publish", "--queue", "queue", "a.jsonl", "day.csv"), "INPUT day.csv is a csv file by its name: give --format csv"),
+        (
+            ("publish", "--queue", "queue", "a.jsonl", "day.csv"),
+            "INPUT day.csv is a csv file by its name: give --format csv",
+        ),
         (("publish", "--queue", "queue", "export/x.parquet"), "give --format parquet"),
         ((*WORKER, "queue", "--handler", "nothing"), "--handler nothing: give MODULE:FUNCTION"),
-        ((*WORKER, "queue", "--handler", "not_there:f"), "the module cannot be imported (No module named 'not_there')"),
+        (
+            (*WORKER, "queue", "--handler", "not_there:f"),
+            "the module cannot be imported (No module named 'not_there')",
+        ),
         ((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
-        ((*WORKER, "queue", "--handler", "handler.py:one"), "one(batch) cannot be called as one(batch, lease)"),
+        (
+            (*WORKER, "queue", "--handler", "handler.py:one"),
+            "one(batch) cannot be called as one(batch, lease)",
+        ),
         ((*WORKER, "queue", "--handler", "gone.py:f"), "there is no file gone.py"),
         (
             (*WORKER, "queue", "--handler", "handler:two", "--trigger", "now"),
             "'now' is neither default nor available-now nor a duration like '5 seconds'",
         ),
-        ((*WORKER, "queue", "--handler", "handler:two", "--visibility-timeout", "soon"), "--visibility-timeout: 'soon' is not a duration"),
-        ((*WORKER, "queue", "--handler", "handler:two", "--max-messages", "0"), "maxMessagesPerTrigger='0' is not valid"),
-        ((*WORKER, "queue", "--handler", "handler:two", "--starting-position", "x"), "startingPosition='x' is not valid"),
+        (
+            (*WORKER, "queue", "--handler", "handler:two", "--visibility-timeout", "soon"),
+            "--visibility-timeout: 'soon' is not a duration",
+        ),
+        (
+            (*WORKER, "queue", "--handler", "handler:two", "--max-messages", "0"),
+            "maxMessagesPerTrigger='0' is not valid",
+        ),
+        (
+            (*WORKER, "queue", "--handler", "handler:two", "--starting-position", "x"),
+            "startingPosition='x' is not valid",
+        ),
         ((*WORKER, "nowhere", "--handler", "handler:two"), "there is no queue at"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_line(start, queue: Queue, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_arguments_are_told_in_one_line(
+    start, queue: Queue, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
     (tmp_path / "handler.py").write_text("def one(batch): ...\ndef two(batch, lease): ...\n")
     job, *rest = arguments
     told = ended(start(sys.executable, JOBS / f"{job}.py", *rest, JAVA_HOME="/nowhere"), 2)
@@ -165,12 +197,28 @@ def test_wrong_arguments_are_told_in_one_line(start, queue: Queue, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("given", "mode"), [([], None), (["--ack", "manual"], "manual"), (["--ack", "manual", "--ack-mode", "onCommit"], "onCommit")]
+    ("given", "mode"),
+    [
+        ([], None),
+        (["--ack", "manual"], "manual"),
+        (["--ack", "manual", "--ack-mode", "onCommit"], "onCommit"),
+    ],
 )
-def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(start, given: list[str], mode: str | None) -> None:
+def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
+    start, given: list[str], mode: str | None
+) -> None:
     arguments = ["worker.py", "--queue", "q", "--checkpoint", "c", "--handler", "m:f", *given]
-    program = f"import sys; sys.path.insert(0, {str(JOBS)!r}); sys.argv = {arguments!r}; import worker; "
-    told = ended(start(sys.executable, "-c", program + "print(worker.source_options(worker.arguments()).get('ackMode'))"), 0)
+    program = (
+        f"import sys; sys.path.insert(0, {str(JOBS)!r}); sys.argv = {arguments!r}; import worker; "
+    )
+    told = ended(
+        start(
+            sys.executable,
+            "-c",
+            program + "print(worker.source_options(worker.arguments()).get('ackMode'))",
+        ),
+        0,
+    )
     assert told.split() == [str(mode)]
 
 
@@ -189,7 +237,11 @@ def test_publish_json_lines(start, tmp_path: Path) -> None:
     assert "published 2 messages to" in ended(run, 0)
     first, second = Queue.open(tmp_path / "queue").group("g").lease("w", max_messages=9).messages
     assert (first.value.decode(), second.value.decode()) == (lines[0], lines[2])
-    assert (first.key, first.message_id, first.headers) == ("7", "a1", {"kind": "buy", "source": "a test"})
+    assert (first.key, first.message_id, first.headers) == (
+        "7",
+        "a1",
+        {"kind": "buy", "source": "a test"},
+    )
     assert (second.key, second.message_id, second.headers) == (None, "a2", {"source": "a test"})
 
 
@@ -199,7 +251,10 @@ def test_publish_json_lines(start, tmp_path: Path) -> None:
     ("arguments", "ends"),
     [
         (["nowhere*.jsonl"], (2, "INPUT nowhere*.jsonl: there is no such file or directory")),
-        (["--value-column", "body", "in.jsonl"], (1, '--value-column body: this line lacks it: {"text": "b"}')),
+        (
+            ["--value-column", "body", "in.jsonl"],
+            (1, '--value-column body: this line lacks it: {"text": "b"}'),
+        ),
         (["--format", "csv", "--value-column", "body", "in.csv"], (2, "`body` cannot be resolved")),
     ],
     ids=["a missing input", "a field that a line lacks", "a column that is not there"],
@@ -210,7 +265,9 @@ def test_wrong_inputs_are_told_and_nothing_is_published(
     code, told = ends
     (tmp_path / "in.jsonl").write_text('{"body": "a"}\n{"text": "b"}\n')
     (tmp_path / "in.csv").write_text("id\n1\n")
-    said = ended(start(sys.executable, JOBS / "publish.py", "--queue", queue.path, *arguments), code)
+    said = ended(
+        start(sys.executable, JOBS / "publish.py", "--queue", queue.path, *arguments), code
+    )
     (line,) = [line for line in said.splitlines() if "publish.py: error: " in line]
     assert told in line
     if told.startswith("INPUT"):
@@ -222,10 +279,32 @@ def test_wrong_inputs_are_told_and_nothing_is_published(
 @pytest.mark.slow
 def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id,at,note\n1,NA,x\n2,5,NA\n3,6,z\n")
-    pq.write_table(pa.table({"id": [4, 5, 6], "body": [b"\x00a", b"\x00b", b"\x00c"]}), tmp_path / "in.parquet")
+    pq.write_table(
+        pa.table({"id": [4, 5, 6], "body": [b"\x00a", b"\x00b", b"\x00c"]}), tmp_path / "in.parquet"
+    )
     runs = [
-        ["--queue", queue.path, "--format", "csv", "--option", "nullValue=NA", "--key-column", "id", "in.csv"],
-        ["--queue", queue.path, "--format", "parquet", "--value-column", "body", "--header", "id=id", "in.parquet"],
+        [
+            "--queue",
+            queue.path,
+            "--format",
+            "csv",
+            "--option",
+            "nullValue=NA",
+            "--key-column",
+            "id",
+            "in.csv",
+        ],
+        [
+            "--queue",
+            queue.path,
+            "--format",
+            "parquet",
+            "--value-column",
+            "body",
+            "--header",
+            "id=id",
+            "in.parquet",
+        ],
     ]
     program = IN_ONE_SESSION.format(jobs=str(JOBS), runs=runs, queue=queue.path)
     assert "routed 3" in ended(start(sys.executable, "-c", program), 0)
@@ -236,7 +315,11 @@ def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_pat
         {"id": "3", "at": "6", "note": "z"},
     ]
     assert [m.key for m in messages] == ["1", "2", "3", None, None, None]
-    assert [(m.value, m.headers) for m in messages[3:]] == [(b"\x00a", {"id": "4"}), (b"\x00b", {"id": "5"}), (b"\x00c", {"id": "6"})]
+    assert [(m.value, m.headers) for m in messages[3:]] == [
+        (b"\x00a", {"id": "4"}),
+        (b"\x00b", {"id": "5"}),
+        (b"\x00c", {"id": "6"}),
+    ]
 
     dead = queue.dead_letters.group("look").lease("w", max_messages=9).messages
     assert [m.message_id for m in dead] == [m.message_id for m in messages[::2]]
@@ -247,10 +330,14 @@ def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_pat
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["spark-submit", "python"])
-def test_sigterm_lets_the_batch_in_hand_finish(start, queue: Queue, tmp_path: Path, launcher: str) -> None:
+def test_sigterm_lets_the_batch_in_hand_finish(
+    start, queue: Queue, tmp_path: Path, launcher: str
+) -> None:
     (tmp_path / "slowly.py").write_text(HANDLER)
     queue.publish([f"m{n}" for n in range(25)])
-    command = submit("worker") if launcher == "spark-submit" else [sys.executable, JOBS / "worker.py"]
+    command = (
+        submit("worker") if launcher == "spark-submit" else [sys.executable, JOBS / "worker.py"]
+    )
     worker = start(
         *command, "--queue", queue.path, "--group", "g", "--handler", "slowly:process", "--checkpoint", tmp_path / "checkpoint",
         "--max-messages", "10", "--worker-id", "w1"
@@ -266,12 +353,16 @@ def test_sigterm_lets_the_batch_in_hand_finish(start, queue: Queue, tmp_path: Pa
     stats = queue.group("g").stats()
     assert (stats.acked, stats.in_flight, stats.ready, stats.delayed) == (10, 0, 15, 0)
     left = queue.group("g").lease("w2", max_messages=100).messages
-    assert [(m.value, m.delivery_count) for m in left] == [(f"m{n}".encode(), 1) for n in range(10, 25)]
+    assert [(m.value, m.delivery_count) for m in left] == [
+        (f"m{n}".encode(), 1) for n in range(10, 25)
+    ]
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(start, queue: Queue, tmp_path: Path) -> None:
+def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
+    start, queue: Queue, tmp_path: Path
+) -> None:
     other = Queue.create(tmp_path / "other", visibility_timeout="10m", clock_skew="0s")
     (tmp_path / "hung.py").write_text(HANDLER.replace("time.sleep(3)", "time.sleep(600)"))
     queue.publish(["a", "b"])
@@ -306,7 +397,9 @@ def process(batch, lease):
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["the JVM", "all of it"])
-def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(start, queue: Queue, tmp_path: Path, what: str) -> None:
+def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(
+    start, queue: Queue, tmp_path: Path, what: str
+) -> None:
     """The rest of a worker whose JVM is frozen extends the lease, but not for ever; what is frozen as a whole extends nothing."""
     (tmp_path / "waiting.py").write_text(WAITING)
     queue.publish(["a", "b", "c"])
@@ -316,8 +409,14 @@ def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(start, qu
     )  # fmt: skip
     wait_for((tmp_path / "begun").exists, worker)
     children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
-    jvm = next(int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == "java")
-    freeze = (lambda number: os.kill(jvm, number)) if what == "the JVM" else (lambda number: os.killpg(worker.pid, number))
+    jvm = next(
+        int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == "java"
+    )
+    freeze = (
+        (lambda number: os.kill(jvm, number))
+        if what == "the JVM"
+        else (lambda number: os.killpg(worker.pid, number))
+    )
     freeze(signal.SIGSTOP)
     group, taken = queue.group("g"), []
     wait_for(lambda: taken.append(group.lease("other", max_messages=10)) or taken[-1], worker)
@@ -345,4 +444,6 @@ def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path
     reports = [line for line in told.splitlines() if line.startswith(f"swept {queue.path}: ")]
     assert len(reports) > 1
     assert "routed: 1" in reports[0]
-    assert [m.value for m in queue.dead_letters.group("look").lease("w", max_messages=9).messages] == [b"bad"]
+    assert [
+        m.value for m in queue.dead_letters.group("look").lease("w", max_messages=9).messages
+    ] == [b"bad"]

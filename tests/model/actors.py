@@ -84,7 +84,16 @@ class Watched(ConsumerGroup):
         outcomes = self._settle(wanted)
         for one, outcome in zip(wanted, outcomes, strict=True):
             named = one.intervals is not None and not one.whole
-            self._ctx.emit("settle", one.verb, one.lease_id, named, one.delay, tuple(outcome.ranges), tuple(outcome.lost), self.name)
+            self._ctx.emit(
+                "settle",
+                one.verb,
+                one.lease_id,
+                named,
+                one.delay,
+                tuple(outcome.ranges),
+                tuple(outcome.lost),
+                self.name,
+            )
         return outcomes
 
 
@@ -115,7 +124,11 @@ class Program:
 
         def told(value: Any) -> Hashable:
             if isinstance(value, BatchPlan):
-                return value.lease_id, max(0, value.expires_at - now), tuple((s.first, s.rows, r.delivery_count) for s, r in value.slices)
+                return (
+                    value.lease_id,
+                    max(0, value.expires_at - now),
+                    tuple((s.first, s.rows, r.delivery_count) for s, r in value.slices),
+                )
             if isinstance(value, tuple):
                 return tuple(told(one) for one in value)
             return stored_key(value, store)
@@ -142,7 +155,9 @@ KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "avail
 
 def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
     known = {*KEPT, "ledger", "options", "runner", "_keep_alive", "_looked"}
-    assert set(vars(source)) == known, f"StreamSource has {set(vars(source)) ^ known}: worlds must know what a runner remembers"
+    assert set(vars(source)) == known, (
+        f"StreamSource has {set(vars(source)) ^ known}: worlds must know what a runner remembers"
+    )
     plain: dict[str, Any] = {name: getattr(source, name) for name in KEPT}
     plain["_offered"] = tuple(sorted(plain["_offered"]))
     plain["_planned"] = tuple(plain["_planned"].items())
@@ -152,12 +167,18 @@ def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
     return (("runner", source.runner), *plain.items())
 
 
-def restored(group: ConsumerGroup, options: StreamOptions, kept: tuple[tuple[str, Any], ...]) -> StreamSource:
+def restored(
+    group: ConsumerGroup, options: StreamOptions, kept: tuple[tuple[str, Any], ...]
+) -> StreamSource:
     plain = dict(kept)
     source = StreamSource(group._ledger, options, keep_alive=Alive, runner=plain["runner"])
     source._offered, source._planned = set(plain["_offered"]), dict(plain["_planned"])
     source._alive = None if plain["_alive"] is None else Alive(*plain["_alive"])
-    source._bound, source._checked, source._first = plain["_bound"], plain["_checked"], plain["_first"]
+    source._bound, source._checked, source._first = (
+        plain["_bound"],
+        plain["_checked"],
+        plain["_first"],
+    )
     return source
 
 
@@ -269,7 +290,12 @@ class Poison:
             raise ValueError("poison")
         if hit and self.how == "reject":
             lease.reject(Frame(batch.lease_id, [self.sequence]))
-        write(ctx, batch, lease, rest if self.how in ("reject", "return", "leave") else batch.sequences)
+        write(
+            ctx,
+            batch,
+            lease,
+            rest if self.how in ("reject", "return", "leave") else batch.sequences,
+        )
         if rest and self.how == "leave":
             lease.ack(Frame(batch.lease_id, rest))
         return Frame(batch.lease_id, [self.sequence]) if hit and self.how == "return" else None
@@ -318,7 +344,12 @@ class Driver(Program):
                   ("_first", True))  # fmt: skip
         replay = len(log.ends) > log.committed
         number = len(log.ends) - replay
-        local = {"i": number, "start": log.ends[number - 1] if number else None, "end": log.ends[-1] if replay else None, "fresh": True}
+        local = {
+            "i": number,
+            "start": log.ends[number - 1] if number else None,
+            "end": log.ends[-1] if replay else None,
+            "fresh": True,
+        }
         return Proc("plan" if replay else "ask", _local(local), source, proc.ids + 1)
 
     def _source(self, ctx: Context) -> StreamSource:
@@ -347,7 +378,11 @@ class Driver(Program):
     def plan(self, ctx: Context) -> str:
         source = self._source(ctx)
         (stream, n), start = ctx.local["end"], ctx.local["start"]
-        begin = {"stream": stream, "batch": 0} if start is None else {"stream": start[0], "batch": start[1]}
+        begin = (
+            {"stream": stream, "batch": 0}
+            if start is None
+            else {"stream": start[0], "batch": start[1]}
+        )
         try:
             plan = source.plan(begin, {"stream": stream, "batch": n})
         except StreamFenced:
@@ -355,7 +390,11 @@ class Driver(Program):
         again = source.plan(begin, {"stream": stream, "batch": n})
         assert again == plan, "partitions gave two answers for one batch"
         ctx.source = saved(source)
-        handed = tuple((s, r.delivery_count) for piece, r in plan.slices for s in range(piece.first, piece.first + piece.rows))
+        handed = tuple(
+            (s, r.delivery_count)
+            for piece, r in plan.slices
+            for s in range(piece.first, piece.first + piece.rows)
+        )
         ctx.local["rows"], ctx.local["lease"] = tuple(s for s, _ in handed), plan.lease_id
         if self.extends:
             ctx.local["planned"] = ctx.now()
@@ -456,7 +495,12 @@ class Worker(Program):
             return False
         if lease is None:
             return False
-        handed = tuple((s, r.delivery_count) for r in lease._ranges for s in ctx.store.log.messages if r.first <= s <= r.last)
+        handed = tuple(
+            (s, r.delivery_count)
+            for r in lease._ranges
+            for s in ctx.store.log.messages
+            if r.first <= s <= r.last
+        )
         ctx.emit("hand", lease.lease_id, handed, micros(lease.expires_at))
         ctx.local["lease"], ctx.local["rows"] = lease.lease_id, tuple(s for s, _ in handed)
         return True
@@ -472,16 +516,28 @@ class Worker(Program):
     def settle(self, ctx: Context, verb: str, *rows: int) -> None:
         """Of some messages by name, or of the whole lease, as :class:`~spark_mq.lease.Lease` does it."""
         intervals = [(s, s) for s in rows or ctx.local["rows"]]
-        ctx.group()._ledger.settle([SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows)])
+        ctx.group()._ledger.settle(
+            [SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows)]
+        )
 
 
 class Fickle(Worker):
     """Does with its lease what a worker may do, in any order, also twice and too late; ``moves`` of that, then it does its work."""
 
-    def __init__(self, name: str, who: int, *, most: int = 2, moves: int = 2, verbs: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, who: int, *, most: int = 2, moves: int = 2, verbs: Sequence[str] = ()
+    ) -> None:
         super().__init__(name, who, most=most)
         self.moves = moves
-        self.verbs = tuple(verbs) or (NACK, "nack one", REJECT, RELEASE, "extend", "leave", "ack one")
+        self.verbs = tuple(verbs) or (
+            NACK,
+            "nack one",
+            REJECT,
+            RELEASE,
+            "extend",
+            "leave",
+            "ack one",
+        )
 
     def start(self, proc: Proc, store: Store) -> Proc | None:
         return proc._replace(pc="lease", local=(("moves", self.moves),))

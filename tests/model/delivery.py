@@ -9,7 +9,20 @@ from typing import Any, NamedTuple
 from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
 from .invariants import Batch, Notes, Onlooker
-from .storage import BLOCKED, DEAD, IDS, LEASED, ROUTING, SECOND, SETTLED, WAITING, Book, Rig, Store, log_key
+from .storage import (
+    BLOCKED,
+    DEAD,
+    IDS,
+    LEASED,
+    ROUTING,
+    SECOND,
+    SETTLED,
+    WAITING,
+    Book,
+    Rig,
+    Store,
+    log_key,
+)
 
 SettleOutcome = tuple[str, Proc, Store, tuple[Event, ...]]
 
@@ -48,7 +61,13 @@ class Delivery(World):
             "visibility_timeout": "60s", "clock_skew": skew / SECOND, "max_delivery_attempts": attempts, "retry_delay": "10s",
             "max_in_flight": cap, **settings,
         }  # fmt: skip
-        self.programs, self.bounds, self.skew, self.tick, self.attempts = tuple(programs), bounds, skew, tick, attempts
+        self.programs, self.bounds, self.skew, self.tick, self.attempts = (
+            tuple(programs),
+            bounds,
+            skew,
+            tick,
+            attempts,
+        )
         self.rig = Rig(given, fine=fine, retention=retention)
         self.setup = tuple(setup)
         """Who works, one after the other and until nothing is left, before anything else happens."""
@@ -58,7 +77,12 @@ class Delivery(World):
         self.must_live = tuple(must_live)
         """Messages (by number) that must end acked, whatever happens to the others; others may be dead."""
         self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(
-            self.messages, attempts=attempts, backoff=10 * SECOND, cap=cap, skew=skew, alone=len(programs) == 1
+            self.messages,
+            attempts=attempts,
+            backoff=10 * SECOND,
+            cap=cap,
+            skew=skew,
+            alone=len(programs) == 1,
         )
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):
@@ -77,7 +101,10 @@ class Delivery(World):
             state = State(store, (program.start(Proc(), store),), notes, tuple(Bounds(0, 0, 0)))
             while True:
                 label, *step = self._run_now(0, state.procs[0], state.store)[0]
-                if (step[0], step[1]) == (state.procs[0], state.store) or step[0].pc in (OFF, "ended"):
+                if (step[0], step[1]) == (state.procs[0], state.store) or step[0].pc in (
+                    OFF,
+                    "ended",
+                ):
                     break
                 state = self._after(state, 0, state.procs[0], *step, label)
             store, notes = state.store, state.notes
@@ -87,10 +114,20 @@ class Delivery(World):
     def key(self, state: State) -> Hashable:
         store: Store = state.store
         books = tuple((group, book.key(store.now)) for group, book in store.books)
-        procs = tuple(program.key(proc, store) for program, proc in zip(self.programs, state.procs, strict=True))
+        procs = tuple(
+            program.key(proc, store)
+            for program, proc in zip(self.programs, state.procs, strict=True)
+        )
         marks = tuple((app, number) for app, (number, _) in store.marks)
         dead_books = tuple((group, book.key(store.now)) for group, book in store.dead_books)
-        durable = (books, marks, store.checkpoints, log_key(store.log), log_key(store.dead), dead_books)
+        durable = (
+            books,
+            marks,
+            store.checkpoints,
+            log_key(store.log),
+            log_key(store.dead),
+            dead_books,
+        )
         return durable, procs, self.onlooker.key(state.notes, store), state.budget
 
     # -- what may happen
@@ -101,7 +138,10 @@ class Delivery(World):
             if first not in (None, at):
                 continue
             if proc.pc == OFF:
-                if self._may_start(state, at) and (begun := program.start(proc, state.store)) is not None:
+                if (
+                    self._may_start(state, at)
+                    and (begun := program.start(proc, state.store)) is not None
+                ):
                     yield f"start:{program.name}", self._with(state, at, begun)
                 continue
             if proc.pc == "ended":
@@ -110,7 +150,10 @@ class Delivery(World):
                 yield label, self._after(state, at, proc, after, store, events, label)
             if isinstance(program, Driver) and program.may_extend(proc, state.store):
                 store, events = self._extend(at, proc, state.store)
-                yield f"{program.name} extends", self._after(state, at, proc, proc, store, events, f"{program.name} extends")
+                yield (
+                    f"{program.name} extends",
+                    self._after(state, at, proc, proc, store, events, f"{program.name} extends"),
+                )
 
     def faults(self, state: State) -> Iterator[tuple[str, State]]:
         bounds, first = Bounds(*state.budget), self._unseen(state)
@@ -122,17 +165,28 @@ class Delivery(World):
         if bounds.takeovers:
             budget = tuple(bounds._replace(takeovers=bounds.takeovers - 1))
             for at, (program, proc) in enumerate(zip(self.programs, state.procs, strict=True)):
-                if proc.pc == OFF and isinstance(program, Driver) and (other := self._other(state, at)) is not None:
+                if (
+                    proc.pc == OFF
+                    and isinstance(program, Driver)
+                    and (other := self._other(state, at)) is not None
+                ):
                     notes = self.onlooker.crash(state.notes, self._batch(state, other))
                     begun = program.start(proc, state.store)
-                    yield f"takeover:{program.name}", self._with(state, at, begun)._replace(budget=budget, notes=notes)
+                    yield (
+                        f"takeover:{program.name}",
+                        self._with(state, at, begun)._replace(budget=budget, notes=notes),
+                    )
         if bounds.ticks and first is None:
             budget = tuple(bounds._replace(ticks=bounds.ticks - 1))
             store = state.store._replace(now=state.store.now + self.tick)
             yield f"tick:{self.tick // SECOND}s", state._replace(store=store, budget=budget)
 
         # Where processes are seen in the middle of looking, there is no telling that none has anything to do: time may pass once one died.
-        if self.rig.fine and bounds.crashes < self.bounds.crashes and (passed := self.pass_time(state)) is not None:
+        if (
+            self.rig.fine
+            and bounds.crashes < self.bounds.crashes
+            and (passed := self.pass_time(state)) is not None
+        ):
             yield passed
 
     def _unseen(self, state: State) -> int | None:
@@ -140,20 +194,37 @@ class Delivery(World):
         if self.bounds.takeovers:
             return None  # two drivers meet in a checkpoint
         for at, (program, proc) in enumerate(zip(self.programs, state.procs, strict=True)):
-            if proc.pc in program.unseen and not proc.tape and (proc.pc != OFF or program.start(proc, state.store) is not None):
+            if (
+                proc.pc in program.unseen
+                and not proc.tape
+                and (proc.pc != OFF or program.start(proc, state.store) is not None)
+            ):
                 return at
         return None
 
     def pass_time(self, state: State) -> tuple[str, State] | None:
         swept, events = self._sweep(state.store)
         if swept != state.store:
-            return "sweep", state._replace(store=swept, notes=self.onlooker.note(state.notes, state.store, swept, events))
+            return "sweep", state._replace(
+                store=swept, notes=self.onlooker.note(state.notes, state.store, swept, events)
+            )
         now = state.store.now
         rows = [r for _, book in state.store.books for r in book.rows]
-        waits = [r.expires_at + self.skew + 1 for r in rows if r.state == LEASED and r.expires_at is not None]
+        waits = [
+            r.expires_at + self.skew + 1
+            for r in rows
+            if r.state == LEASED and r.expires_at is not None
+        ]
         waits += [r.available_at for r in rows if r.state == WAITING and r.available_at is not None]
         later = [at for at in waits if at > now]
-        return (f"pass:{(min(later) - now) / SECOND:g}s", state._replace(store=state.store._replace(now=min(later)))) if later else None
+        return (
+            (
+                f"pass:{(min(later) - now) / SECOND:g}s",
+                state._replace(store=state.store._replace(now=min(later))),
+            )
+            if later
+            else None
+        )
 
     def finished(self, state: State) -> bool:
         book = state.store.book("g")
@@ -162,17 +233,30 @@ class Delivery(World):
         view = book.view(self.messages)
         ended = (SETTLED, DEAD, BLOCKED, ROUTING)
         dead = self.attempts is None or all(r is not None and r.state in ended for r in view)
-        return dead and all(view[at] is not None and view[at].state == SETTLED for at in self.must_live)  # type: ignore[union-attr]
+        return dead and all(
+            view[at] is not None and view[at].state == SETTLED for at in self.must_live
+        )  # type: ignore[union-attr]
 
     def check(self, store: Store) -> None:
         """What else must hold of what is durable. Raises Violation."""
 
     def over(self, state: State) -> bool:
-        return self.attempts is None and bool(self.must_live)  # what is left is a poison that is tried for ever
+        return self.attempts is None and bool(
+            self.must_live
+        )  # what is left is a poison that is tried for ever
 
     # -- one step of a process
 
-    def _after(self, state: State, at: int, proc: Proc, after: Proc, store: Store, events: tuple[Event, ...], label: str) -> State:
+    def _after(
+        self,
+        state: State,
+        at: int,
+        proc: Proc,
+        after: Proc,
+        store: Store,
+        events: tuple[Event, ...],
+        label: str,
+    ) -> State:
         try:
             notes: Notes = self.onlooker.note(state.notes, state.store, store, events)
         except AssertionError as wrong:
@@ -180,7 +264,9 @@ class Delivery(World):
         if store is not state.store:
             self.check(store)
         moved = self._with(state, at, after)._replace(store=store, notes=notes)
-        if after.pc == OFF and self._other(state, at) is None:  # the query fails: as good as a crash of it
+        if (
+            after.pc == OFF and self._other(state, at) is None
+        ):  # the query fails: as good as a crash of it
             moved = moved._replace(notes=self.onlooker.crash(moved.notes, self._batch(state, at)))
         return moved
 
@@ -197,22 +283,39 @@ class Delivery(World):
             ctx = Context(self.rig, tape, proc, store)
             try:
                 pc = program.run(ctx, proc.pc)
-                after = Proc(pc, tuple(sorted(ctx.local.items(), key=lambda item: item[0])), ctx.source, IDS.drawn)
+                after = Proc(
+                    pc,
+                    tuple(sorted(ctx.local.items(), key=lambda item: item[0])),
+                    ctx.source,
+                    IDS.drawn,
+                )
             except Suspend:
                 pc, after = proc.pc, proc._replace(tape=tape.kept)
             except AssertionError as wrong:
                 raise Violation(str(wrong), [f"{program.name} {proc.pc}"]) from wrong
             except Exception as error:
-                raise Violation(f"{type(error).__name__}: {error}", [f"{program.name} {proc.pc}"]) from error
+                raise Violation(
+                    f"{type(error).__name__}: {error}", [f"{program.name} {proc.pc}"]
+                ) from error
             if pc == OFF:
                 after = Proc(ids=after.ids)
             saved = self.rig.save(ctx.store)
             done = any(kind == EFFECT and error is None for kind, _, error in tape.answers)
-            if pc == proc.pc and not done and (after.local, after.source) == (proc.local, proc.source):
+            if (
+                pc == proc.pc
+                and not done
+                and (after.local, after.source) == (proc.local, proc.source)
+            ):
                 after = after._replace(ids=proc.ids)  # it has only looked
-            label = f"{program.name} {proc.pc}" + (f" (choice {','.join(map(str, picks))})" if picks else "")
+            label = f"{program.name} {proc.pc}" + (
+                f" (choice {','.join(map(str, picks))})" if picks else ""
+            )
             outcomes.append((label, after, saved, tuple(ctx.events)))
-            todo += [(*picks, *(0,) * n, option) for n, options in enumerate(tape.open) for option in range(1, options)]
+            todo += [
+                (*picks, *(0,) * n, option)
+                for n, options in enumerate(tape.open)
+                for option in range(1, options)
+            ]
         return outcomes
 
     def _extend_now(self, at: int, proc: Proc, store: Store) -> tuple[Store, tuple[Event, ...]]:
@@ -260,7 +363,10 @@ class Delivery(World):
             (
                 n
                 for n, program in enumerate(self.programs)
-                if n != at and isinstance(program, Driver) and program.checkpoint == mine.checkpoint and state.procs[n].pc != OFF
+                if n != at
+                and isinstance(program, Driver)
+                and program.checkpoint == mine.checkpoint
+                and state.procs[n].pc != OFF
             ),
             None,
         )
@@ -268,11 +374,15 @@ class Delivery(World):
     def _may_start(self, state: State, at: int) -> bool:
         """A driver is started again when none is at work on its checkpoint; of two that could be, the first."""
         program = self.programs[at]
-        return not isinstance(program, Driver) or (not program.late and self._other(state, at) is None)
+        return not isinstance(program, Driver) or (
+            not program.late and self._other(state, at) is None
+        )
 
     def tell(self, state: State) -> str:
         lines = [f"    {r}" for _, book in state.store.books for r in book.rows]
-        return "\n".join([f"  from: now={state.store.now} {state.procs}", f"    notes {state.notes}", *lines])
+        return "\n".join(
+            [f"  from: now={state.store.now} {state.procs}", f"    notes {state.notes}", *lines]
+        )
 
 
 class Blind(Onlooker):
@@ -289,17 +399,28 @@ class Trimmed(Delivery):
         super().__init__(programs, bounds, fine=True, retention="0s", **given)
 
     def check(self, store: Store) -> None:
-        gone = {m for f in store.log.files if f.path not in store.log.active for m in range(f.first, f.first + f.rows)}
+        gone = {
+            m
+            for f in store.log.files
+            if f.path not in store.log.active
+            for m in range(f.first, f.first + f.rows)
+        }
         for group, book in store.books:
             if group.startswith("_"):
                 continue
             for m, row in zip(self.messages, book.view(self.messages), strict=True):
                 if m in gone and (row is None or row.state != SETTLED):
-                    raise Violation(f"message {m:x} is dropped, and group {group} has not settled it: {row}")
+                    raise Violation(
+                        f"message {m:x} is dropped, and group {group} has not settled it: {row}"
+                    )
 
     def finished(self, state: State) -> bool:
         books = {group: book for group, book in state.store.books if not group.startswith("_")}
-        settled = all(row is not None and row.state == SETTLED for book in books.values() for row in book.view(self.messages))
+        settled = all(
+            row is not None and row.state == SETTLED
+            for book in books.values()
+            for row in book.view(self.messages)
+        )
         return bool(books) and settled
 
 
@@ -308,7 +429,9 @@ class Routed(Delivery):
 
     def finished(self, state: State) -> bool:
         book = state.store.book("g")
-        return book is not None and all(row is not None and row.state == SETTLED for row in book.view(self.messages))
+        return book is not None and all(
+            row is not None and row.state == SETTLED for row in book.view(self.messages)
+        )
 
 
 class Redriven(Delivery):
@@ -318,9 +441,13 @@ class Redriven(Delivery):
         again = [m for m in store.log.messages if m not in self.messages]
         if len(again) > len(self.messages):
             raise Violation(f"{len(self.messages)} dead letters have become {len(again)} messages")
-        settled = {m for _, book in store.dead_books for m in store.dead.messages if self._settled(book, m)}
+        settled = {
+            m for _, book in store.dead_books for m in store.dead.messages if self._settled(book, m)
+        }
         if len(settled) > len(again):
-            raise Violation(f"{len(settled)} dead letters count as redriven, and {len(again)} were published")
+            raise Violation(
+                f"{len(settled)} dead letters count as redriven, and {len(again)} were published"
+            )
 
     @staticmethod
     def _settled(book: Book, m: int) -> bool:
@@ -329,5 +456,7 @@ class Redriven(Delivery):
 
     def finished(self, state: State) -> bool:
         return len(state.store.log.messages) == 2 * len(self.messages) and all(
-            self._settled(book, m) for _, book in state.store.dead_books for m in state.store.dead.messages
+            self._settled(book, m)
+            for _, book in state.store.dead_books
+            for m in state.store.dead.messages
         )

@@ -39,7 +39,9 @@ Entry = tuple[str, Any, BaseException | None]
 class Tape:
     """What the world has answered one operation so far. ``fine``: a step is one read or effect, not all up to the first effect."""
 
-    def __init__(self, answers: tuple[Entry, ...], fine: bool, picks: tuple[int, ...], tail: bool = False) -> None:
+    def __init__(
+        self, answers: tuple[Entry, ...], fine: bool, picks: tuple[int, ...], tail: bool = False
+    ) -> None:
         self.answers = list(answers)
         self.fine = fine
         self.tail = tail
@@ -62,7 +64,9 @@ class Tape:
         """The answer of the world: from the tape, or now. Raises Suspend where the step ends."""
         if self._at < self._recorded:
             known, value, error = self.answers[self._at]
-            assert known == kind, f"an operation is not the same when it is run again: {kind} after {known}"
+            assert known == kind, (
+                f"an operation is not the same when it is run again: {kind} after {known}"
+            )
             self._at += 1
             if error is not None:
                 raise error
@@ -195,7 +199,9 @@ def explore(world: World) -> Explored:
     while queue:
         at, state = queue.popleft()
         if world.most is not None and len(parents) > world.most:
-            raise Violation(f"there are more than {world.most} states: something goes on for ever", way(at))
+            raise Violation(
+                f"there are more than {world.most} states: something goes on for ever", way(at)
+            )
         if world.finished(state):
             done.append(at)
             if world.over(state):
@@ -210,13 +216,17 @@ def explore(world: World) -> Explored:
             if not moved and (passed := world.pass_time(state)) is not None:
                 arrive(at, *passed)
         except Violation as violation:
-            raise Violation(violation.what, [*way(at), *violation.way, world.tell(state)]) from violation
+            raise Violation(
+                violation.what, [*way(at), *violation.way, world.tell(state)]
+            ) from violation
     found.states, found.finished, found.depth = len(parents), len(done), max(depths)
     _all_can_finish(back, done, way)
     return found
 
 
-def _all_can_finish(back: list[list[int]], done: list[int], way: Callable[[int], list[str]]) -> None:
+def _all_can_finish(
+    back: list[list[int]], done: list[int], way: Callable[[int], list[str]]
+) -> None:
     good = bytearray(len(back))
     stack = list(done)
     for at in done:
@@ -228,4 +238,7 @@ def _all_can_finish(back: list[list[int]], done: list[int], way: Callable[[int],
                 stack.append(before)
     stuck = next((at for at in range(len(back)) if not good[at]), None)
     if stuck is not None:
-        raise Violation(f"{len(back) - sum(good)} states from which not every message can finish, the first of them:", way(stuck))
+        raise Violation(
+            f"{len(back) - sum(good)} states from which not every message can finish, the first of them:",
+            way(stuck),
+        )

@@ -65,12 +65,21 @@ class Onlooker:
         cap: int | None = None,
         alone: bool = False,
     ) -> None:
-        self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = messages, attempts, skew, backoff, group, cap
+        self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = (
+            messages,
+            attempts,
+            skew,
+            backoff,
+            group,
+            cap,
+        )
         self.alone = alone
         """Whether one process works at a time: then expiry is no excuse, for nobody can have leased meanwhile what has expired."""
         self._at = {m: at for at, m in enumerate(messages)}
         n = len(messages)
-        self.begin = Notes((0,) * n, (0,) * n, (None,) * n, (False,) * n, (frozenset(),) * n, due_from=(0,) * n)
+        self.begin = Notes(
+            (0,) * n, (0,) * n, (None,) * n, (False,) * n, (frozenset(),) * n, due_from=(0,) * n
+        )
 
     # -- one step
 
@@ -78,7 +87,9 @@ class Onlooker:
         """What is noted after a step. Raises Violation."""
         new = _Noting(self, notes, before, after)
         settles = []
-        if before.dead is not after.dead and len(letters := after.dead_sequences()) > len(set(letters)):
+        if before.dead is not after.dead and len(letters := after.dead_sequences()) > len(
+            set(letters)
+        ):
             raise Violation(f"the dead-letter queue holds a message twice: {letters}")
         if ("sought",) in events:
             return new.sought(before).finish()
@@ -89,8 +100,14 @@ class Onlooker:
                     new.settle(*event[1:7])
             elif event[0] != "hand":
                 getattr(new, event[0])(*event[1:])
-        if (old_book := before.book(self.group)) is not (book := after.book(self.group)) and book is not None:
-            new.moved(old_book.view(self.messages) if old_book else (None,) * len(self.messages), book, settles)
+        if (old_book := before.book(self.group)) is not (
+            book := after.book(self.group)
+        ) and book is not None:
+            new.moved(
+                old_book.view(self.messages) if old_book else (None,) * len(self.messages),
+                book,
+                settles,
+            )
         for event in events:
             if event[0] == "hand":
                 new.hand(*event[1:])
@@ -110,13 +127,31 @@ class Onlooker:
         book = store.book(self.group)
         view = book.view(self.messages) if book else (None,) * len(self.messages)
         each = tuple(
-            (True, c) if row is not None and row.state == SETTLED else (h, t, o, b, c, max(0, d - now))
+            (True, c)
+            if row is not None and row.state == SETTLED
+            else (h, t, o, b, c, max(0, d - now))
             for row, h, t, o, b, c, d in zip(
-                view, notes.handed, notes.top, notes.holder, notes.blamed, notes.copies, notes.due_from, strict=True
+                view,
+                notes.handed,
+                notes.top,
+                notes.holder,
+                notes.blamed,
+                notes.copies,
+                notes.due_from,
+                strict=True,
             )
         )
         until = tuple((lease, at - now) for lease, at in notes.until)
-        return each, notes.seen, notes.sizes, notes.given, until, notes.trouble, notes.passed, notes.excused
+        return (
+            each,
+            notes.seen,
+            notes.sizes,
+            notes.given,
+            until,
+            notes.trouble,
+            notes.passed,
+            notes.excused,
+        )
 
 
 def batch_of(lease_id: str) -> Batch:
@@ -130,7 +165,11 @@ class _Noting:
         self.onlooker, self.notes, self.before, self.after = onlooker, notes, before, after
         self.at, self.now = onlooker._at, after.now
         self.handed, self.top, self.holder = list(notes.handed), list(notes.top), list(notes.holder)
-        self.blamed, self.copies, self.due_from = list(notes.blamed), list(notes.copies), list(notes.due_from)
+        self.blamed, self.copies, self.due_from = (
+            list(notes.blamed),
+            list(notes.copies),
+            list(notes.due_from),
+        )
         self.seen, self.sizes, self.until = dict(notes.seen), dict(notes.sizes), dict(notes.until)
         self.given, self.trouble = set(notes.given), set(notes.trouble)
         self.passed, self.excused = notes.passed, set(notes.excused)
@@ -163,8 +202,12 @@ class _Noting:
         for m in rows:
             at = self.at[m]
             for other in self.copies[at] - {batch}:
-                if not ({(other, 2), (batch, 2), (other, -1 - at), (batch, -1 - at)} & self.trouble):
-                    raise Violation(f"message {at} was written by {other} and by {batch}, neither of which crashed twice or expired")
+                if not (
+                    {(other, 2), (batch, 2), (other, -1 - at), (batch, -1 - at)} & self.trouble
+                ):
+                    raise Violation(
+                        f"message {at} was written by {other} and by {batch}, neither of which crashed twice or expired"
+                    )
             self.copies[at] |= {batch}
 
     def hand(self, lease_id: str, rows: tuple[tuple[int, int], ...], until: int) -> None:
@@ -178,22 +221,39 @@ class _Noting:
             row = self.view[at]
             if self.holder[at] != lease_id:
                 continue  # a zombie; what it was granted was counted then
-            if row is None or row.state != LEASED or row.lease_id != lease_id or row.delivery_count != count:
-                raise Violation(f"message {at} is handed out as {lease_id}'s, delivery {count}, but the ledger says {row}")
+            if (
+                row is None
+                or row.state != LEASED
+                or row.lease_id != lease_id
+                or row.delivery_count != count
+            ):
+                raise Violation(
+                    f"message {at} is handed out as {lease_id}'s, delivery {count}, but the ledger says {row}"
+                )
             if count <= self.top[at]:
-                raise Violation(f"message {at} is handed out with delivery_count {count}, as before")
+                raise Violation(
+                    f"message {at} is handed out with delivery_count {count}, as before"
+                )
             self.top[at] = count
             if count < self.handed[at]:
-                raise Violation(f"message {at} is handed out for the {self.handed[at]}. time, and counted {count}")
+                raise Violation(
+                    f"message {at} is handed out for the {self.handed[at]}. time, and counted {count}"
+                )
 
-    def settle(self, verb: str, lease: str, named: bool, delay: int | None, ranges: Any, lost: Any) -> None:
+    def settle(
+        self, verb: str, lease: str, named: bool, delay: int | None, ranges: Any, lost: Any
+    ) -> None:
         """A settle, and what came of it."""
         for at in self._in(ranges):
             self.touched.add(at)
             if self.holder[at] != lease:
-                raise Violation(f"{verb} of message {at} by {lease} counts, but it was granted to {self.holder[at]} since")
+                raise Violation(
+                    f"{verb} of message {at} by {lease} counts, but it was granted to {self.holder[at]} since"
+                )
             if (lease, at) in self.given:
-                raise Violation(f"{verb} of message {at} by {lease} counts, which had given it back")
+                raise Violation(
+                    f"{verb} of message {at} by {lease} counts, which had given it back"
+                )
             if verb in ("nack", "release"):
                 self.given.add((lease, at))
                 self.trouble.add((batch_of(lease), -1 - at))
@@ -202,14 +262,28 @@ class _Noting:
             if verb == "release":
                 self.released.add(at)
             row = self._before(at)
-            if verb == "nack" and row is not None and row.state == LEASED and (row.expires_at or 0) >= self.now:
+            if (
+                verb == "nack"
+                and row is not None
+                and row.state == LEASED
+                and (row.expires_at or 0) >= self.now
+            ):
                 self.due_from[at] = self.now + (self.onlooker.backoff if delay is None else delay)
         for at in self._in((first, last) for first, last, _ in lost):
             row = self._before(at)
-            if self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
-                raise Violation(f"{verb} of message {at} by {lease} is refused, though nobody has leased it since")
+            if (
+                self.holder[at] == lease
+                and (lease, at) not in self.given
+                and row is not None
+                and row.state in (LEASED, WAITING)
+            ):
+                raise Violation(
+                    f"{verb} of message {at} by {lease} is refused, though nobody has leased it since"
+                )
             if row is not None and row.state == SETTLED and at not in self.excused:
-                raise Violation(f"{verb} of message {at} by {lease} is refused, though it is settled already")
+                raise Violation(
+                    f"{verb} of message {at} by {lease} is refused, though it is settled already"
+                )
 
     def extended(self, lease: str) -> None:
         """Its holder may rely on what the ledger says now."""
@@ -217,12 +291,24 @@ class _Noting:
             row = self.view[at]
             if row is not None and row.state == LEASED and row.lease_id == lease:
                 self.until[lease] = max(row.expires_at or 0, self.until.get(lease, 0))
-            elif self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
-                raise Violation(f"message {at} is not revived by an extension of {lease}, though nobody has leased it since: {row}")
+            elif (
+                self.holder[at] == lease
+                and (lease, at) not in self.given
+                and row is not None
+                and row.state in (LEASED, WAITING)
+            ):
+                raise Violation(
+                    f"message {at} is not revived by an extension of {lease}, though nobody has leased it since: {row}"
+                )
 
     def not_extended(self, lease: str) -> None:
         for at, row in enumerate(self.view):
-            if self.holder[at] == lease and (lease, at) not in self.given and row is not None and row.state in (LEASED, WAITING):
+            if (
+                self.holder[at] == lease
+                and (lease, at) not in self.given
+                and row is not None
+                and row.state in (LEASED, WAITING)
+            ):
                 raise Violation(f"{lease} is not extended, though it holds message {at}: {row}")
 
     def sought(self, before: Store) -> _Noting:
@@ -234,7 +320,13 @@ class _Noting:
                 if a != b:
                     raise Violation(f"a seek moves message {at}, which is being routed: {b}")
                 continue
-            self.handed[at], self.top[at], self.holder[at], self.blamed[at], self.copies[at] = 0, 0, None, False, frozenset()
+            self.handed[at], self.top[at], self.holder[at], self.blamed[at], self.copies[at] = (
+                0,
+                0,
+                None,
+                False,
+                frozenset(),
+            )
             if b is not None and b.state == SETTLED:
                 self.excused.add(at)
         return self
@@ -267,25 +359,55 @@ class _Noting:
                 continue
             if a is not None and a.state == SETTLED and (b is None or b.state != SETTLED):
                 raise Violation(f"message {at} was settled, and is {b}")
-            if a is not None and a.lease_id and (b is None or b.lease_id != a.lease_id) and self._replayed(a.lease_id):
-                self.given.add((a.lease_id, at))  # taken over, or given back by a replay: its right is gone
+            if (
+                a is not None
+                and a.lease_id
+                and (b is None or b.lease_id != a.lease_id)
+                and self._replayed(a.lease_id)
+            ):
+                self.given.add(
+                    (a.lease_id, at)
+                )  # taken over, or given back by a replay: its right is gone
             if b is not None and b.state == LEASED and (a is None or a.lease_id != b.lease_id):
                 self._granted(at, a, b)
                 granted.append(at)
             elif a is not None and a.state == LEASED and (b is None or b.state != LEASED):
-                over = b is None or b.state == SETTLED or at in self.touched or self._replayed(str(a.lease_id))
+                over = (
+                    b is None
+                    or b.state == SETTLED
+                    or at in self.touched
+                    or self._replayed(str(a.lease_id))
+                )
                 if not over and (a.expires_at or 0) + self.onlooker.skew >= self.now:
-                    raise Violation(f"message {at} is taken from {a.lease_id} before its deadline: {b}")
+                    raise Violation(
+                        f"message {at} is taken from {a.lease_id} before its deadline: {b}"
+                    )
                 self._ended(at, a, b)
-            elif a is not None and b is not None and b.state == LEASED and (b.expires_at or 0) < (a.expires_at or 0):
-                raise Violation(f"message {at}: an extension moves the deadline back, from {a.expires_at} to {b.expires_at}")
-            if b is not None and b.state in (DEAD, BLOCKED) and (a is None or a.state != b.state) and not self.blamed[at]:
-                raise Violation(f"message {at} is {b.state} ({b.reason}), and never failed by itself")
+            elif (
+                a is not None
+                and b is not None
+                and b.state == LEASED
+                and (b.expires_at or 0) < (a.expires_at or 0)
+            ):
+                raise Violation(
+                    f"message {at}: an extension moves the deadline back, from {a.expires_at} to {b.expires_at}"
+                )
+            if (
+                b is not None
+                and b.state in (DEAD, BLOCKED)
+                and (a is None or a.state != b.state)
+                and not self.blamed[at]
+            ):
+                raise Violation(
+                    f"message {at} is {b.state} ({b.reason}), and never failed by itself"
+                )
             if b is not None and b.state == SETTLED and (a is None or a.state != SETTLED):
                 self._settled(at, a)
         for at in granted:
             lease = new[at].lease_id  # type: ignore[union-attr]
-            self.sizes[str(lease)] = sum(r is not None and r.state == LEASED and r.lease_id == lease for r in new)
+            self.sizes[str(lease)] = sum(
+                r is not None and r.state == LEASED and r.lease_id == lease for r in new
+            )
         if granted:
             self._fair(old, granted)
         for one in settles:
@@ -299,22 +421,43 @@ class _Noting:
 
     def _replayed(self, lease: str) -> bool:
         stream, n = batch_of(lease)
-        return stream != "worker" and dict(self.after.marks).get(fence_app_id(stream), (0, 0))[0] >= 2 * n + 2
+        return (
+            stream != "worker"
+            and dict(self.after.marks).get(fence_app_id(stream), (0, 0))[0] >= 2 * n + 2
+        )
 
     def _granted(self, at: int, a: Range | None, b: Range) -> None:
         lease = str(b.lease_id)
-        same_batch = a is not None and a.lease_id is not None and batch_of(a.lease_id) == batch_of(lease)
+        same_batch = (
+            a is not None and a.lease_id is not None and batch_of(a.lease_id) == batch_of(lease)
+        )
         if a is not None and a.state not in (LEASED, WAITING):
             raise Violation(f"message {at} is leased, and was {a.state}")
-        if a is not None and a.state == LEASED and not same_batch and (a.expires_at or 0) + self.onlooker.skew >= self.now:
+        if (
+            a is not None
+            and a.state == LEASED
+            and not same_batch
+            and (a.expires_at or 0) + self.onlooker.skew >= self.now
+        ):
             raise Violation(f"message {at} is leased by {lease}, and {a.lease_id} holds it still")
         before = self.holder[at]
-        if before and not same_batch and self.until.get(before, 0) > self.now and (before, at) not in self.given:
-            raise Violation(f"message {at} is leased by {lease}, and {before} may use it for {self.until[before] - self.now} us yet")
+        if (
+            before
+            and not same_batch
+            and self.until.get(before, 0) > self.now
+            and (before, at) not in self.given
+        ):
+            raise Violation(
+                f"message {at} is leased by {lease}, and {before} may use it for {self.until[before] - self.now} us yet"
+            )
         if a is not None and a.state == WAITING and self.due_from[at] > self.now and not same_batch:
-            raise Violation(f"message {at} is leased {self.due_from[at] - self.now} us before it is due")
+            raise Violation(
+                f"message {at} is leased {self.due_from[at] - self.now} us before it is due"
+            )
         if b.delivery_count != (a.delivery_count if a else 0) + 1:
-            raise Violation(f"message {at} is leased with delivery_count {b.delivery_count} after {a.delivery_count if a else 0}")
+            raise Violation(
+                f"message {at} is leased with delivery_count {b.delivery_count} after {a.delivery_count if a else 0}"
+            )
         if self.onlooker.attempts is not None and b.delivery_count > self.onlooker.attempts:
             raise Violation(f"message {at} is leased for the {b.delivery_count}. time")
         if same_batch and (a.lease_id, at) in self.notes.given:  # type: ignore[union-attr]
@@ -329,8 +472,14 @@ class _Noting:
         if b is not None and b.state == SETTLED:
             return
         if at in self.released:
-            if b is None or (b.delivery_count, b.lease_id, b.suspect) != (a.delivery_count - 1, None, a.suspect):
-                raise Violation(f"message {at} is released, and not as it was before the lease: {a}, now {b}")
+            if b is None or (b.delivery_count, b.lease_id, b.suspect) != (
+                a.delivery_count - 1,
+                None,
+                a.suspect,
+            ):
+                raise Violation(
+                    f"message {at} is released, and not as it was before the lease: {a}, now {b}"
+                )
             self.handed[at] -= 1
             self.top[at] = min(self.top[at], a.delivery_count - 1)
             return
@@ -339,16 +488,25 @@ class _Noting:
         if (a.expires_at or 0) < self.now:
             if not self.onlooker.alone:
                 self.trouble.add((batch_of(lease), 2))
-            late = b is not None and b.state == WAITING and b.lease_id == lease and (lease, at) not in self.given
+            late = (
+                b is not None
+                and b.state == WAITING
+                and b.lease_id == lease
+                and (lease, at) not in self.given
+            )
             if late and not (b.suspect and (b.available_at or 0) <= self.now):  # type: ignore[union-attr]
-                raise Violation(f"message {at} has expired, and is not a suspect that is due at once: {b}")
+                raise Violation(
+                    f"message {at} has expired, and is not a suspect that is due at once: {b}"
+                )
 
     def _settled(self, at: int, a: Range | None) -> None:
         if at in self.excused:
             return
         if a is not None and a.state == ROUTING:
             if self.onlooker.messages[at] not in self.after.dead_sequences():
-                raise Violation(f"message {at} is settled as routed, and not in the dead-letter queue")
+                raise Violation(
+                    f"message {at} is settled as routed, and not in the dead-letter queue"
+                )
             return
         if not self.copies[at]:
             raise Violation(f"message {at} is settled, and no sink has it")
@@ -362,24 +520,36 @@ class _Noting:
         def same_batch(at: int) -> bool:
             mine, then = self.view[at], old[at]
             assert mine is not None
-            return then is not None and then.state == LEASED and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
+            return (
+                then is not None
+                and then.state == LEASED
+                and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
+            )
 
         if any(same_batch(at) for at in granted):
             return  # a replay takes what its batch holds
         then = [self._folded(r) for r in old]
         suspects = [r for r in (then[at] for at in granted) if r is not None and r.suspect]
-        if suspects and len({(r.first, r.suspect) for r in (then[at] for at in granted) if r is not None}) > 1:
+        if (
+            suspects
+            and len({(r.first, r.suspect) for r in (then[at] for at in granted) if r is not None})
+            > 1
+        ):
             raise Violation(f"a lease mixes suspects with others: {[then[at] for at in granted]}")
         lasts = [self._on_last_attempt(then[at], str(self.view[at].lease_id)) for at in granted]  # type: ignore[union-attr]
         if not suspects and any(lasts) and not all(lasts):
-            raise Violation(f"a lease mixes last attempts with others: {[then[at] for at in granted]}")
+            raise Violation(
+                f"a lease mixes last attempts with others: {[then[at] for at in granted]}"
+            )
         passed = list(self.passed)
         for kind in (0, 1):
             waits = any(due(r) and (r is not None and r.suspect) == (kind == 0) for r in then)
             taken = bool(suspects) == (kind == 0)
             passed[kind] = passed[kind] + 1 if waits and not taken else 0
         if max(passed) > 2:
-            raise Violation(f"{'suspects' if passed[0] > 2 else 'others than suspects'} were due, and three leases have passed them over")
+            raise Violation(
+                f"{'suspects' if passed[0] > 2 else 'others than suspects'} were due, and three leases have passed them over"
+            )
         self.passed = (passed[0], passed[1])
 
     def _folded(self, r: Range | None) -> Range | None:

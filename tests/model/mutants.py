@@ -40,7 +40,9 @@ class Mutant:
     def applied(self) -> Iterator[None]:
         function = self.function
         source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(self.old) == 1, f"{self.rule}: {function.__qualname__} has changed, and {self.old!r} is not in it once"
+        assert source.count(self.old) == 1, (
+            f"{self.rule}: {function.__qualname__} has changed, and {self.old!r} is not in it once"
+        )
         names = function.__globals__
         made: dict[str, Any] = {}
         exec(compile("from __future__ import annotations\n" + source.replace(self.old, self.new), function.__code__.co_filename, "exec"),

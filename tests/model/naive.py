@@ -50,7 +50,15 @@ class Message:
 
     def end_lease(self, state: str, **info: Any) -> None:
         """Out of the lease, its id and all that belongs to it gone."""
-        self.become(state, lease_id=None, worker_id=None, leased_at=None, expires_at=None, lease_size=None, **info)
+        self.become(
+            state,
+            lease_id=None,
+            worker_id=None,
+            leased_at=None,
+            expires_at=None,
+            lease_size=None,
+            **info,
+        )
 
     def die(self, reason: str, state: str = "dead") -> None:
         at = self.info["leased_at"]
@@ -79,7 +87,11 @@ class Naive:
     # -- looking
 
     def held_by(self, lease_id: str) -> list[Message]:
-        return [m for m in self.messages if m.state in ("leased", "waiting") and m.info["lease_id"] == lease_id]
+        return [
+            m
+            for m in self.messages
+            if m.state in ("leased", "waiting") and m.info["lease_id"] == lease_id
+        ]
 
     def by_state(self, *states: str) -> list[Message]:
         return [m for m in self.messages if m.state in states]
@@ -106,7 +118,11 @@ class Naive:
 
     def attempts(self, spare: int) -> int | None:
         """The delivery on which a message that always fails must be alone."""
-        bounds = [x for x in (None if self.n is None else self.n - spare, self.allowed(False)) if x is not None]
+        bounds = [
+            x
+            for x in (None if self.n is None else self.n - spare, self.allowed(False))
+            if x is not None
+        ]
         return max(1, min(bounds)) if bounds else None
 
     def final(self, m: Message, now: int, own: bool) -> str:
@@ -117,7 +133,14 @@ class Naive:
         if f is not None and m.info["failure_count"] >= f:
             return "max_failures"
         first = m.info["first_failed_at"]
-        return "max_retry_age" if own and self.max_retry_age is not None and first and now - first >= self.max_retry_age else ""
+        return (
+            "max_retry_age"
+            if own
+            and self.max_retry_age is not None
+            and first
+            and now - first >= self.max_retry_age
+            else ""
+        )
 
     def bury(self, m: Message, reason: str, blocks: bool = True) -> None:
         if self.on_exhausted == "drop":
@@ -133,7 +156,9 @@ class Naive:
         """Waiting beyond a limit: by attempts, or by failures that were its own."""
         for m in self.by_state("waiting"):
             f = self.allowed(True)
-            if self.spent(m) or (f is not None and m.info["failure_count"] >= f and not m.info["suspect"]):
+            if self.spent(m) or (
+                f is not None and m.info["failure_count"] >= f and not m.info["suspect"]
+            ):
                 self.bury(m, "max_delivery_attempts" if self.spent(m) else "max_failures")
 
     # -- transitions
@@ -162,7 +187,9 @@ class Naive:
         m.info["failure_count"] += 1
         m.info["first_failed_at"] = m.info["first_failed_at"] or now
 
-    def granted(self, messages: list[Message], lease_id: str, worker_id: str, now: int, expires_at: int) -> None:
+    def granted(
+        self, messages: list[Message], lease_id: str, worker_id: str, now: int, expires_at: int
+    ) -> None:
         self.lease_sizes[lease_id] = len(messages)
         for m in messages:
             m.become(
@@ -174,11 +201,21 @@ class Naive:
                 lease_size=len(messages),
                 available_at=None,
                 delivery_count=m.info["delivery_count"] + 1,
-                first_leased_at=now if m.info["first_leased_at"] is None else m.info["first_leased_at"],
+                first_leased_at=now
+                if m.info["first_leased_at"] is None
+                else m.info["first_leased_at"],
             )
 
     def settle(
-        self, verb: str, lease_id: str, seqs: list[int] | None, now: int, *, whole: bool, delay: int | None, jitter: float
+        self,
+        verb: str,
+        lease_id: str,
+        seqs: list[int] | None,
+        now: int,
+        *,
+        whole: bool,
+        delay: int | None,
+        jitter: float,
     ) -> tuple[int, int, set[int]]:
         """Returns how many messages were settled, how many already were, and the sequences that are not the lease's to settle."""
         by_seq = {m.seq: m for m in self.messages}
@@ -186,7 +223,11 @@ class Naive:
         settled, already, lost = 0, 0, set()
         for seq in names:
             m = by_seq.get(seq)
-            if m is None or m.state in ("unread", "dead", "blocked", "routing") or (m.state == "settled" and seq in self.skipped):
+            if (
+                m is None
+                or m.state in ("unread", "dead", "blocked", "routing")
+                or (m.state == "settled" and seq in self.skipped)
+            ):
                 lost.add(seq)
             elif m.state == "settled":
                 already += 1
@@ -194,10 +235,14 @@ class Naive:
                 lost.add(seq)
             else:
                 settled += 1
-                self.settle_one(verb, m, now, named=seqs is not None and not whole, delay=delay, jitter=jitter)
+                self.settle_one(
+                    verb, m, now, named=seqs is not None and not whole, delay=delay, jitter=jitter
+                )
         return settled, already, lost
 
-    def settle_one(self, verb: str, m: Message, now: int, *, named: bool, delay: int | None, jitter: float) -> None:
+    def settle_one(
+        self, verb: str, m: Message, now: int, *, named: bool, delay: int | None, jitter: float
+    ) -> None:
         late = m.state == "waiting"
         if verb == "ack":
             m.forget("settled")
@@ -214,7 +259,12 @@ class Naive:
                 return
             if delay is None:
                 times = m.info["failure_count"]
-                growth = {"none": 0, "constant": 1, "linear": times, "exponential": 1 << (times - 1)}[self.retry]
+                growth = {
+                    "none": 0,
+                    "constant": 1,
+                    "linear": times,
+                    "exponential": 1 << (times - 1),
+                }[self.retry]
                 backoff = min(self.max_retry_delay, self.retry_delay * growth)
                 delay = 0 if late else round(backoff * (1 + jitter / 10))
             m.end_lease("waiting", available_at=now + delay, suspect=not named)
@@ -222,7 +272,12 @@ class Naive:
             m.end_lease("waiting")
         else:
             back = m.info["delivery_count"] - 1
-            m.end_lease("waiting", available_at=now, delivery_count=back, first_leased_at=m.info["first_leased_at"] if back else None)
+            m.end_lease(
+                "waiting",
+                available_at=now,
+                delivery_count=back,
+                first_leased_at=m.info["first_leased_at"] if back else None,
+            )
 
     def extend(self, lease_id: str, expires_at: int) -> int:
         held = self.held_by(lease_id)
@@ -230,13 +285,32 @@ class Naive:
             if m.state == "waiting":
                 left = m.info["failure_count"] - 1
                 first = m.info["first_failed_at"] if left else None
-                m.become("leased", failure_count=left, first_failed_at=first, available_at=None, expires_at=expires_at)
+                m.become(
+                    "leased",
+                    failure_count=left,
+                    first_failed_at=first,
+                    available_at=None,
+                    expires_at=expires_at,
+                )
             else:
                 m.become("leased", expires_at=max(expires_at, m.info["expires_at"]))
         return len(held)
 
-    def take_over(self, prefix: str, lease_id: str, worker_id: str, now: int, expires_at: int, *, granted_before: bool) -> list[Message]:
-        held = [m for m in self.by_state("leased", "waiting") if (m.info["lease_id"] or "").startswith(prefix)]
+    def take_over(
+        self,
+        prefix: str,
+        lease_id: str,
+        worker_id: str,
+        now: int,
+        expires_at: int,
+        *,
+        granted_before: bool,
+    ) -> list[Message]:
+        held = [
+            m
+            for m in self.by_state("leased", "waiting")
+            if (m.info["lease_id"] or "").startswith(prefix)
+        ]
         n, f = self.n or 10**9, self.allowed(False) or 10**9
         kept = []
         for m in held:
@@ -283,7 +357,9 @@ class Naive:
         return len(wanted)
 
     def cut(self, horizon: int) -> int:
-        gone = [m for m in self.by_state("unread", "waiting", "dead", "blocked") if m.seq <= horizon]
+        gone = [
+            m for m in self.by_state("unread", "waiting", "dead", "blocked") if m.seq <= horizon
+        ]
         for m in gone:
             m.forget("settled")
         self.count("lost", len(gone))
@@ -291,7 +367,9 @@ class Naive:
 
     def seek(self, target: int) -> None:
         self.skipped = {seq for seq in self.skipped if seq < target}
-        self.skipped |= {m.seq for m in self.messages if m.seq < target and m.state not in ("settled", "routing")}
+        self.skipped |= {
+            m.seq for m in self.messages if m.seq < target and m.state not in ("settled", "routing")
+        }
         reach = max((m.seq for m in self.by_state("routing")), default=-1)
         for m in self.messages:
             m.own_failure = m.own_failure and m.state == "routing"
@@ -300,38 +378,64 @@ class Naive:
             if m.seq < target:
                 self.count("skipped", m.state != "settled")
                 m.forget("settled")
-            elif m.seq < reach:  # below something that stays, unread is written down as due since ever
+            elif (
+                m.seq < reach
+            ):  # below something that stays, unread is written down as due since ever
                 m.forget("waiting", available_at=0)
             else:
                 m.forget("unread")
 
     # -- judging what a lease took
 
-    def check_grant(self, taken: list[int], why: str, wanted: Any, now: int, turnwise: bool = True) -> None:
+    def check_grant(
+        self, taken: list[int], why: str, wanted: Any, now: int, turnwise: bool = True
+    ) -> None:
         """Whether the rules allow this choice for a request; `self` is as it was before the lease, but folded."""
         attempts = self.attempts(wanted.spare)
         blocked = min((m.seq for m in self.by_state("blocked")), default=2**63)
         behind = [m for m in self.messages if m.seq > blocked]
         upto = min(blocked - 1, wanted.upto if wanted.upto is not None else 2**63)
         by = now if wanted.due_by is None else min(now, wanted.due_by)
-        due = [m for m in self.by_state("waiting") if m.info["available_at"] <= by and m.seq <= upto]
+        due = [
+            m for m in self.by_state("waiting") if m.info["available_at"] <= by and m.seq <= upto
+        ]
         unread = [m for m in self.by_state("unread") if m.seq <= upto]
         # Ranges that count against the cap: not dead, routing or delayed ones.
         counted = [r[0] for r in self.runs() if r[0].state not in ("dead", "blocked", "routing")]
-        full = len([m for m in counted if not (m.state == "waiting" and m.info["available_at"] > now)]) >= self.max_ledger_ranges
-        room = wanted.max_messages if self.max_in_flight is None else self.max_in_flight - len(self.by_state("leased"))
+        full = (
+            len([m for m in counted if not (m.state == "waiting" and m.info["available_at"] > now)])
+            >= self.max_ledger_ranges
+        )
+        room = (
+            wanted.max_messages
+            if self.max_in_flight is None
+            else self.max_in_flight - len(self.by_state("leased"))
+        )
         limit = min(wanted.max_messages, room, 1 if attempts == 1 else room)
-        last = [m for m in due if not m.info["suspect"] and attempts is not None and 0 < m.info["delivery_count"] >= attempts - 1]
-        innocent = [m for m in last if not m.info["failure_count"]]  # released after a replay: it must not die for its company
+        last = [
+            m
+            for m in due
+            if not m.info["suspect"]
+            and attempts is not None
+            and 0 < m.info["delivery_count"] >= attempts - 1
+        ]
+        innocent = [
+            m for m in last if not m.info["failure_count"]
+        ]  # released after a replay: it must not die for its company
         kinds = {
             "suspect": [m for m in due if m.info["suspect"] or m in innocent],
             "last": [m for m in last if m not in innocent],
-            "rest": [m for m in due if not m.info["suspect"] and m not in last] + ([] if full else unread),
+            "rest": [m for m in due if not m.info["suspect"] and m not in last]
+            + ([] if full else unread),
         }
         if not taken:
-            assert limit < 1 or not any(kinds.values()), "something is due and no cap is reached, yet nothing was granted"
+            assert limit < 1 or not any(kinds.values()), (
+                "something is due and no cap is reached, yet nothing was granted"
+            )
             told = bool(due or unread) or (blocked < 2**63 and not why.startswith("max"))
-            assert bool(why) == told, f"{why=} with {len(due)} due and {len(unread)} unread, {len(behind)} behind what blocks"
+            assert bool(why) == told, (
+                f"{why=} with {len(due)} due and {len(unread)} unread, {len(behind)} behind what blocks"
+            )
             assert why in ("", "max_in_flight", "max_ledger_ranges") or str(blocked) in why
             assert why != "max_in_flight" or limit < 1
             assert why != "max_ledger_ranges" or full
@@ -342,12 +446,23 @@ class Naive:
         assert kind is not None, "a lease mixes kinds, or holds what is not due"
         getattr(self, f"_check_{kind}")(kinds[kind], taken, limit, attempts, wanted.max_bytes)
         for name, ms in kinds.items():
-            self.passed_over[name] = 0 if name == kind or not ms else self.passed_over.get(name, 0) + 1
+            self.passed_over[name] = (
+                0 if name == kind or not ms else self.passed_over.get(name, 0) + 1
+            )
             assert not turnwise or self.passed_over[name] <= 2, f"{name} starves"
 
-    def _check_suspect(self, due: list[Message], taken: list[int], limit: int, attempts: int | None, max_bytes: int | None) -> None:
+    def _check_suspect(
+        self,
+        due: list[Message],
+        taken: list[int],
+        limit: int,
+        attempts: int | None,
+        max_bytes: int | None,
+    ) -> None:
         run = next(r for r in self.runs() if r[0].seq <= taken[0] <= r[-1].seq)
-        due_seqs = {m.seq for m in due}  # of a range that goes on past `upto`, only the part before it
+        due_seqs = {
+            m.seq for m in due
+        }  # of a range that goes on past `upto`, only the part before it
         run = [m for m in run if m.seq in due_seqs]
         turns = [(m.info["available_at"], m.info["delivery_count"], m.seq) for m in due]
         first = min(turns)[2] if attempts is None else due[0].seq
@@ -355,15 +470,42 @@ class Naive:
         n = attempts or 5
         d = run[0].info["delivery_count"]
         # floor(limit ** ((n-1-d)/(n-1))) without floating point
-        size = max((k for k in range(1, limit + 1) if k ** (n - 1) <= limit ** max(0, n - 1 - d)), default=1) if n > 1 else 1
-        assert taken == [m.seq for m in self._fitting(run[:size], max_bytes)], "not the head of a suspect range, isolated"
+        size = (
+            max(
+                (k for k in range(1, limit + 1) if k ** (n - 1) <= limit ** max(0, n - 1 - d)),
+                default=1,
+            )
+            if n > 1
+            else 1
+        )
+        assert taken == [m.seq for m in self._fitting(run[:size], max_bytes)], (
+            "not the head of a suspect range, isolated"
+        )
 
-    def _check_last(self, due: list[Message], taken: list[int], limit: int, attempts: int | None, max_bytes: int | None) -> None:
-        assert all(m.own_failure for m in due if m.seq in set(taken)), "an innocent on its last attempt, in company"
+    def _check_last(
+        self,
+        due: list[Message],
+        taken: list[int],
+        limit: int,
+        attempts: int | None,
+        max_bytes: int | None,
+    ) -> None:
+        assert all(m.own_failure for m in due if m.seq in set(taken)), (
+            "an innocent on its last attempt, in company"
+        )
         assert taken == [m.seq for m in self._fitting(due[:limit], max_bytes)]
 
-    def _check_rest(self, due: list[Message], taken: list[int], limit: int, attempts: int | None, max_bytes: int | None) -> None:
-        assert taken == [m.seq for m in self._fitting(due[:limit], max_bytes)], "not waiting first, then unread, each in order"
+    def _check_rest(
+        self,
+        due: list[Message],
+        taken: list[int],
+        limit: int,
+        attempts: int | None,
+        max_bytes: int | None,
+    ) -> None:
+        assert taken == [m.seq for m in self._fitting(due[:limit], max_bytes)], (
+            "not waiting first, then unread, each in order"
+        )
 
     @staticmethod
     def _fitting(messages: list[Message], max_bytes: int | None) -> list[Message]:

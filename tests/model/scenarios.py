@@ -25,7 +25,10 @@ def crashes(large: bool) -> World:
 
 def zombie(large: bool) -> World:
     """A driver stands still, another takes over, and both go on."""
-    return Delivery(_pair(max_messages=2), Bounds(crashes=1, takeovers=2 if large else 1, ticks=1 if large else 0))
+    return Delivery(
+        _pair(max_messages=2),
+        Bounds(crashes=1, takeovers=2 if large else 1, ticks=1 if large else 0),
+    )
 
 
 def zombie_and_crashes(large: bool) -> World:
@@ -35,26 +38,39 @@ def zombie_and_crashes(large: bool) -> World:
 
 def company(large: bool) -> World:
     """Two drivers with checkpoints and a worker in one group; a lease may expire at any moment."""
-    programs = [Driver("A", 1, 0, max_messages=2), Driver("B", 2, 1, max_messages=2), Worker("w", 3)]
+    programs = [
+        Driver("A", 1, 0, max_messages=2),
+        Driver("B", 2, 1, max_messages=2),
+        Worker("w", 3),
+    ]
     return Delivery(programs, Bounds(crashes=1, ticks=1) if large else Bounds(crashes=0, ticks=0))
 
 
 def driver_and_worker(large: bool) -> World:
     """A driver and a worker that take each other's messages when these have expired."""
     programs = [Driver("A", 1, 0, max_messages=2), Worker("w", 3)]
-    return Delivery(programs, Bounds(crashes=1, ticks=2 if large else 1), messages=(3,) if large else (2,))
+    return Delivery(
+        programs, Bounds(crashes=1, ticks=2 if large else 1), messages=(3,) if large else (2,)
+    )
 
 
 def kept_alive(large: bool) -> World:
     """A driver whose lease is extended in the background, as long as it works and no longer than that may last; and a worker."""
     driver = Driver("A", 1, 0, extends=True, max_lease_duration=100 * SECOND)
-    return Delivery([driver, Worker("w", 3)], Bounds(crashes=1 if large else 0, ticks=4 if large else 3), messages=(2,), tick=50 * SECOND)
+    return Delivery(
+        [driver, Worker("w", 3)],
+        Bounds(crashes=1 if large else 0, ticks=4 if large else 3),
+        messages=(2,),
+        tick=50 * SECOND,
+    )
 
 
 def fickle(large: bool) -> World:
     """Two workers that do with their leases what they like, in any order, also twice and too late."""
     workers = [Fickle("v", 1, moves=3 if large else 2), Fickle("w", 2, moves=2 if large else 0)]
-    return Delivery(workers, Bounds(crashes=0, ticks=2 if large else 1), messages=(3,) if large else (2,))
+    return Delivery(
+        workers, Bounds(crashes=0, ticks=2 if large else 1), messages=(3,) if large else (2,)
+    )
 
 
 def apart(large: bool) -> World:
@@ -66,12 +82,16 @@ def apart(large: bool) -> World:
 def last_attempts(large: bool) -> World:
     """A worker that nacks messages one by one, and one that takes many at a time: last attempts go among themselves."""
     workers = [Fickle("v", 1, most=1, moves=2, verbs=("nack one",)), Worker("w", 2, most=3)]
-    return Delivery(workers, Bounds(crashes=1 if large else 0, ticks=1), attempts=2, tick=11 * SECOND)
+    return Delivery(
+        workers, Bounds(crashes=1 if large else 0, ticks=1), attempts=2, tick=11 * SECOND
+    )
 
 
 def manual(large: bool) -> World:
     """Only what the handler acks itself counts; the rest expires, comes again, and is dead at last."""
-    programs = [Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack=None, ack_on_commit=False)]
+    programs = [
+        Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack=None, ack_on_commit=False)
+    ]
     return Delivery(programs, Bounds(crashes=1, ticks=1 if large else 0))
 
 
@@ -84,7 +104,9 @@ def left(large: bool) -> World:
 def left_by_a_zombie(large: bool) -> World:
     """The same, of a driver that stands still while another takes over."""
     programs = _pair(Poison(1, "leave"), max_messages=2, ack="manual")
-    return Delivery(programs, Bounds(crashes=1 if large else 0, takeovers=1), messages=(3,) if large else (2,))
+    return Delivery(
+        programs, Bounds(crashes=1 if large else 0, takeovers=1), messages=(3,) if large else (2,)
+    )
 
 
 def capped(large: bool) -> World:
@@ -95,59 +117,100 @@ def capped(large: bool) -> World:
 
 def killer(large: bool) -> World:
     """A message that kills its driver, until it is dead. Nobody else may die of it."""
-    return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], Bounds(crashes=0, ticks=2 if large else 1), attempts=4, must_live=(0, 2))
+    return Delivery(
+        [Driver("A", 1, 0, Poison(1, "kill"))],
+        Bounds(crashes=0, ticks=2 if large else 1),
+        attempts=4,
+        must_live=(0, 2),
+    )
 
 
 def immortal(large: bool) -> World:
     """A message that kills its driver for ever, in a group without a limit of attempts: the others must get through all the same."""
     bounds = Bounds(crashes=1 if large else 0)
-    return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], bounds, attempts=None, must_live=(0, 2), most=None if large else 500)
+    return Delivery(
+        [Driver("A", 1, 0, Poison(1, "kill"))],
+        bounds,
+        attempts=None,
+        must_live=(0, 2),
+        most=None if large else 500,
+    )
 
 
 def immortal_and_unread(large: bool) -> World:
     """The same, with a message that nobody has read yet behind it."""
     driver = Driver("A", 1, 0, Poison(1, "kill"), max_messages=2)
-    return Delivery([driver], Bounds(crashes=1 if large else 0), attempts=None, must_live=(0, 2), most=None if large else 500)
+    return Delivery(
+        [driver],
+        Bounds(crashes=1 if large else 0),
+        attempts=None,
+        must_live=(0, 2),
+        most=None if large else 500,
+    )
 
 
 def killer_and_crashes(large: bool) -> World:
     """The same, and drivers die of other things, too: then whoever was alone in such a lease may be dead."""
-    return Delivery([Driver("A", 1, 0, Poison(1, "kill"))], Bounds(crashes=2 if large else 1, ticks=1), attempts=4)
+    return Delivery(
+        [Driver("A", 1, 0, Poison(1, "kill"))],
+        Bounds(crashes=2 if large else 1, ticks=1),
+        attempts=4,
+    )
 
 
 def raiser(large: bool) -> World:
     """A message for which the handler raises: its lease is nacked as a whole, after a backoff."""
-    return Delivery([Driver("A", 1, 0, Poison(1, "raise"))], Bounds(crashes=1, ticks=2 if large else 1))
+    return Delivery(
+        [Driver("A", 1, 0, Poison(1, "raise"))], Bounds(crashes=1, ticks=2 if large else 1)
+    )
 
 
 def rejecter(large: bool) -> World:
     """A message that the handler rejects."""
-    return Delivery([Driver("A", 1, 0, Poison(1, "reject"))], Bounds(crashes=2 if large else 1, ticks=1))
+    return Delivery(
+        [Driver("A", 1, 0, Poison(1, "reject"))], Bounds(crashes=2 if large else 1, ticks=1)
+    )
 
 
 def returner(large: bool) -> World:
     """A message that the handler returns as failed, each time."""
-    return Delivery([Driver("A", 1, 0, Poison(1, "return"))], Bounds(crashes=2 if large else 1, ticks=1))
+    return Delivery(
+        [Driver("A", 1, 0, Poison(1, "return"))], Bounds(crashes=2 if large else 1, ticks=1)
+    )
 
 
 def flaky_verdicts(large: bool) -> World:
     """A handler that nacks any message by name, now and then, before it writes the others."""
-    return Delivery([Driver("A", 1, 0, flaky)], Bounds(crashes=2 if large else 1, ticks=1 if large else 0))
+    return Delivery(
+        [Driver("A", 1, 0, flaky)], Bounds(crashes=2 if large else 1, ticks=1 if large else 0)
+    )
 
 
 def flaky_zombie(large: bool) -> World:
     """The same, of a driver that stands still while another takes over."""
-    return Delivery(_pair(flaky, max_messages=2), Bounds(crashes=1 if large else 0, takeovers=1), messages=(3,) if large else (2,))
+    return Delivery(
+        _pair(flaky, max_messages=2),
+        Bounds(crashes=1 if large else 0, takeovers=1),
+        messages=(3,) if large else (2,),
+    )
 
 
 def refusing(large: bool) -> World:
     """A handler that nacks a whole batch by name, now and then, so that several are on their last attempt together."""
-    return Delivery([Driver("A", 1, 0, refuses)], Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
+    return Delivery(
+        [Driver("A", 1, 0, refuses)],
+        Bounds(crashes=2 if large else 1),
+        messages=(3,) if large else (2,),
+    )
 
 
 def failing_batches(large: bool) -> World:
     """A handler that fails as a whole, now and then, before it has written anything."""
-    return Delivery([Driver("A", 1, 0, failing)], Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
+    return Delivery(
+        [Driver("A", 1, 0, failing)],
+        Bounds(crashes=2 if large else 1),
+        messages=(3,) if large else (2,),
+    )
 
 
 def releasing(large: bool) -> World:
@@ -157,13 +220,21 @@ def releasing(large: bool) -> World:
 
 def plain_sink(large: bool) -> World:
     """No foreachBatch: what Spark has committed is acked when it asks for more."""
-    return Delivery([Driver("A", 1, 0, None, max_messages=2)], Bounds(crashes=2 if large else 1, ticks=1))
+    return Delivery(
+        [Driver("A", 1, 0, None, max_messages=2)], Bounds(crashes=2 if large else 1, ticks=1)
+    )
 
 
 def routing(large: bool) -> World:
     """Two sweepers route the same dead messages, and die on the way."""
     routers = [Router("r", 1), Router("s", 2)]
-    return Routed(routers, Bounds(crashes=2 if large else 1), setup=[Rejecter("w", 3)], fine=True, messages=(2,))
+    return Routed(
+        routers,
+        Bounds(crashes=2 if large else 1),
+        setup=[Rejecter("w", 3)],
+        fine=True,
+        messages=(2,),
+    )
 
 
 def routing_goes_on(large: bool) -> World:
@@ -181,19 +252,32 @@ def routing_and_seek(large: bool) -> World:
 def redriving(large: bool) -> World:
     """Two redrivers of the same dead letters, which die on the way."""
     setup = [Rejecter("w", 3), Router("r", 4, times=1)]
-    return Redriven([Redriver("d", 1), Redriver("e", 2)], Bounds(crashes=1), setup=setup, fine=large, messages=(2,))
+    return Redriven(
+        [Redriver("d", 1), Redriver("e", 2)],
+        Bounds(crashes=1),
+        setup=setup,
+        fine=large,
+        messages=(2,),
+    )
 
 
 def trim_and_new_group(large: bool) -> World:
     """Files are dropped while a group comes to be."""
     programs = [Trimmer("t", 1), Joiner("n", 2, "new")]
-    return Trimmed(programs, Bounds(crashes=1), setup=[Joiner("w", 3, "g")], messages=(1, 1, 1) if large else (1, 1))
+    return Trimmed(
+        programs,
+        Bounds(crashes=1),
+        setup=[Joiner("w", 3, "g")],
+        messages=(1, 1, 1) if large else (1, 1),
+    )
 
 
 def trim_and_seek(large: bool) -> World:
     """Files are dropped while a group goes back to the earliest message."""
     programs = [Trimmer("t", 1), Seeker("o", 2), Joiner("n", 4, "g")]
-    return Trimmed(programs, Bounds(crashes=1 if large else 0), setup=[Joiner("w", 3, "g")], messages=(1, 1))
+    return Trimmed(
+        programs, Bounds(crashes=1 if large else 0), setup=[Joiner("w", 3, "g")], messages=(1, 1)
+    )
 
 
 WORLDS: dict[str, Callable[[bool], World]] = {

@@ -40,7 +40,15 @@ MARGIN = 5 * SECOND
 """More than any clock_skew: a deadline that is past by less is not over yet."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-UNREAD, SETTLED, WAITING, LEASED, DEAD, BLOCKED, ROUTING = "unread", "settled", "waiting", "leased", "dead", "blocked", "routing"
+UNREAD, SETTLED, WAITING, LEASED, DEAD, BLOCKED, ROUTING = (
+    "unread",
+    "settled",
+    "waiting",
+    "leased",
+    "dead",
+    "blocked",
+    "routing",
+)
 
 _INSTANTS = ("expires_at", "available_at", "leased_at", "first_leased_at", "first_failed_at")
 
@@ -62,7 +70,9 @@ class Book:
     def _row(self, m: int) -> Range | None:
         rows = [r for r in self.rows if r.first <= m <= r.last]
         below = m <= self.head.floor
-        assert len(rows) + below <= 1, f"message {m:x} lies in {len(rows)} ranges, and {'below' if below else 'above'} the floor"
+        assert len(rows) + below <= 1, (
+            f"message {m:x} lies in {len(rows)} ranges, and {'below' if below else 'above'} the floor"
+        )
         if below:
             return Range(m, m, SETTLED, 1)
         reach = self.rows[-1].last if self.rows else self.head.floor
@@ -76,7 +86,13 @@ class Book:
             texts: dict[str, int] = {}
 
             def instant(at: int | None, margin: int) -> Hashable:
-                return at if at is None else at - now if at > now - margin else (past.setdefault(at, len(past)),)
+                return (
+                    at
+                    if at is None
+                    else at - now
+                    if at > now - margin
+                    else (past.setdefault(at, len(past)),)
+                )
 
             rows = tuple(
                 (
@@ -88,7 +104,14 @@ class Book:
             )  # fmt: skip
             head = self.head
             settings = tuple(sorted(head.settings.items(), key=lambda item: item[0]))
-            self._keys[now] = (head.floor, head.turn, tuple(sorted(head.counters.items())), head.skipped, settings, rows)
+            self._keys[now] = (
+                head.floor,
+                head.turn,
+                tuple(sorted(head.counters.items())),
+                head.skipped,
+                settings,
+                rows,
+            )
         return self._keys[now]
 
 
@@ -152,7 +175,9 @@ class _Taped:
         kind = self._kinds.get(name)
         if kind is None:
             return value
-        return lambda *args, **given: self._rig.tape.call(kind, lambda: _hashable(value(*args, **given)))
+        return lambda *args, **given: self._rig.tape.call(
+            kind, lambda: _hashable(value(*args, **given))
+        )
 
 
 def _hashable(value: Any) -> Any:
@@ -168,7 +193,9 @@ class Rig:
         stopped = ManualClock(EPOCH)
         self.log, self.dead_log = MemoryMessages(stopped), MemoryMessages(stopped)
         self.leases, self.dead_leases = MemoryLedgers(stopped), MemoryLedgers(stopped)
-        self.settings = QueueSettings.validated(GroupSettings.validated(retry_jitter=0, **settings), **of_queue)
+        self.settings = QueueSettings.validated(
+            GroupSettings.validated(retry_jitter=0, **settings), **of_queue
+        )
         self._books: dict[Hashable, Book] = {}
         self._indexes: dict[Log, MessageIndex] = {}
 
@@ -178,7 +205,10 @@ class Rig:
 
     def queue(self) -> Queue:
         """A handle as a process has one: new for each run of an operation."""
-        leases, logs = (("read", "mark", "groups"), ("write",)), (("index", "last_number"), ("commit", "drop"))
+        leases, logs = (
+            (("read", "mark", "groups"), ("write",)),
+            (("index", "last_number"), ("commit", "drop")),
+        )
         if not self.fine:
             logs = (("last_number",), ("commit", "drop"))
         dead = QueueContext(
@@ -198,7 +228,14 @@ class Rig:
         self.clock.tape = Tape((), False, ())
         log = self.log
         for messages in commits:
-            context = QueueContext("memory", self.settings, log, self.leases, clock=self.clock, open_dead_letters=lambda itself: itself)
+            context = QueueContext(
+                "memory",
+                self.settings,
+                log,
+                self.leases,
+                clock=self.clock,
+                open_dead_letters=lambda itself: itself,
+            )
             Queue(context).publish(messages)
         return self._taken(log, Log())
 
@@ -210,22 +247,40 @@ class Rig:
         for log, held in ((self.log, store.log), (self.dead_log, store.dead)):
             if held not in self._indexes:
                 self._indexes[held] = MessageIndex(held.files, held.version)
-            log._index, log._active, log._numbers = self._indexes[held], set(held.active), dict(held.numbers)
+            log._index, log._active, log._numbers = (
+                self._indexes[held],
+                set(held.active),
+                dict(held.numbers),
+            )
 
     @staticmethod
-    def _load(leases: MemoryLedgers, books: Iterable[tuple[str, Book]], version: int, changed: Iterable[tuple[str, int]]) -> None:
+    def _load(
+        leases: MemoryLedgers,
+        books: Iterable[tuple[str, Book]],
+        version: int,
+        changed: Iterable[tuple[str, int]],
+    ) -> None:
         leases._ledgers = {group: book.ledger for group, book in books}
         leases._changed = dict(changed)
         leases.notes, leases.events = [{}] * version, []
 
     def save(self, store: Store) -> Store:
         """What is durable now; ``checkpoints`` as they were."""
-        books, dead_books = self._saved(self.leases, store.books), self._saved(self.dead_leases, store.dead_books)
+        books, dead_books = (
+            self._saved(self.leases, store.books),
+            self._saved(self.dead_leases, store.dead_books),
+        )
         log, dead = self._taken(self.log, store.log), self._taken(self.dead_log, store.dead)
         marks = self.leases._marks
         if not self.fine:  # nobody holds anything that may be out of date
             marks = {app: (number, 0) for app, (number, _) in marks.items()}
-        store = store._replace(books=books, dead_books=dead_books, log=log, dead=dead, marks=tuple(sorted(marks.items())))
+        store = store._replace(
+            books=books,
+            dead_books=dead_books,
+            log=log,
+            dead=dead,
+            marks=tuple(sorted(marks.items())),
+        )
         if not self.fine:
             return store
         return store._replace(
@@ -233,12 +288,16 @@ class Rig:
             dead_version=len(self.dead_leases.notes), dead_changed=tuple(sorted(self.dead_leases._changed.items())),
         )  # fmt: skip
 
-    def _saved(self, leases: MemoryLedgers, before: tuple[tuple[str, Book], ...]) -> tuple[tuple[str, Book], ...]:
+    def _saved(
+        self, leases: MemoryLedgers, before: tuple[tuple[str, Book], ...]
+    ) -> tuple[tuple[str, Book], ...]:
         known = dict(before)
         books = []
         for group, ledger in sorted(leases._ledgers.items()):
             book = known.get(group)
-            books.append((group, book if book is not None and book.ledger is ledger else self.book(ledger)))
+            books.append(
+                (group, book if book is not None and book.ledger is ledger else self.book(ledger))
+            )
         return tuple(books)
 
     def book(self, ledger: Ledger) -> Book:
@@ -264,7 +323,9 @@ class Rig:
         return held
 
     def _letters(self, path: str) -> tuple[int, ...]:
-        headers = pq.read_table(self.dead_log.files.open(path), columns=["headers"])["headers"].to_pylist()
+        headers = pq.read_table(self.dead_log.files.open(path), columns=["headers"])[
+            "headers"
+        ].to_pylist()
         return tuple(int(dict(one)["spark_mq.sequence"]) for one in headers)
 
 
@@ -330,7 +391,10 @@ def stored_key(value: Any, store: Store) -> Hashable:
         known = value.ledger is not None and ledger_key(value.ledger, store.now)
         stale = [
             (dict(changed).get(value.group, 0) > value.token, version > value.token)
-            for changed, version in ((store.changed, store.version), (store.dead_changed, store.dead_version))
+            for changed, version in (
+                (store.changed, store.version),
+                (store.dead_changed, store.dead_version),
+            )
         ]
         return value.group, known, tuple(stale), marked
     if isinstance(value, int) and not isinstance(value, bool) and abs(value - BEGIN) < BEGIN // 2:
@@ -348,7 +412,11 @@ def ledger_key(ledger: Ledger, now: int) -> Hashable:
 
 
 def log_key(log: Log) -> Hashable:
-    return tuple((f.first, f.rows) for f in log.files), tuple(app for app, _ in log.numbers), len(log.active)
+    return (
+        tuple((f.first, f.rows) for f in log.files),
+        tuple(app for app, _ in log.numbers),
+        len(log.active),
+    )
 
 
 __all__ = ["BEGIN", "BLOCKED", "DEAD", "HORIZON", "IDS", "LEASED", "ROUTING", "SECOND", "SETTLED", "UNREAD", "WAITING", "Book",

@@ -70,7 +70,9 @@ class LedgerMachine(RuleBasedStateMachine):
             max_retry_age=age,
             on_exhausted=exhausted,
         )
-        self.naive = Naive(n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted)
+        self.naive = Naive(
+            n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted
+        )
         self.index = MessageIndex()
         self.ledger = Ledger(LedgerHeader(floor=floor))
         self.now = 1_000 * SECOND
@@ -94,7 +96,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # -- the log grows, time passes
 
-    @rule(gap=st.sampled_from([1, 1, 1, 2, 5]), files=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=3))
+    @rule(
+        gap=st.sampled_from([1, 1, 1, 2, 5]),
+        files=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=3),
+    )
     def publish(self, gap, files):
         if len(self.naive.messages) > MOST:
             return
@@ -137,13 +142,23 @@ class LedgerMachine(RuleBasedStateMachine):
         """With a limit of bytes, or as Trigger.AvailableNow."""
         pool = self.pool()
         upto = None if upto is None else pool[upto % len(pool)]
-        self.take(limit, 60, 0, False, max_bytes=max_bytes, upto=upto, due_by=None if back is None else self.now - back * SECOND)
+        self.take(
+            limit,
+            60,
+            0,
+            False,
+            max_bytes=max_bytes,
+            upto=upto,
+            due_by=None if back is None else self.now - back * SECOND,
+        )
 
     def take(self, limit, timeout, spare, stream, **less):
         self.fold()
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
         lease_id = f"{name}runner0" if stream else name
-        wanted = AcquireRequest(lease_id, f"worker{limit % 3}", limit, self.now + timeout * SECOND, spare=spare, **less)
+        wanted = AcquireRequest(
+            lease_id, f"worker{limit % 3}", limit, self.now + timeout * SECOND, spare=spare, **less
+        )
         before = self.ledger
         self.ledger, grant = lease(before, self.index, self.now, self.rules, wanted)
         taken = [seq for r in grant.ranges for seq in self.expand(r)]
@@ -152,7 +167,13 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger is before
             return
         assert grant.message_count == len(taken)
-        self.naive.granted([m for m in self.naive.messages if m.seq in set(taken)], lease_id, wanted.worker_id, self.now, wanted.expires_at)
+        self.naive.granted(
+            [m for m in self.naive.messages if m.seq in set(taken)],
+            lease_id,
+            wanted.worker_id,
+            self.now,
+            wanted.expires_at,
+        )
         self.leases.append(lease_id)
         if stream:
             self.batches[name] = 0
@@ -162,7 +183,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def extend(self, which, timeout):
         lease_id = self.some_lease(which)
         self.fold([lease_id])
-        self.ledger, outcome = settle_rules.extend(self.ledger, lease_id, self.now + timeout * SECOND)
+        self.ledger, outcome = settle_rules.extend(
+            self.ledger, lease_id, self.now + timeout * SECOND
+        )
         assert outcome.settled == self.naive.extend(lease_id, self.now + timeout * SECOND)
 
     @precondition(lambda self: self.batches)
@@ -172,9 +195,15 @@ class LedgerMachine(RuleBasedStateMachine):
         prefix = list(self.batches)[-3:][which % min(3, len(self.batches))]
         self.fold([x for x in self.leases if x.startswith(prefix)] if keep else [])
         lease_id = self.new_id(f"{prefix}runner")
-        given = {"lease_id": lease_id, "worker_id": "driver", "expires_at": self.now + timeout * SECOND}
+        given = {
+            "lease_id": lease_id,
+            "worker_id": "driver",
+            "expires_at": self.now + timeout * SECOND,
+        }
         again = self.batches[prefix] > 0
-        self.ledger, granted = transitions.take_over(self.ledger, self.now, self.rules, prefix, **given, granted_before=again)
+        self.ledger, granted = transitions.take_over(
+            self.ledger, self.now, self.rules, prefix, **given, granted_before=again
+        )
         expected = self.naive.take_over(prefix, now=self.now, granted_before=again, **given)
         assert [seq for r in granted for seq in self.expand(r)] == [m.seq for m in expected]
         self.batches[prefix] += 1
@@ -184,7 +213,11 @@ class LedgerMachine(RuleBasedStateMachine):
     # -- settling
 
     @precondition(lambda self: self.leases)
-    @rule(which=numbers, verb=st.sampled_from(["ack", "ack", "nack", "nack", "reject", "release"]), delay=st.one_of(st.none(), seconds))
+    @rule(
+        which=numbers,
+        verb=st.sampled_from(["ack", "ack", "nack", "nack", "reject", "release"]),
+        delay=st.one_of(st.none(), seconds),
+    )
     def settle_all(self, which, verb, delay):
         self.settle(verb, self.some_lease(which), None, delay=delay)
 
@@ -198,7 +231,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def settle_any(self, which, verb, names, delay):
         """Sequences from anywhere: of other leases, settled, unread, in gaps, not yet published."""
         pool = self.pool()
-        self.settle(verb, self.some_lease(which), [pool[name % len(pool)] for name in names], delay=delay)
+        self.settle(
+            verb, self.some_lease(which), [pool[name % len(pool)] for name in names], delay=delay
+        )
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -221,9 +256,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.fold([lease_id])
         delay = None if delay is None else delay * SECOND
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        wanted = settle_rules.SettleCommand(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
-        self.ledger, outcome = settle_rules.settle(self.ledger, self.index, self.now, self.rules, wanted)
-        settled, already, lost = self.naive.settle(verb, lease_id, seqs, self.now, whole=whole, delay=delay, jitter=jitter)
+        wanted = settle_rules.SettleCommand(
+            verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter
+        )
+        self.ledger, outcome = settle_rules.settle(
+            self.ledger, self.index, self.now, self.rules, wanted
+        )
+        settled, already, lost = self.naive.settle(
+            verb, lease_id, seqs, self.now, whole=whole, delay=delay, jitter=jitter
+        )
         assert (outcome.settled, outcome.already_settled) == (settled, already)
         known = {m.seq for m in self.naive.messages}
         told = [seq for first, last, _ in outcome.lost for seq in range(first, last + 1)]
@@ -263,7 +304,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # -- what blocks, what is gone
 
-    @rule(how=st.sampled_from(["retry", "drop", "dead_letter"]), names=st.one_of(st.none(), st.lists(numbers, max_size=8)))
+    @rule(
+        how=st.sampled_from(["retry", "drop", "dead_letter"]),
+        names=st.one_of(st.none(), st.lists(numbers, max_size=8)),
+    )
     def unblock(self, how, names):
         self.fold()
         pool = self.pool()
@@ -285,7 +329,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def pool(self):
         """All messages, a place in each gap, and one that is not published yet."""
         ends = [b.last + 1 for b in self.index.files]
-        return sorted({m.seq for m in self.naive.messages} | set(ends) | {self.index.last_sequence + 5})
+        return sorted(
+            {m.seq for m in self.naive.messages} | set(ends) | {self.index.last_sequence + 5}
+        )
 
     def some_lease(self, which):
         """Mostly one of the last few; any other, too."""
@@ -316,16 +362,23 @@ class LedgerMachine(RuleBasedStateMachine):
             assert r.message_count == len(inside) == self.index.count(r.first, r.last)
             for seq in inside:
                 m = seqs[seq]
-                assert (m.state, *m.info.values()) == (r.state, *(getattr(r, name) for name in FIELDS)), f"message {seq:x}"
+                assert (m.state, *m.info.values()) == (
+                    r.state,
+                    *(getattr(r, name) for name in FIELDS),
+                ), f"message {seq:x}"
                 m.error = r.error
             covered.update(inside)
             below = r.last
         assert ledger.frontier == below
         assert not ranges or ranges[0].state != "settled", "the floor could be higher"
-        assert not any(a.same_state_as(b) for a, b in pairwise(ranges)), "neighbours alike are one range"
+        assert not any(a.same_state_as(b) for a, b in pairwise(ranges)), (
+            "neighbours alike are one range"
+        )
         for m in messages:
             if m.seq not in covered:
-                assert m.state == ("settled" if m.seq <= head.floor else "unread"), f"message {m.seq:x} is lost"
+                assert m.state == ("settled" if m.seq <= head.floor else "unread"), (
+                    f"message {m.seq:x} is lost"
+                )
                 m.error = None
         assert head.forgotten == sum(m.seq <= head.floor for m in messages)
         assert len(ranges) == len(self.naive.runs())
@@ -345,7 +398,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 if r.state == "settled":
                     ended[outcome_of(event)] += r.message_count
             counted = self.ledger.head.counters
-            assert {name: counted[name] - self.told.get(name, 0) for name in counted if counted[name] != self.told.get(name, 0)} == ended
+            assert {
+                name: counted[name] - self.told.get(name, 0)
+                for name in counted
+                if counted[name] != self.told.get(name, 0)
+            } == ended
             self.told = dict(counted)
             rows = to_rows("group", self.ledger)
             self.ledger = Ledger(self.ledger.head, self.ledger.ranges)

@@ -41,12 +41,17 @@ class World:
     def __post_init__(self):
         # Two commits and a gap, so that pieces are cut across them.
         half = self.messages // 2
-        files = [DataFile(sequence(1, 0), half, "a", half, 0), DataFile(sequence(4, 0), self.messages - half, "b", self.messages, 0)]
+        files = [
+            DataFile(sequence(1, 0), half, "a", half, 0),
+            DataFile(sequence(4, 0), self.messages - half, "b", self.messages, 0),
+        ]
         self.index = MessageIndex(files, 4)
         self.all = [f.first + row for f in files for row in range(f.rows)]
         self.poison = {self.all[i % self.messages] for i in self.poison}
         self.flaky = {self.all[i % self.messages]: times for i, times in self.flaky.items()}
-        self.rules = GroupSettings(max_delivery_attempts=self.n, retry_delay=SECOND, max_retry_delay=2 * SECOND)
+        self.rules = GroupSettings(
+            max_delivery_attempts=self.n, retry_delay=SECOND, max_retry_delay=2 * SECOND
+        )
         self.ledger = Ledger(LedgerHeader())
         self.now = 0
         self.leases = 0
@@ -55,16 +60,24 @@ class World:
 
     def run(self) -> None:
         """Until nothing is left but the dead."""
-        most = 60 + self.n * (20 * len(self.poison) + self.messages // self.batch * 4 + self.messages)
+        most = 60 + self.n * (
+            20 * len(self.poison) + self.messages // self.batch * 4 + self.messages
+        )
         while True:
             self.now += 100 * SECOND
             self.ledger = transitions.fold(self.ledger, self.now, self.rules)
-            if self.ledger.head.counters.get("acked", 0) + self.ledger.count(self.ledger.is_state(DEAD)) == self.messages:
+            if (
+                self.ledger.head.counters.get("acked", 0)
+                + self.ledger.count(self.ledger.is_state(DEAD))
+                == self.messages
+            ):
                 return
             self.leases += 1
             assert self.leases < most, "no end to it"
             name = f"s/{self.leases}/"
-            wanted = AcquireRequest(f"{name}0", "w", self.batch, self.now + 60 * SECOND, spare=self.spare)
+            wanted = AcquireRequest(
+                f"{name}0", "w", self.batch, self.now + 60 * SECOND, spare=self.spare
+            )
             self.ledger, grant = lease(self.ledger, self.index, self.now, self.rules, wanted)
             assert grant.ranges, grant.blocked_because
             self.process(f"{name}0", grant.ranges)
@@ -116,15 +129,27 @@ class World:
             self.settle("ack", lease_id, [seq for seq in held if seq not in set(bad)])
 
     def settle(self, verb: str, lease_id: str, seqs: list[int] | None) -> None:
-        wanted = settle_rules.SettleCommand(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs])
-        self.ledger, outcome = settle_rules.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        wanted = settle_rules.SettleCommand(
+            verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs]
+        )
+        self.ledger, outcome = settle_rules.settle(
+            self.ledger, self.index, self.now, self.rules, wanted
+        )
         assert not outcome.lost
 
     def dead(self) -> set[int]:
-        return {seq for r in self.ledger if r.state == DEAD for seq in self.all if r.first <= seq <= r.last}
+        return {
+            seq
+            for r in self.ledger
+            if r.state == DEAD
+            for seq in self.all
+            if r.first <= seq <= r.last
+        }
 
 
-@pytest.mark.parametrize(("n", "spare"), [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (3, 1), (4, 1), (5, 1), (6, 1)])
+@pytest.mark.parametrize(
+    ("n", "spare"), [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
+)
 @pytest.mark.parametrize("batch", [1, 2, 7, 100, 1000])
 def test_one_poison_dies_alone(n, batch, spare):
     # With two attempts to isolate in, a batch is drilled down to single messages at once: a lease each.

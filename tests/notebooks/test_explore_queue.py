@@ -25,22 +25,37 @@ def executed() -> Any:
 
 
 def run(notebook: Any) -> None:
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(NOTEBOOK.parent)}},
+    ).execute()
 
 
 def printed(notebook: Any, word: str) -> str:
     """What the one code cell whose source has `word` printed."""
     (cell,) = [c for c in notebook.cells if c.cell_type == "code" and word in c.source]
-    return "".join(o.get("text", "") for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
+    return "".join(
+        o.get("text", "") for o in cell.outputs if o.output_type == "stream" and o.name == "stdout"
+    )
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_notebook_shows_states_history_an_earlier_version_and_dead_letters(executed: Any) -> None:
+def test_the_notebook_shows_states_history_an_earlier_version_and_dead_letters(
+    executed: Any,
+) -> None:
     states = printed(executed, "createOrReplaceTempView(view)")
     for state, count in (("leased", 390), ("waiting", 100), ("dead", 10), ("unread", 600)):
-        assert any(f"|{state}" in line.replace(" ", "") and f"|{count}|" in line.replace(" ", "") for line in states.splitlines()), states
-    assert all(word in printed(executed, "DESCRIBE HISTORY") for word in ("create group", "lease", "reject", "freeze dead", "worker-2"))
+        assert any(
+            f"|{state}" in line.replace(" ", "") and f"|{count}|" in line.replace(" ", "")
+            for line in states.splitlines()
+        ), states
+    assert all(
+        word in printed(executed, "DESCRIBE HISTORY")
+        for word in ("create group", "lease", "reject", "freeze dead", "worker-2")
+    )
     then, now = printed(executed, "VERSION AS OF").split("now\n")
     assert "900" in then
     assert "390" in now
@@ -49,13 +64,22 @@ def test_the_notebook_shows_states_history_an_earlier_version_and_dead_letters(e
     assert "amount is negative" in dead
     life = printed(executed, "queue.trace")
     assert "'dead_lettered': 60" in life
-    assert all(word in life for word in ("leased", "rejected -> dead", "by worker-1", "error: no such customer"))
+    assert all(
+        word in life
+        for word in ("leased", "rejected -> dead", "by worker-1", "error: no such customer")
+    )
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_notebook_draws_its_plot(executed: Any) -> None:
-    plots = [o.data["image/png"] for c in executed.cells if c.cell_type == "code" for o in c.outputs if "image/png" in o.get("data", {})]
+    plots = [
+        o.data["image/png"]
+        for c in executed.cells
+        if c.cell_type == "code"
+        for o in c.outputs
+        if "image/png" in o.get("data", {})
+    ]
     assert len(plots) == 1
     png = base64.b64decode(plots[0])
     assert png.startswith(b"\x89PNG")
@@ -64,7 +88,9 @@ def test_the_notebook_draws_its_plot(executed: Any) -> None:
 
 def queues(home: Path) -> dict[str, Queue]:
     """Queues that lack something of what the notebook shows."""
-    empty, dead, old, mixed = (Queue.create(home / name) for name in ("empty", "dead", "old", "mixed"))
+    empty, dead, old, mixed = (
+        Queue.create(home / name) for name in ("empty", "dead", "old", "mixed")
+    )
     for queue in (dead, old, mixed):
         queue.publish(["a", "b", "c"])
     lease = dead.group("g").lease("w", max_messages=3)
@@ -84,17 +110,27 @@ def queues(home: Path) -> dict[str, Queue]:
 def test_the_notebook_says_in_a_line_what_a_queue_does_not_have(tmp_path: Path) -> None:
     """All in one session, which is what takes long: the cells once for each queue, between a cell that names it and the next."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code" and "spark.stop()" not in cell.source]
+    code = [
+        cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code" and "spark.stop()" not in cell.source
+    ]
     cells = []
     for name, queue in queues(tmp_path).items():
-        cells.append(nbformat.v4.new_code_cell(f"import os\nos.environ['SPARK_MQ_QUEUE'] = {queue.path!r}"))
+        cells.append(
+            nbformat.v4.new_code_cell(f"import os\nos.environ['SPARK_MQ_QUEUE'] = {queue.path!r}")
+        )
         cells += [nbformat.v4.new_code_cell(f"# {name}\n{source}") for source in code]
     notebook.cells = cells
     run(notebook)
 
     def printed_of(name: str, word: str) -> str:
         cell = next(c for c in cells if c.source.startswith(f"# {name}\n") and word in c.source)
-        return "".join(o.get("text", "") for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
+        return "".join(
+            o.get("text", "")
+            for o in cell.outputs
+            if o.output_type == "stream" and o.name == "stdout"
+        )
 
     assert printed_of("empty", "createOrReplaceTempView(view)") == "no group has leased yet\n"
     assert "nothing to go back to" in printed_of("empty", "VERSION AS OF")

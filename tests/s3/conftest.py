@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 for neighbour in ("acceptance", "spark", "storage"):
-    sys.path.append(str(Path(__file__).parents[1] / neighbour))  # their checker, streams and faulty store
+    sys.path.append(
+        str(Path(__file__).parents[1] / neighbour)
+    )  # their checker, streams and faulty store
 
 
 @pytest.fixture(scope="session")

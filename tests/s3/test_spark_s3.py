@@ -40,12 +40,18 @@ def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
 
 def spark_options(queue: Queue, proxy: FaultyS3 | None = None) -> dict[str, str]:
     """The queue's storage options, as Spark takes them; through a proxy."""
-    options = {**queue._context.storage_options, **({} if proxy is None else {"AWS_ENDPOINT_URL": proxy.url})}
+    options = {
+        **queue._context.storage_options,
+        **({} if proxy is None else {"AWS_ENDPOINT_URL": proxy.url}),
+    }
     return {f"storageOptions.{name}": value for name, value in options.items()}
 
 
 def through(queue: Queue, proxy: FaultyS3) -> Queue:
-    return Queue.open(queue.path, storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url})
+    return Queue.open(
+        queue.path,
+        storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url},
+    )
 
 
 def publish(spark: Any, queue: Queue, options: dict[str, str]) -> None:
@@ -55,17 +61,28 @@ def publish(spark: Any, queue: Queue, options: dict[str, str]) -> None:
 
 def check(queue: Queue) -> None:
     queue.sweep()
-    found = check_queue(queue.path, queue._context.storage_options, skew=timedelta(0), drained=["g"])
+    found = check_queue(
+        queue.path, queue._context.storage_options, skew=timedelta(0), drained=["g"]
+    )
     assert found.wrong == []
     assert found.counts["leased"] == found.counts["messages"], "each message was delivered once"
 
 
-def test_executors_write_and_read_there_and_batches_are_settled(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_executors_write_and_read_there_and_batches_are_settled(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     options = spark_options(queue)
     publish(spark, queue, options)
     peek = spark.read.format("spark_mq").options(**options, consumerGroup="g").load(queue.path)
     assert values(peek) == numbered(ROWS)
-    stream = Stream(spark, queue, tmp_path / "checkpoint", minPartitions="2", maxMessagesPerTrigger="25", **options)
+    stream = Stream(
+        spark,
+        queue,
+        tmp_path / "checkpoint",
+        minPartitions="2",
+        maxMessagesPerTrigger="25",
+        **options,
+    )
     seen: list[str] = []
 
     def process(batch: Any, lease: Any) -> Any:
@@ -73,7 +90,9 @@ def test_executors_write_and_read_there_and_batches_are_settled(spark: Any, queu
         with pytest.raises(errors.StorageError, match="as Spark itself is configured"):
             lease.read()
         lease.reject(batch.where("CAST(value AS STRING) = '007'"), error="never")
-        return batch.where("CAST(value AS STRING) = '030'").selectExpr("sequence", "'reject' AS outcome")
+        return batch.where("CAST(value AS STRING) = '030'").selectExpr(
+            "sequence", "'reject' AS outcome"
+        )
 
     stream.settle_with(process)
     assert seen == numbered(ROWS)
@@ -83,14 +102,24 @@ def test_executors_write_and_read_there_and_batches_are_settled(spark: Any, queu
     secret = queue._context.storage_options["AWS_SECRET_ACCESS_KEY"].encode()
     written = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     assert written
-    assert not [path for path in written if secret in path.read_bytes()], "no secret is in a checkpoint"
+    assert not [path for path in written if secret in path.read_bytes()], (
+        "no secret is in a checkpoint"
+    )
 
 
-def test_a_stream_moves_messages_from_one_queue_there_to_another(spark: Any, queue: Queue, s3: dict[str, str], tmp_path: Path) -> None:
+def test_a_stream_moves_messages_from_one_queue_there_to_another(
+    spark: Any, queue: Queue, s3: dict[str, str], tmp_path: Path
+) -> None:
     target = make_queue(f"s3://queues/{uuid.uuid4().hex}/target", storage_options=s3)
     queue.publish(numbered(ROWS))
     stream = Stream(spark, queue, tmp_path / "checkpoint", **spark_options(queue))
-    writer = stream.frame().select("value").writeStream.format("spark_mq").options(**spark_options(target)).option("path", target.path)
+    writer = (
+        stream.frame()
+        .select("value")
+        .writeStream.format("spark_mq")
+        .options(**spark_options(target))
+        .option("path", target.path)
+    )
     finish(start(writer, stream.checkpoint))
     lease = target.group().lease("w", max_messages=2 * ROWS)
     assert lease is not None
@@ -98,9 +127,21 @@ def test_a_stream_moves_messages_from_one_queue_there_to_another(spark: Any, que
     check(queue)
 
 
-@pytest.mark.parametrize("fault", [AFTER, pytest.param(BEFORE, marks=pytest.mark.slow), RESET, pytest.param(SLOW, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("part", ["messages/_delta_log", pytest.param("messages/part-", marks=pytest.mark.slow)])
-def test_a_publish_lands_once_if_the_store_fails(spark: Any, queue: Queue, proxy: FaultyS3, part: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        AFTER,
+        pytest.param(BEFORE, marks=pytest.mark.slow),
+        RESET,
+        pytest.param(SLOW, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(
+    "part", ["messages/_delta_log", pytest.param("messages/part-", marks=pytest.mark.slow)]
+)
+def test_a_publish_lands_once_if_the_store_fails(
+    spark: Any, queue: Queue, proxy: FaultyS3, part: str, fault: str
+) -> None:
     proxy.once(fault, "PUT", part)
     publish(spark, queue, spark_options(queue, proxy))
     assert proxy.met() == 1
@@ -114,7 +155,14 @@ def drain(spark: Any, queue: Queue, proxy: FaultyS3, home: Path) -> None:
     """A stream of several batches through the proxy, which settles here and there; each message must reach it once."""
     queue.publish(numbered(ROWS))
     seen: list[str] = []
-    stream = Stream(spark, through(queue, proxy), home, maxMessagesPerTrigger="16", minPartitions="2", **spark_options(queue, proxy))
+    stream = Stream(
+        spark,
+        through(queue, proxy),
+        home,
+        maxMessagesPerTrigger="16",
+        minPartitions="2",
+        **spark_options(queue, proxy),
+    )
 
     def process(batch: Any, lease: Any) -> None:
         seen.extend(values(batch))
@@ -143,7 +191,9 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
         "--checkpoint", tmp_path / "checkpoint", "--trigger", "available-now",
     ]  # fmt: skip
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    conf = tmp_path / "conf"  # none: not the Delta packages of the repository's, which this needs none of
+    conf = (
+        tmp_path / "conf"
+    )  # none: not the Delta packages of the repository's, which this needs none of
     conf.mkdir()
     environment = {
         **os.environ,
@@ -152,7 +202,15 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
         "PYTHONPATH": paths,
         "SPARK_CONF_DIR": str(conf),
     }
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3_000:]
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead) == (ROWS - 1, 1)

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from spark_mq import Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-
-from spark_mq import Queue
 
 PATIENCE = 150.0
 """Seconds until a condition counts as never coming true. Far more than it takes: a busy machine must not fail a test."""
@@ -23,13 +22,17 @@ PATIENCE = 150.0
 
 def make_queue(path: Path | str, **settings: Any) -> Queue:
     """No margin and no backoff, so that nothing in a test waits for a clock."""
-    return Queue.create(path, **{"visibility_timeout": "5m", "clock_skew": "0s", "retry_delay": "0s", **settings})
+    return Queue.create(
+        path, **{"visibility_timeout": "5m", "clock_skew": "0s", "retry_delay": "0s", **settings}
+    )
 
 
 class Stream:
     """A streaming read of a queue with a checkpoint, started as often as a test wants."""
 
-    def __init__(self, spark: Any, queue: Queue, checkpoint: Path, group: str = "g", **options: Any) -> None:
+    def __init__(
+        self, spark: Any, queue: Queue, checkpoint: Path, group: str = "g", **options: Any
+    ) -> None:
         self.spark = spark
         self.queue = queue
         self.checkpoint = checkpoint
@@ -37,9 +40,13 @@ class Stream:
         self.options = {"consumerGroup": group, **options}
 
     def frame(self) -> Any:
-        return self.spark.readStream.format("spark_mq").options(**self.options).load(self.queue.path)
+        return (
+            self.spark.readStream.format("spark_mq").options(**self.options).load(self.queue.path)
+        )
 
-    def start(self, each: Callable[[Any, int], None], *, available_now: bool = True, frame: Any = None) -> Any:
+    def start(
+        self, each: Callable[[Any, int], None], *, available_now: bool = True, frame: Any = None
+    ) -> Any:
         """Starts a query with a foreachBatch function."""
         writer = (self.frame() if frame is None else frame).writeStream.foreachBatch(each)
         return start(writer, self.checkpoint, available_now=available_now)
@@ -48,7 +55,9 @@ class Stream:
         """Drains what is there (Trigger.AvailableNow) and returns the ended query. Raises what ended it."""
         return finish(self.start(each, frame=frame))
 
-    def settle_with(self, process: Callable[[Any, Any], Any], *, on_error: str = "raise", frame: Any = None) -> Any:
+    def settle_with(
+        self, process: Callable[[Any, Any], Any], *, on_error: str = "raise", frame: Any = None
+    ) -> Any:
         """Drains with for_each_batch."""
         return self.run(self.group.for_each_batch(process, on_error=on_error), frame=frame)
 
@@ -84,7 +93,10 @@ class Sink:
     def write(self, batch: Any, lease: Any) -> None:
         options = lease.delta_options
         key = (options["txnAppId"], options["txnVersion"])
-        rows = sorted((bytes(row.value).decode(), row.delivery_count) for row in batch.select("value", "delivery_count").collect())
+        rows = sorted(
+            (bytes(row.value).decode(), row.delivery_count)
+            for row in batch.select("value", "delivery_count").collect()
+        )
         if key in self.batches:
             self.skipped += 1
         else:
@@ -113,7 +125,9 @@ class Freezer:
         deadline = time.monotonic() + PATIENCE
         while not self.reached.wait(0.2) and query.isActive and time.monotonic() < deadline:
             pass
-        assert self.reached.is_set(), f"the driver never came to where it should freeze: {query.exception() or query.status}"
+        assert self.reached.is_set(), (
+            f"the driver never came to where it should freeze: {query.exception() or query.status}"
+        )
 
 
 class Death(Exception):
@@ -139,7 +153,10 @@ def copy_checkpoint(source: Path, target: Path) -> Path:
 
 def forget_last_commit(checkpoint: Path) -> None:
     """As if the driver had died before Spark committed the last batch: it is replayed."""
-    last = max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    last = max(
+        (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()),
+        key=lambda path: int(path.name),
+    )
     last.unlink()
     (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
 

@@ -25,7 +25,11 @@ def test_two_copies_of_a_checkpoint_run_at_once_and_each_message_lands_once(
     sink, queries = Sink(), []
     for checkpoint in (stream.checkpoint, copy):
         driver = Stream(spark, queue, checkpoint, maxMessagesPerTrigger="2")
-        queries.append(driver.start(driver.group.for_each_batch(sink.write, on_error="raise"), available_now=False))
+        queries.append(
+            driver.start(
+                driver.group.for_each_batch(sink.write, on_error="raise"), available_now=False
+            )
+        )
     until(lambda: not all(query.isActive for query in queries), "one of them is fenced")
     until(lambda: stream.group.stats().acked == 13, "the other does the work")
     fenced = [str(query.exception()) for query in queries if not query.isActive]
@@ -34,13 +38,17 @@ def test_two_copies_of_a_checkpoint_run_at_once_and_each_message_lands_once(
     assert sink.values == numbered(12)
 
 
-def test_a_new_checkpoint_on_an_old_sink_skips_nothing(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_a_new_checkpoint_on_an_old_sink_skips_nothing(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     """Its batches count from 1 again, as those did that the sink has seen; its stream is another one."""
     out, told = str(tmp_path / "out"), []
 
     def process(batch: Any, lease: Any) -> None:
         told.append(lease.delta_options)
-        batch.select("value").write.format("delta").mode("append").options(**lease.delta_options).save(out)
+        batch.select("value").write.format("delta").mode("append").options(
+            **lease.delta_options
+        ).save(out)
 
     for number in range(2):
         queue.publish(numbered(6)[number * 3 : number * 3 + 3])
@@ -50,7 +58,9 @@ def test_a_new_checkpoint_on_an_old_sink_skips_nothing(spark: Any, queue: Queue,
     assert queue.group("g").stats().acked == 6
 
 
-def test_a_union_of_a_queue_with_itself_delivers_each_message_once(stream: Stream, queue: Queue) -> None:
+def test_a_union_of_a_queue_with_itself_delivers_each_message_once(
+    stream: Stream, queue: Queue
+) -> None:
     """Two streams of one group share its messages, as two workers do."""
     queue.publish(numbered(10))
     stream.options["maxMessagesPerTrigger"] = "3"
@@ -65,7 +75,9 @@ def test_a_union_of_a_queue_with_itself_delivers_each_message_once(stream: Strea
     assert (stats.acked, stats.in_flight, stats.ready) == (10, 0, 0)
 
 
-def test_a_stateful_query_counts_each_message_once_across_a_restart(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_a_stateful_query_counts_each_message_once_across_a_restart(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     """The state is Spark's, and is rolled back with the batch that died; the batch that comes again is the same one."""
     stream = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="4")
     counts: dict[str, int] = {}
@@ -79,7 +91,12 @@ def test_a_stateful_query_counts_each_message_once_across_a_restart(spark: Any, 
         counts.update({bytes(row.value).decode(): row["count"] for row in rows})
 
     def run() -> Any:
-        counted = stream.frame().withWatermark("published_at", "1 hour").groupBy(f.window("published_at", "1 day"), "value").count()
+        counted = (
+            stream.frame()
+            .withWatermark("published_at", "1 hour")
+            .groupBy(f.window("published_at", "1 day"), "value")
+            .count()
+        )
         query = counted.writeStream.outputMode("update").foreachBatch(each)
         return finish(harness.start(query, stream.checkpoint))
 
@@ -93,11 +110,16 @@ def test_a_stateful_query_counts_each_message_once_across_a_restart(spark: Any, 
     # A window may end at midnight between the two: then the last one counts from 1.
     assert counts["b"] == counts["c"] == 4
     assert counts["a"] in (5, 1)
-    until(lambda: stream.group.stats().in_flight + stream.group.stats().acked == 13, "all leased, the last batch maybe not acked yet")
+    until(
+        lambda: stream.group.stats().in_flight + stream.group.stats().acked == 13,
+        "all leased, the last batch maybe not acked yet",
+    )
     assert stream.group.stats().ready == 0
 
 
-def test_other_limits_after_a_restart_leave_the_batch_that_is_replayed_as_it_was(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_other_limits_after_a_restart_leave_the_batch_that_is_replayed_as_it_was(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     queue.publish(numbered(10))
     batches: list[list[str]] = []
 
@@ -106,13 +128,17 @@ def test_other_limits_after_a_restart_leave_the_batch_that_is_replayed_as_it_was
         if len(batches) == 1:
             raise Death
 
-    before = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="4", minPartitions="1")
+    before = Stream(
+        spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="4", minPartitions="1"
+    )
     with pytest.raises(StreamingQueryException):
         before.settle_with(process)
     after = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="1", maxBytesPerTrigger="1k", minPartitions="3",
                    visibilityTimeout="7m", workerId="another")  # fmt: skip
     after.settle_with(process)
-    assert batches[:2] == [numbered(4), numbered(4)], "the same messages, whatever the limits are now"
+    assert batches[:2] == [numbered(4), numbered(4)], (
+        "the same messages, whatever the limits are now"
+    )
     assert all(len(batch) == 1 for batch in batches[2:])
     assert sorted(value for batch in batches[1:] for value in batch) == numbered(10)
     assert after.group.stats().acked == 10

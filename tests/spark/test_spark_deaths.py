@@ -10,7 +10,19 @@ from typing import Any
 
 import harness
 import pytest
-from harness import Death, Freezer, Sink, Stream, copy_checkpoint, finish, forget_last_commit, make_queue, numbered, until, values
+from harness import (
+    Death,
+    Freezer,
+    Sink,
+    Stream,
+    copy_checkpoint,
+    finish,
+    forget_last_commit,
+    make_queue,
+    numbered,
+    until,
+    values,
+)
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
@@ -78,7 +90,9 @@ DEATHS = ("before lease", "after lease", "before ack", "after ack")
 
 
 @pytest.mark.parametrize("place", DEATHS)
-def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(mortal: Stream, queue: Queue, place: str) -> None:
+def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
+    mortal: Stream, queue: Queue, place: str
+) -> None:
     queue.publish(numbered(4))
     sink, dying = Sink(), {place}
 
@@ -99,7 +113,12 @@ def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(mortal
     if place.endswith("lease"):
         die(queue, place)
     killed(mortal, each)
-    states = {"before lease": (4, 0, 0), "after lease": (0, 4, 0), "before ack": (0, 4, 0), "after ack": (0, 0, 4)}
+    states = {
+        "before lease": (4, 0, 0),
+        "after lease": (0, 4, 0),
+        "before ack": (0, 4, 0),
+        "after ack": (0, 0, 4),
+    }
     stats = mortal.group.stats()
     assert (stats.ready, stats.in_flight, stats.acked) == states[place], "died where it should"
 
@@ -114,7 +133,9 @@ def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(mortal
     assert (stats.acked, stats.ready, stats.in_flight) == (5, 0, 0)
 
 
-def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(mortal: Stream, queue: Queue) -> None:
+def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(
+    mortal: Stream, queue: Queue
+) -> None:
     queue.publish("a")
     die(queue, "after lease")
     killed(mortal, lambda batch, _: None)
@@ -128,7 +149,9 @@ def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(mortal: S
     assert told == [(2, 2)]
 
 
-def test_a_second_death_of_the_same_batch_isolates_its_messages(mortal: Stream, queue: Queue) -> None:
+def test_a_second_death_of_the_same_batch_isolates_its_messages(
+    mortal: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(8))
     mortal.options["maxMessagesPerTrigger"] = "16"
     for _ in range(2):
@@ -143,7 +166,9 @@ def test_a_second_death_of_the_same_batch_isolates_its_messages(mortal: Stream, 
 
     mortal.settle_with(process)
     assert sum(size for size, _ in sizes) == 8
-    assert max(size for size, _ in sizes) < 8, "in pieces, so that one that kills its driver ends up alone"
+    assert max(size for size, _ in sizes) < 8, (
+        "in pieces, so that one that kills its driver ends up alone"
+    )
     assert {count for _, counts in sizes for count in counts} == {3}
     assert sink.values == numbered(8)
     assert mortal.group.stats().acked == 8
@@ -160,7 +185,9 @@ def test_a_replay_of_a_batch_that_was_empty_stays_empty(stream: Stream, queue: Q
     assert stream.group.stats().acked == 3
 
 
-def test_a_replay_of_a_batch_that_another_worker_emptied_stays_empty(mortal: Stream, queue: Queue) -> None:
+def test_a_replay_of_a_batch_that_another_worker_emptied_stays_empty(
+    mortal: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(3))
     die(queue, "before lease")
     killed(mortal, lambda batch, _: None)
@@ -169,20 +196,27 @@ def test_a_replay_of_a_batch_that_another_worker_emptied_stays_empty(mortal: Str
     assert rows == [[], numbered(3)], "the logged batch is empty, the next one has it all"
 
 
-def test_a_replay_whose_lease_was_taken_over_is_empty_and_fails_nothing(mortal_spark: Any, tmp_path: Path) -> None:
+def test_a_replay_whose_lease_was_taken_over_is_empty_and_fails_nothing(
+    mortal_spark: Any, tmp_path: Path
+) -> None:
     queue = make_queue(tmp_path / "queue", visibility_timeout="300ms")
     stream = Stream(mortal_spark, queue, tmp_path / "checkpoint")
     queue.publish(numbered(3))
     die(queue, "after lease")
     killed(stream, lambda batch, _: None)
-    other = until(lambda: stream.group.lease("other", max_messages=10, visibility_timeout="5m"), "the dead query's lease expired")
+    other = until(
+        lambda: stream.group.lease("other", max_messages=10, visibility_timeout="5m"),
+        "the dead query's lease expired",
+    )
     rows: list[list[str]] = []
     stream.settle_with(lambda batch, lease: rows.append(values(batch)))
     assert rows == []
     assert other.ack().settled == 3
 
 
-def test_a_row_that_was_nacked_before_the_sink_is_never_acked_by_a_replay(stream: Stream, queue: Queue) -> None:
+def test_a_row_that_was_nacked_before_the_sink_is_never_acked_by_a_replay(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(3))
     sink, dying = Sink(), {"now"}
 
@@ -210,7 +244,9 @@ def test_a_crash_between_a_delta_sink_and_the_ack_leaves_each_message_there_once
     out, dying = str(tmp_path / "out"), {"now"}
 
     def process(batch: Any, lease: Any) -> None:
-        batch.select("value", "delivery_count").write.format("delta").mode("append").options(**lease.delta_options).save(out)
+        batch.select("value", "delivery_count").write.format("delta").mode("append").options(
+            **lease.delta_options
+        ).save(out)
         if dying:
             dying.clear()
             raise Death("between the sink and the ack")
@@ -222,7 +258,9 @@ def test_a_crash_between_a_delta_sink_and_the_ack_leaves_each_message_there_once
     assert stream.group.stats().acked == 5
 
 
-def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(stream: Stream, queue: Queue) -> None:
+def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(3))
     freezer, seen = Freezer(), []
 
@@ -235,7 +273,13 @@ def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(strea
     assert stream.group.stats().in_flight == 3
     freezer.release.set()
     # Stopped right after Spark committed the batch: whether it has come to ask for the next is chance.
-    until(lambda: (stream.checkpoint / "commits" / "0").exists() or (stream.checkpoint / "commits" / "1").exists(), "the commit")
+    until(
+        lambda: (
+            (stream.checkpoint / "commits" / "0").exists()
+            or (stream.checkpoint / "commits" / "1").exists()
+        ),
+        "the commit",
+    )
     query.stop()
     stream.run(each)
     assert seen == [numbered(3)]
@@ -245,13 +289,18 @@ def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(strea
 # -- frozen drivers
 
 
-@pytest.mark.parametrize("successor_ends", [False, True], ids=["successor at work", "successor done"])
+@pytest.mark.parametrize(
+    "successor_ends", [False, True], ids=["successor at work", "successor done"]
+)
 def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothing_and_ends(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path, successor_ends: bool
 ) -> None:
     queue.publish(numbered(3))
     frozen, at_work = Freezer(), Freezer()
-    woken = stream.start(stream.group.for_each_batch(lambda batch, lease: frozen(), on_error="nack"), available_now=False)
+    woken = stream.start(
+        stream.group.for_each_batch(lambda batch, lease: frozen(), on_error="nack"),
+        available_now=False,
+    )
     frozen.wait(woken)
 
     successor = Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy"))
@@ -270,7 +319,9 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
     frozen.release.set()
     until(lambda: not woken.isActive, "the woken driver's query ended")
     assert "StreamFenced" in str(woken.exception())
-    assert stream.group._ledger.current().ranges.equals(before), "it settled nothing, and leased nothing"
+    assert stream.group._ledger.current().ranges.equals(before), (
+        "it settled nothing, and leased nothing"
+    )
     at_work.release.set()
     until(lambda: stream.group.stats().acked == 3, "the successor acked")
     assert query.isActive
@@ -278,7 +329,9 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
     query.stop()
 
 
-def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     """Its batch went well, but the successor has leased the next one meanwhile: there is only one owner of a checkpoint."""
     queue.publish(numbered(2))
     stream.options["maxMessagesPerTrigger"] = "1"
@@ -291,7 +344,12 @@ def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(spark: Any, 
 
     woken = stream.start(each, available_now=False)
     frozen.wait(woken)
-    successor = Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy"), maxMessagesPerTrigger="1")
+    successor = Stream(
+        spark,
+        queue,
+        copy_checkpoint(stream.checkpoint, tmp_path / "copy"),
+        maxMessagesPerTrigger="1",
+    )
     batches: list[str] = []
 
     def process(batch: Any, lease: Any) -> None:
@@ -309,14 +367,23 @@ def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(spark: Any, 
     assert stream.group._ledger.current().ranges.equals(before)
 
 
-def test_a_frozen_driver_loses_its_lease_and_is_told_so(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_a_frozen_driver_loses_its_lease_and_is_told_so(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     """Its runner lives and extends the lease, but not for ever. That others have its messages is no reason to end."""
     receipt = queue.publish(numbered(3))
-    stream = Stream(spark, queue, tmp_path / "checkpoint", visibilityTimeout="300ms", maxLeaseDuration="1s")
+    stream = Stream(
+        spark, queue, tmp_path / "checkpoint", visibilityTimeout="300ms", maxLeaseDuration="1s"
+    )
     frozen = Freezer()
-    query = stream.start(stream.group.for_each_batch(lambda batch, lease: frozen()), available_now=False)
+    query = stream.start(
+        stream.group.for_each_batch(lambda batch, lease: frozen()), available_now=False
+    )
     frozen.wait(query)
-    other = until(lambda: stream.group.lease("other", max_messages=10, visibility_timeout="5m"), "the lease ran out")
+    other = until(
+        lambda: stream.group.lease("other", max_messages=10, visibility_timeout="5m"),
+        "the lease ran out",
+    )
     assert [message.sequence for message in other.messages] == list(receipt.sequences)
     assert {message.delivery_count for message in other.messages} == {2}
     frozen.release.set()
@@ -330,7 +397,9 @@ def test_a_frozen_driver_loses_its_lease_and_is_told_so(spark: Any, queue: Queue
 # -- several workers
 
 
-def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     queue.publish(numbered(2))
     stream = Stream(spark, queue, tmp_path / "checkpoint", visibilityTimeout="600ms")
     extended: list[bool] = []
@@ -338,7 +407,10 @@ def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(spark: Any, q
     def process(batch: Any, lease: Any) -> None:
         at_first = batch.first().lease_expires_at
         until(
-            lambda: queue._context.clock() > at_first.astimezone() and _deadline(stream, lease) > _micros(at_first),
+            lambda: (
+                queue._context.clock() > at_first.astimezone()
+                and _deadline(stream, lease) > _micros(at_first)
+            ),
             "past its first deadline",
         )
         extended.append(stream.group.lease("other") is None)
@@ -349,14 +421,19 @@ def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(spark: Any, q
 
 
 def _deadline(stream: Stream, lease: Any) -> int:
-    return max([r.expires_at or 0 for r in stream.group._ledger.current() if r.lease_id == lease.lease_id], default=0)
+    return max(
+        [r.expires_at or 0 for r in stream.group._ledger.current() if r.lease_id == lease.lease_id],
+        default=0,
+    )
 
 
 def _micros(at: Any) -> int:
     return int(at.astimezone().timestamp() * 1_000_000)
 
 
-def test_two_workers_never_see_one_message_under_two_live_leases(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_two_workers_never_see_one_message_under_two_live_leases(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     for part in range(2):
         queue.publish(numbered(24)[part * 12 : part * 12 + 12])
     seen: list[str] = []
@@ -373,8 +450,13 @@ def test_two_workers_never_see_one_message_under_two_live_leases(spark: Any, que
             met.wait(harness.PATIENCE)  # the first batch of each: both leases are live now
         live.remove(rows)
 
-    workers = [Stream(spark, queue, tmp_path / name, workerId=name, maxMessagesPerTrigger="5") for name in ("one", "two")]
-    for query in [worker.start(worker.group.for_each_batch(process, on_error="raise")) for worker in workers]:
+    workers = [
+        Stream(spark, queue, tmp_path / name, workerId=name, maxMessagesPerTrigger="5")
+        for name in ("one", "two")
+    ]
+    for query in [
+        worker.start(worker.group.for_each_batch(process, on_error="raise")) for worker in workers
+    ]:
         finish(query)
     assert clashes == []
     assert sorted(seen) == numbered(24), "each one once"
@@ -382,16 +464,22 @@ def test_two_workers_never_see_one_message_under_two_live_leases(spark: Any, que
     assert (stats.acked, stats.in_flight) == (24, 0)
 
 
-def test_two_workers_on_one_delta_sink_lose_no_batch_to_its_idempotence(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_two_workers_on_one_delta_sink_lose_no_batch_to_its_idempotence(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     """Both count their batches from 1: with a constant app id Delta would skip the second worker's, and they would be acked."""
     queue.publish(numbered(8))
     out = str(tmp_path / "out")
-    workers = [Stream(spark, queue, tmp_path / name, maxMessagesPerTrigger="4") for name in ("one", "two")]
+    workers = [
+        Stream(spark, queue, tmp_path / name, maxMessagesPerTrigger="4") for name in ("one", "two")
+    ]
     batches: list[dict[str, str]] = []
 
     def process(batch: Any, lease: Any) -> None:
         batches.append(lease.delta_options)
-        batch.select("value").write.format("delta").mode("append").options(**lease.delta_options).save(out)
+        batch.select("value").write.format("delta").mode("append").options(
+            **lease.delta_options
+        ).save(out)
         if len(batches) == 1:  # so that each of them has a batch 1
             finish(workers[1].start(workers[1].group.for_each_batch(process, on_error="raise")))
 

@@ -16,7 +16,9 @@ def test_the_source_is_found_by_its_name_without_a_register_call(stream: Stream)
     assert "value" in stream.frame().columns
 
 
-def test_available_now_drains_the_queue_in_batches_acks_all_of_it_and_ends(stream: Stream, queue: Queue) -> None:
+def test_available_now_drains_the_queue_in_batches_acks_all_of_it_and_ends(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(5))
     queue.publish(numbered(4))
     stream.options["maxMessagesPerTrigger"] = "3"
@@ -28,7 +30,9 @@ def test_available_now_drains_the_queue_in_batches_acks_all_of_it_and_ends(strea
     assert (stats.acked, stats.in_flight, stats.ready) == (9, 0, 0)
 
 
-def test_available_now_ends_on_an_empty_queue_and_does_not_wait_for_delayed_messages(stream: Stream, queue: Queue) -> None:
+def test_available_now_ends_on_an_empty_queue_and_does_not_wait_for_delayed_messages(
+    stream: Stream, queue: Queue
+) -> None:
     stream.run(lambda batch, _: None)
     queue.publish("later")
     lease = stream.group.lease("other")
@@ -40,23 +44,39 @@ def test_available_now_ends_on_an_empty_queue_and_does_not_wait_for_delayed_mess
     assert stream.group.stats().delayed == 1
 
 
-def test_on_commit_with_a_plain_delta_sink_delivers_and_acks(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_on_commit_with_a_plain_delta_sink_delivers_and_acks(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     queue.publish(numbered(10))
     writer = (
-        stream.frame().selectExpr("CAST(value AS STRING) AS value", "sequence").writeStream.format("delta").option("path", tmp_path / "out")
+        stream.frame()
+        .selectExpr("CAST(value AS STRING) AS value", "sequence")
+        .writeStream.format("delta")
+        .option("path", tmp_path / "out")
     )
     finish(start(writer, stream.checkpoint))
-    assert sorted(row.value for row in spark.read.format("delta").load(str(tmp_path / "out")).collect()) == numbered(10)
+    assert sorted(
+        row.value for row in spark.read.format("delta").load(str(tmp_path / "out")).collect()
+    ) == numbered(10)
     assert stream.group.stats().acked == 10
 
 
-def test_the_columns_tell_what_was_published_and_how_it_is_leased(stream: Stream, queue: Queue) -> None:
-    receipt = queue.publish([Message(b"\x00\xff", key="k", headers={"a": "b"}, message_id="m-1"), Message("plain")])
+def test_the_columns_tell_what_was_published_and_how_it_is_leased(
+    stream: Stream, queue: Queue
+) -> None:
+    receipt = queue.publish(
+        [Message(b"\x00\xff", key="k", headers={"a": "b"}, message_id="m-1"), Message("plain")]
+    )
     stream.options["workerId"] = "w7"
     rows: list[Any] = []
     stream.run(lambda batch, _: rows.extend(batch.orderBy("sequence").collect()))
     first, second = rows
-    assert (bytes(first.value), first.key, first.headers, first.message_id) == (b"\x00\xff", "k", {"a": "b"}, "m-1")
+    assert (bytes(first.value), first.key, first.headers, first.message_id) == (
+        b"\x00\xff",
+        "k",
+        {"a": "b"},
+        "m-1",
+    )
     assert (bytes(second.value), second.key, second.headers) == (b"plain", None, None)
     assert second.message_id not in (None, "m-1")
     assert [row.sequence for row in rows] == list(receipt.sequences)
@@ -65,7 +85,9 @@ def test_the_columns_tell_what_was_published_and_how_it_is_leased(stream: Stream
     assert first.lease_id.split("/")[1] == "1"
 
 
-def test_two_actions_in_one_batch_see_the_same_rows_and_lease_once(stream: Stream, queue: Queue) -> None:
+def test_two_actions_in_one_batch_see_the_same_rows_and_lease_once(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(20))
     stream.options["minPartitions"] = "3"
     seen: list[tuple[int, list[str], int]] = []
@@ -78,7 +100,9 @@ def test_two_actions_in_one_batch_see_the_same_rows_and_lease_once(stream: Strea
     assert stream.group.stats().acked == 20
 
 
-def test_a_batch_whose_rows_a_filter_dropped_entirely_is_acked(stream: Stream, queue: Queue) -> None:
+def test_a_batch_whose_rows_a_filter_dropped_entirely_is_acked(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(4))
     stream.options["maxMessagesPerTrigger"] = "2"
     reached: list[int] = []
@@ -88,15 +112,26 @@ def test_a_batch_whose_rows_a_filter_dropped_entirely_is_acked(stream: Stream, q
     assert stream.group.stats().acked == 4
 
 
-def test_what_a_filter_inside_the_function_dropped_is_acked_with_the_rest(stream: Stream, queue: Queue) -> None:
+def test_what_a_filter_inside_the_function_dropped_is_acked_with_the_rest(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(4))
-    stream.settle_with(lambda batch, lease: batch.where("CAST(value AS STRING) = '003'").count() and None)
+    stream.settle_with(
+        lambda batch, lease: batch.where("CAST(value AS STRING) = '003'").count() and None
+    )
     assert stream.group.stats().acked == 4
 
 
-def test_a_narrower_schema_reads_only_these_columns(spark: Any, stream: Stream, queue: Queue) -> None:
+def test_a_narrower_schema_reads_only_these_columns(
+    spark: Any, stream: Stream, queue: Queue
+) -> None:
     receipt = queue.publish(numbered(3))
-    frame = spark.readStream.format("spark_mq").schema("sequence LONG, lease_id STRING").options(**stream.options).load(queue.path)
+    frame = (
+        spark.readStream.format("spark_mq")
+        .schema("sequence LONG, lease_id STRING")
+        .options(**stream.options)
+        .load(queue.path)
+    )
     assert frame.columns == ["sequence", "lease_id"]
     rows: list[Any] = []
 
@@ -119,8 +154,17 @@ def test_max_bytes_per_trigger_cuts_the_batches(stream: Stream, queue: Queue) ->
     assert max(sizes) <= 8
 
 
-def test_manual_mode_leaves_what_was_not_settled_to_expire(spark: Any, queue: Queue, tmp_path: Path) -> None:
-    short = Stream(spark, queue, tmp_path / "ck", ackMode="manual", visibilityTimeout="500ms", maxLeaseDuration="500ms")
+def test_manual_mode_leaves_what_was_not_settled_to_expire(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
+    short = Stream(
+        spark,
+        queue,
+        tmp_path / "ck",
+        ackMode="manual",
+        visibilityTimeout="500ms",
+        maxLeaseDuration="500ms",
+    )
     receipt = queue.publish(numbered(3))
 
     def process(batch: Any, batch_id: int) -> None:
@@ -134,8 +178,17 @@ def test_manual_mode_leaves_what_was_not_settled_to_expire(spark: Any, queue: Qu
     assert short.group.expire() == 2
 
 
-def test_what_ack_manual_leaves_expires_and_comes_again_though_the_stream_acks_on_commit(queue: Queue, tmp_path: Path, spark: Any) -> None:
-    short = Stream(spark, queue, tmp_path / "ck", visibilityTimeout="500ms", maxLeaseDuration="500ms", maxMessagesPerTrigger="2")
+def test_what_ack_manual_leaves_expires_and_comes_again_though_the_stream_acks_on_commit(
+    queue: Queue, tmp_path: Path, spark: Any
+) -> None:
+    short = Stream(
+        spark,
+        queue,
+        tmp_path / "ck",
+        visibilityTimeout="500ms",
+        maxLeaseDuration="500ms",
+        maxMessagesPerTrigger="2",
+    )
     queue.publish(numbered(4))
     seen: list[list[str]] = []
 
@@ -155,14 +208,18 @@ def test_what_ack_manual_leaves_expires_and_comes_again_though_the_stream_acks_o
 def test_what_ack_manual_never_saw_for_a_filter_expires_too(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(3))
     called: list[int] = []
-    each = stream.group.for_each_batch(lambda batch, lease: called.append(batch.count()), ack="manual")
+    each = stream.group.for_each_batch(
+        lambda batch, lease: called.append(batch.count()), ack="manual"
+    )
     stream.run(each, frame=stream.frame().where("false"))
     assert called == []
     stats = stream.group.stats()
     assert (stats.acked, stats.in_flight) == (0, 3)
 
 
-def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(spark: Any, tmp_path: Path) -> None:
+def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
+    spark: Any, tmp_path: Path
+) -> None:
     queue = make_queue(tmp_path / "queue", max_in_flight=2)
     queue.publish(numbered(5))
     other = queue.group("g").lease("other", max_messages=2)
@@ -171,29 +228,47 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(spark: Any, 
     query = blocked.start(lambda batch, _: None, available_now=False)
 
     def told() -> Any:
-        latest = [json.loads(p["sources"][0]["latestOffset"] or "{}") for p in query.recentProgress if p["sources"]]
+        latest = [
+            json.loads(p["sources"][0]["latestOffset"] or "{}")
+            for p in query.recentProgress
+            if p["sources"]
+        ]
         return next((said for said in latest if said.get("blocked_because")), None)
 
     said = until(told, "the progress says what blocks")
     assert said.pop("oldest_unsettled_age") >= 0
-    assert said == {"ready": 3, "delayed": 0, "in_flight": 2, "dead": 0, "blocked": 0, "blocked_because": "max_in_flight"}
+    assert said == {
+        "ready": 3,
+        "delayed": 0,
+        "in_flight": 2,
+        "dead": 0,
+        "blocked": 0,
+        "blocked_because": "max_in_flight",
+    }
     other.ack()
     until(lambda: queue.group("g").stats().acked == 5, "the rest went on once it was settled")
     query.stop()
 
 
-def test_a_continuous_query_picks_up_what_is_published_while_it_runs(stream: Stream, queue: Queue) -> None:
+def test_a_continuous_query_picks_up_what_is_published_while_it_runs(
+    stream: Stream, queue: Queue
+) -> None:
     seen: list[str] = []
     query = stream.start(lambda batch, _: seen.extend(values(batch)), available_now=False)
     queue.publish("one")
     until(lambda: seen == ["one"], "the first message came")
     queue.publish("two")
-    until(lambda: seen == ["one", "two"] and stream.group.stats().acked == 2, "the second message came and both were acked")
+    until(
+        lambda: seen == ["one", "two"] and stream.group.stats().acked == 2,
+        "the second message came and both were acked",
+    )
     query.stop()
 
 
 @pytest.mark.parametrize("damage", ["missing", "corrupt"])
-def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(stream: Stream, queue: Queue, damage: str) -> None:
+def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(
+    stream: Stream, queue: Queue, damage: str
+) -> None:
     queue.publish(numbered(3))
     queue.publish(["good"])
     file = Path(queue._context.messages.path, queue._context.messages.index().files[0].path)
@@ -214,11 +289,15 @@ def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(stream: Stream, 
 # -- settling from foreachBatch
 
 
-def test_what_process_returns_is_settled_as_failed_and_the_rest_is_acked(stream: Stream, queue: Queue) -> None:
+def test_what_process_returns_is_settled_as_failed_and_the_rest_is_acked(
+    stream: Stream, queue: Queue
+) -> None:
     receipt = queue.publish(numbered(6))
 
     def process(batch: Any, lease: Any) -> Any:
-        return batch.where("CAST(value AS STRING) IN ('002', '004')").selectExpr("lease_id", "sequence", "concat('bad ', value) AS error")
+        return batch.where("CAST(value AS STRING) IN ('002', '004')").selectExpr(
+            "lease_id", "sequence", "concat('bad ', value) AS error"
+        )
 
     stream.settle_with(process, on_error="reject")
     dead = {r.first: r.error for r in stream.group._ledger.current() if r.state == "dead"}
@@ -226,7 +305,9 @@ def test_what_process_returns_is_settled_as_failed_and_the_rest_is_acked(stream:
     assert stream.group.stats().acked == 4
 
 
-def test_returned_failures_come_again_one_by_one_with_their_count(stream: Stream, queue: Queue) -> None:
+def test_returned_failures_come_again_one_by_one_with_their_count(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(3))
     seen: list[tuple[str, int]] = []
 
@@ -255,7 +336,9 @@ def test_an_exception_settles_the_batch_as_asked_and_the_query_goes_on(
     assert {r.error for r in stream.group._ledger.current()} == {"ValueError: boom"}
 
 
-def test_rows_settled_inside_the_function_stay_as_they_were_settled(stream: Stream, queue: Queue) -> None:
+def test_rows_settled_inside_the_function_stay_as_they_were_settled(
+    stream: Stream, queue: Queue
+) -> None:
     receipt = queue.publish(numbered(5))
 
     def process(batch: Any, lease: Any) -> None:
@@ -264,12 +347,21 @@ def test_rows_settled_inside_the_function_stay_as_they_were_settled(stream: Stre
         assert lease.ack(batch.where("CAST(value AS STRING) = '002'")).settled == 1
 
     stream.settle_with(process)
-    ranges = {r.first: (r.state, r.error) for r in stream.group._ledger.current() if r.state in ("dead", "waiting")}
-    assert ranges == {receipt.sequences[0]: ("dead", "never"), receipt.sequences[1]: ("waiting", "not now")}
+    ranges = {
+        r.first: (r.state, r.error)
+        for r in stream.group._ledger.current()
+        if r.state in ("dead", "waiting")
+    }
+    assert ranges == {
+        receipt.sequences[0]: ("dead", "never"),
+        receipt.sequences[1]: ("waiting", "not now"),
+    }
     assert stream.group.stats().acked == 3
 
 
-def test_delta_options_append_each_batch_once_to_a_delta_table(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_delta_options_append_each_batch_once_to_a_delta_table(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     queue.publish(numbered(6))
     stream.options["maxMessagesPerTrigger"] = "3"
     options: list[dict[str, str]] = []
@@ -277,7 +369,9 @@ def test_delta_options_append_each_batch_once_to_a_delta_table(spark: Any, strea
     def process(batch: Any, lease: Any) -> None:
         options.append(lease.delta_options)
         for _ in range(2):  # a replay writes a second time
-            batch.select("value").write.format("delta").mode("append").options(**lease.delta_options).save(str(tmp_path / "out"))
+            batch.select("value").write.format("delta").mode("append").options(
+                **lease.delta_options
+            ).save(str(tmp_path / "out"))
 
     stream.settle_with(process)
     assert values(spark.read.format("delta").load(str(tmp_path / "out"))) == numbered(6)

@@ -14,7 +14,9 @@ from spark_mq import Queue, errors
 
 def append(spark: Any, queue: Queue, *texts: str) -> None:
     rows = [(bytearray(text.encode()),) for text in texts]
-    spark.createDataFrame(rows, "value BINARY").coalesce(1).write.format("delta").mode("append").save(queue._context.messages.path)
+    spark.createDataFrame(rows, "value BINARY").coalesce(1).write.format("delta").mode(
+        "append"
+    ).save(queue._context.messages.path)
 
 
 def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
@@ -35,7 +37,11 @@ def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
         settled.extend(texts(lease))
 
     worker = threading.Thread(
-        target=lambda: Queue.open(queue.path).group("g").work(handler, threads=2, stop=stop, max_poll_interval="20ms")
+        target=lambda: (
+            Queue.open(queue.path)
+            .group("g")
+            .work(handler, threads=2, stop=stop, max_poll_interval="20ms")
+        )
     )
     worker.start()
     try:
@@ -52,7 +58,9 @@ def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
 def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
     """Spark fills missing columns with null. It needs no schema option."""
     before = spark.read.format("delta").load(queue._context.messages.path).schema
-    spark.createDataFrame([(bytearray(b"a"),)], "value BINARY").write.format("delta").mode("append").save(queue._context.messages.path)
+    spark.createDataFrame([(bytearray(b"a"),)], "value BINARY").write.format("delta").mode(
+        "append"
+    ).save(queue._context.messages.path)
     assert spark.read.format("delta").load(queue._context.messages.path).schema == before
     (message,) = take(queue).messages
     assert (message.value, message.message_id, message.key) == (b"a", str(message.sequence), None)
@@ -64,12 +72,16 @@ def test_spark_refuses_text_until_it_is_cast(spark: Any, queue: Queue) -> None:
     text = spark.createDataFrame([("a",)], "value STRING")
     with pytest.raises(Exception, match="DELTA_FAILED_TO_MERGE_FIELDS"):
         text.write.format("delta").mode("append").save(queue._context.messages.path)
-    text.selectExpr("CAST(value AS BINARY) AS value").write.format("delta").mode("append").save(queue._context.messages.path)
+    text.selectExpr("CAST(value AS BINARY) AS value").write.format("delta").mode("append").save(
+        queue._context.messages.path
+    )
     assert texts(take(queue)) == ["a"]
 
 
 def test_spark_inserts_the_value_alone_by_sql(spark: Any, queue: Queue) -> None:
-    spark.sql(f"INSERT INTO delta.`{queue._context.messages.path}` (value) VALUES (CAST('a' AS BINARY))")
+    spark.sql(
+        f"INSERT INTO delta.`{queue._context.messages.path}` (value) VALUES (CAST('a' AS BINARY))"
+    )
     assert texts(take(queue)) == ["a"]
 
 
@@ -78,7 +90,10 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     queue.publish(["a", "b"])
     append(spark, queue, "c", "d")
     held = take(queue, 1)
-    messages, leases = f"delta.`{queue._context.messages.path}`", f"delta.`{queue._context.ledgers.path}`"
+    messages, leases = (
+        f"delta.`{queue._context.messages.path}`",
+        f"delta.`{queue._context.ledgers.path}`",
+    )
     spark.sql(f"OPTIMIZE {messages} ZORDER BY (published_at)")
     append(spark, queue, "e")
     spark.sql(f"OPTIMIZE {leases}")
@@ -96,28 +111,41 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     assert queue.stats()["published"] == 5
 
 
-def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody(spark: Any, queue: Queue) -> None:
+def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody(
+    spark: Any, queue: Queue
+) -> None:
     queue.publish(["a", "b"])
     worker = Queue.open(queue.path)
     held = take(worker, 1)
     messages = f"delta.`{queue._context.messages.path}`"
-    for statement in (f"DELETE FROM {messages} WHERE key IS NULL", f"UPDATE {messages} SET key = 'x'"):
+    for statement in (
+        f"DELETE FROM {messages} WHERE key IS NULL",
+        f"UPDATE {messages} SET key = 'x'",
+    ):
         with pytest.raises(Exception, match="append"):
             spark.sql(statement)
     spark.sql(f"ALTER TABLE {messages} ADD COLUMNS (note STRING)")
     rows = [(bytearray(b"c"), "mine")]
-    spark.createDataFrame(rows, "value BINARY, note STRING").write.format("delta").mode("append").save(queue._context.messages.path)
+    spark.createDataFrame(rows, "value BINARY, note STRING").write.format("delta").mode(
+        "append"
+    ).save(queue._context.messages.path)
     worker.publish("d")
     held.ack()
     assert texts(take(worker)) == ["b", "c", "d"]
 
     spark.sql(f"ALTER TABLE {messages} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    for call in (lambda: Queue.open(queue.path), worker._context.messages.index, lambda: worker.publish("x")):
+    for call in (
+        lambda: Queue.open(queue.path),
+        worker._context.messages.index,
+        lambda: worker.publish("x"),
+    ):
         with pytest.raises(errors.UnsupportedTable, match="deletionVectors"):
             call()
 
 
-def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(spark: Any, tmp_path: Path) -> None:
+def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(
+    spark: Any, tmp_path: Path
+) -> None:
     queue = make_queue(tmp_path / "queue", retention=0)
     queue.publish(["a", "b"])
     append(spark, queue, "c")
@@ -134,12 +162,16 @@ def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(spark: Any, tmp
     assert texts(take(queue)) == ["d"]
 
 
-def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_restart(spark: Any, stream: Stream, queue: Queue) -> None:
+def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_restart(
+    spark: Any, stream: Stream, queue: Queue
+) -> None:
     """Its footer is sound, so that the driver finds nothing wrong before."""
     queue.publish("good-1")
     bad = queue.publish("poor")
     queue.publish("good-2")
-    path = Path(queue._context.messages.path, queue._context.messages.index().file_at(bad.sequences[0]).path)
+    path = Path(
+        queue._context.messages.path, queue._context.messages.index().file_at(bad.sequences[0]).path
+    )
     path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
     got: list[str] = []
     with pytest.raises(Exception, match="cannot be read") as caught:

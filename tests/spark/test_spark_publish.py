@@ -23,7 +23,9 @@ def received(queue: Queue) -> list[Message]:
     return [] if lease is None else lease.messages  # type: ignore[return-value]
 
 
-def test_a_dataframe_is_published_in_one_commit_with_keys_headers_ids_and_times(spark: Any, queue: Queue) -> None:
+def test_a_dataframe_is_published_in_one_commit_with_keys_headers_ids_and_times(
+    spark: Any, queue: Queue
+) -> None:
     before = versions(queue)["messages"]
     df = spark.range(4, numPartitions=2).select(
         F.concat(F.lit("v"), "id").alias("value"),
@@ -36,21 +38,30 @@ def test_a_dataframe_is_published_in_one_commit_with_keys_headers_ids_and_times(
     assert versions(queue)["messages"] == (before or 0) + 1
     got = {m.message_id: m for m in received(queue)}
     assert sorted(got) == ["m0", "m1", "m2", "m3"]
-    assert [(m.value, m.key, m.headers) for _, m in sorted(got.items())] == [(f"v{i}".encode(), f"k{i}", {"h": str(i)}) for i in range(4)]
+    assert [(m.value, m.key, m.headers) for _, m in sorted(got.items())] == [
+        (f"v{i}".encode(), f"k{i}", {"h": str(i)}) for i in range(4)
+    ]
     assert [m.published_at.timestamp() for _, m in sorted(got.items())] == [0, 1, 2, 3]  # type: ignore[attr-defined]
 
 
 def test_binary_values_come_through_byte_for_byte(spark: Any, stream: Stream, queue: Queue) -> None:
     raw = bytes(range(256))
-    spark.createDataFrame([(bytearray(raw),)], "value BINARY").write.format("spark_mq").mode("append").option("path", queue.path).save()
+    spark.createDataFrame([(bytearray(raw),)], "value BINARY").write.format("spark_mq").mode(
+        "append"
+    ).option("path", queue.path).save()
     got: list[bytes] = []
     stream.run(lambda batch, _: got.extend(bytes(row.value) for row in batch.collect()))
     assert got == [raw]
 
 
-def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(spark: Any, tmp_path: Path) -> None:
+def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(
+    spark: Any, tmp_path: Path
+) -> None:
     queue = Queue.create(tmp_path / "delaying", delivery_delay="1h", message_ttl="1d")
-    df = spark.createDataFrame([("default", None), ("own", datetime(2020, 1, 1, tzinfo=UTC))], "value string, deliver_at timestamp")
+    df = spark.createDataFrame(
+        [("default", None), ("own", datetime(2020, 1, 1, tzinfo=UTC))],
+        "value string, deliver_at timestamp",
+    )
     df.coalesce(1).write.format("spark_mq").mode("append").save(queue.path)
     assert queue.group().stats().delayed == 1
     (own,) = queue.group().lease("w", max_messages=10).messages  # type: ignore[union-attr]
@@ -61,7 +72,9 @@ def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(spark: Any,
 
 def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:
     before = versions(queue)
-    spark.range(0).select(F.lit("x").alias("value")).write.format("spark_mq").mode("append").save(queue.path)
+    spark.range(0).select(F.lit("x").alias("value")).write.format("spark_mq").mode("append").save(
+        queue.path
+    )
     assert versions(queue) == before
 
 
@@ -78,7 +91,11 @@ def test_a_plain_delta_writer_is_a_publisher(spark: Any, stream: Stream, queue: 
 
 
 def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, queue: Queue) -> None:
-    queue.publish([Message("a", deliver_at=datetime(2020, 1, 1, tzinfo=UTC)), "b"], producer_id="p", producer_sequence=1)
+    queue.publish(
+        [Message("a", deliver_at=datetime(2020, 1, 1, tzinfo=UTC)), "b"],
+        producer_id="p",
+        producer_sequence=1,
+    )
     queue.publish("c")
     index_commits(queue._context)
     assert housekeep(queue._context, keep_versions=0, keep_seconds=0) > 0
@@ -86,7 +103,12 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
     assert spark.read.format("delta").load(messages).count() == 3
     df = spark.createDataFrame([(bytearray(b"plain"),)], "value BINARY")
     df.write.format("delta").mode("append").save(messages)
-    assert [bytes(m.value) for m in received(Queue.open(queue.path))] == [b"a", b"b", b"c", b"plain"]
+    assert [bytes(m.value) for m in received(Queue.open(queue.path))] == [
+        b"a",
+        b"b",
+        b"c",
+        b"plain",
+    ]
     index_commits(queue._context)
     written = spark.read.format("delta").load(f"{queue.path}/commits").orderBy("version", "first")
     assert [(r.version, r.kind, r.rows, r.app) for r in written.collect()] == [
@@ -95,44 +117,77 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
         (2, "publish", 1, None),
         (3, "publish", 1, None),
     ]
-    assert written.selectExpr("explode(times) AS t").selectExpr("t.rows", "t.deliver_at").count() == 2
+    assert (
+        written.selectExpr("explode(times) AS t").selectExpr("t.rows", "t.deliver_at").count() == 2
+    )
 
 
-def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(spark: Any, queue: Queue, tmp_path: Path) -> None:
+def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
     lines, checkpoint = tmp_path / "lines", tmp_path / "checkpoint"
     lines.mkdir()
 
     def publish(name: str, text: str) -> None:
         (lines / name).write_text(text)
-        finish(start(spark.readStream.text(str(lines)).writeStream.format("spark_mq").option("path", queue.path), checkpoint))
+        finish(
+            start(
+                spark.readStream.text(str(lines))
+                .writeStream.format("spark_mq")
+                .option("path", queue.path),
+                checkpoint,
+            )
+        )
 
     publish("1", "a\nb\n")
     forget_last_commit(checkpoint)
     published = versions(queue)["messages"]
     publish("2", "c\n")
     assert sorted(m.value for m in received(queue)) == [b"a", b"b", b"c"]
-    assert versions(queue)["messages"] == (published or 0) + 1, "the replay committed nothing, the new batch once"
+    assert versions(queue)["messages"] == (published or 0) + 1, (
+        "the replay committed nothing, the new batch once"
+    )
 
 
-def test_a_query_may_move_messages_from_one_queue_to_another(spark: Any, stream: Stream, queue: Queue, tmp_path: Path) -> None:
+def test_a_query_may_move_messages_from_one_queue_to_another(
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+) -> None:
     target = Queue.create(tmp_path / "target")
     queue.publish([Message(text, key=f"k{text}") for text in numbered(5)])
-    writer = stream.frame().select("value", "key", "headers").writeStream.format("spark_mq").option("path", target.path)
+    writer = (
+        stream.frame()
+        .select("value", "key", "headers")
+        .writeStream.format("spark_mq")
+        .option("path", target.path)
+    )
     finish(start(writer, stream.checkpoint))
-    assert sorted((m.value.decode(), m.key) for m in received(target)) == [(text, f"k{text}") for text in numbered(5)]  # type: ignore[union-attr]
+    assert sorted((m.value.decode(), m.key) for m in received(target)) == [
+        (text, f"k{text}") for text in numbered(5)
+    ]  # type: ignore[union-attr]
     assert stream.group.stats().acked == 5
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
-def test_a_null_value_is_refused_and_nothing_is_published(spark: Any, queue: Queue, tmp_path: Path, streaming: bool) -> None:
+def test_a_null_value_is_refused_and_nothing_is_published(
+    spark: Any, queue: Queue, tmp_path: Path, streaming: bool
+) -> None:
     before = versions(queue)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1").write_text("good\nbad\n")
-    lines = (spark.readStream if streaming else spark.read).text(str(tmp_path / "in")).selectExpr("nullif(value, 'bad') AS value")
+    lines = (
+        (spark.readStream if streaming else spark.read)
+        .text(str(tmp_path / "in"))
+        .selectExpr("nullif(value, 'bad') AS value")
+    )
 
     def publish() -> None:
         if streaming:
-            finish(start(lines.writeStream.format("spark_mq").option("path", queue.path), tmp_path / "checkpoint"))
+            finish(
+                start(
+                    lines.writeStream.format("spark_mq").option("path", queue.path),
+                    tmp_path / "checkpoint",
+                )
+            )
         else:
             lines.write.format("spark_mq").mode("append").save(queue.path)
 
@@ -146,7 +201,9 @@ def test_a_null_value_is_refused_and_nothing_is_published(spark: Any, queue: Que
 # -- peek
 
 
-def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(spark: Any, queue: Queue) -> None:
+def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(
+    spark: Any, queue: Queue
+) -> None:
     receipt = queue.publish(numbered(6))
     group = queue.group("g")
     done, held, failed = (group.lease(name, max_messages=1) for name in ("w1", "w2", "w3"))
@@ -161,7 +218,15 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(spar
     bad.reject(error="never")
     given.nack([receipt.sequences[4]])
     before = versions(queue)
-    columns = ["sequence", "state", "delivery_count", "failure_count", "worker_id", "reason", "error"]
+    columns = [
+        "sequence",
+        "state",
+        "delivery_count",
+        "failure_count",
+        "worker_id",
+        "reason",
+        "error",
+    ]
     peek = spark.read.format("spark_mq").option("consumerGroup", "g").load(queue.path)
     expected = [
         (receipt.sequences[0], "settled", 0, 0, None, None, None),
@@ -172,7 +237,12 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(spar
         (receipt.sequences[5], "unread", 0, 0, None, None, None),
     ]
     types = "sequence LONG, state STRING, delivery_count INT, failure_count INT, worker_id STRING, reason STRING, error STRING"
-    assert_df_equality(peek.select(columns), spark.createDataFrame(expected, types), ignore_row_order=True, ignore_nullable=True)
+    assert_df_equality(
+        peek.select(columns),
+        spark.createDataFrame(expected, types),
+        ignore_row_order=True,
+        ignore_nullable=True,
+    )
     leased = peek.where("state = 'leased'").first()
     assert leased.lease_id == held.lease_id
     assert leased.lease_expires_at is not None
@@ -183,7 +253,12 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(spar
 def test_a_look_through_a_group_that_is_not_there_makes_none(spark: Any, queue: Queue) -> None:
     queue.publish(numbered(2))
     before = versions(queue)
-    peek = spark.read.format("spark_mq").schema("state STRING").option("consumerGroup", "nobody").load(queue.path)
+    peek = (
+        spark.read.format("spark_mq")
+        .schema("state STRING")
+        .option("consumerGroup", "nobody")
+        .load(queue.path)
+    )
     assert [row.state for row in peek.collect()] == ["unread", "unread"]
     assert versions(queue) == before
     assert queue.groups() == []

@@ -26,7 +26,9 @@ def both(tmp_path: Path) -> tuple[Queue, Queue]:
 
 def frame(spark: Any, both: tuple[Queue, Queue], **options: Any) -> Any:
     paths = json.dumps([queue.path for queue in both])
-    return spark.readStream.format("spark_mq").options(consumerGroup="g", path=paths, **options).load()
+    return (
+        spark.readStream.format("spark_mq").options(consumerGroup="g", path=paths, **options).load()
+    )
 
 
 def each(both: tuple[Queue, Queue], process: Callable[..., Any], **options: Any) -> Any:
@@ -48,16 +50,27 @@ def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_i
         lease.reject(batch.where("CAST(value AS STRING) IN ('001', '004')"), error="never")
         sink.write(batch, lease)
 
-    finish(start(frame(spark, both, maxMessagesPerTrigger=4).writeStream.foreachBatch(each(both, process)), tmp_path / "c"))
+    finish(
+        start(
+            frame(spark, both, maxMessagesPerTrigger=4).writeStream.foreachBatch(
+                each(both, process)
+            ),
+            tmp_path / "c",
+        )
+    )
     assert sizes == [4, 2], "the limit is for the total"
-    assert sorted(seen) == sorted([(both[0].path, v) for v in numbered(3)] + [(both[1].path, v) for v in numbered(6)[3:]])
+    assert sorted(seen) == sorted(
+        [(both[0].path, v) for v in numbered(3)] + [(both[1].path, v) for v in numbered(6)[3:]]
+    )
     for queue in both:
         stats = queue.group("g").stats()
         assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (2, 1, 0, 0)
     assert [int(n) for _, n in sink.batches] == [1, 2]
 
 
-def test_a_batch_over_two_queues_that_dies_lands_once_in_an_idempotent_sink(spark: Any, both: tuple[Queue, Queue], tmp_path: Path) -> None:
+def test_a_batch_over_two_queues_that_dies_lands_once_in_an_idempotent_sink(
+    spark: Any, both: tuple[Queue, Queue], tmp_path: Path
+) -> None:
     sink = Sink()
     query = frame(spark, both).writeStream.foreachBatch(each(both, sink.write))
     finish(start(query, tmp_path / "c"))
@@ -69,13 +82,26 @@ def test_a_batch_over_two_queues_that_dies_lands_once_in_an_idempotent_sink(spar
     assert [queue.group("g").stats().acked for queue in both] == [4, 3]
 
 
-def test_a_batch_read_of_two_queues_shows_all_messages_with_their_queue(spark: Any, both: tuple[Queue, Queue]) -> None:
+def test_a_batch_read_of_two_queues_shows_all_messages_with_their_queue(
+    spark: Any, both: tuple[Queue, Queue]
+) -> None:
     paths = json.dumps([queue.path for queue in both])
-    found = spark.read.format("spark_mq").option("path", paths).load().groupBy("queue", "state").count().collect()
-    assert sorted((row["queue"], row["state"], row["count"]) for row in found) == sorted((q.path, "unread", 3) for q in both)
+    found = (
+        spark.read.format("spark_mq")
+        .option("path", paths)
+        .load()
+        .groupBy("queue", "state")
+        .count()
+        .collect()
+    )
+    assert sorted((row["queue"], row["state"], row["count"]) for row in found) == sorted(
+        (q.path, "unread", 3) for q in both
+    )
 
 
-def test_a_group_that_is_not_told_of_ends_the_query_with_the_fix(spark: Any, both: tuple[Queue, Queue], tmp_path: Path) -> None:
+def test_a_group_that_is_not_told_of_ends_the_query_with_the_fix(
+    spark: Any, both: tuple[Queue, Queue], tmp_path: Path
+) -> None:
     one = both[0].group("g").for_each_batch(lambda batch, lease: None)
     with pytest.raises(StreamingQueryException, match="also="):
         finish(start(frame(spark, both).writeStream.foreachBatch(one), tmp_path / "c"))
@@ -108,7 +134,9 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
     assert ("dead", "why 002") in told
     assert {("waiting", "why 001"), ("waiting", "why 003")} <= told
     stats = stream.group.stats()
-    assert (stats.acked, stats.dead, stats.delayed) == (2, 1, 1), "000 as it said, and 005, of which nothing was said"
+    assert (stats.acked, stats.dead, stats.delayed) == (2, 1, 1), (
+        "000 as it said, and 005, of which nothing was said"
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +148,9 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
         (["value"], "sequence"),
     ],
 )
-def test_rows_that_say_nothing_of_messages_end_the_query_and_settle_nothing(stream: Stream, columns: list[str], told: str) -> None:
+def test_rows_that_say_nothing_of_messages_end_the_query_and_settle_nothing(
+    stream: Stream, columns: list[str], told: str
+) -> None:
     stream.queue.publish(numbered(2))
     with pytest.raises(StreamingQueryException, match=told):
         stream.run(stream.group.for_each_batch(lambda batch, lease: batch.selectExpr(*columns)))

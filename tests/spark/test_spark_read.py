@@ -27,7 +27,9 @@ def by_spark_alone(rows: Any) -> bool:
     return "FileScan parquet" in plan and "Python" not in plan and "ExistingRDD" not in plan
 
 
-def both(stream: Stream, by_spark: bool = True, **options: Any) -> list[tuple[list[Any], list[Any]]]:
+def both(
+    stream: Stream, by_spark: bool = True, **options: Any
+) -> list[tuple[list[Any], list[Any]]]:
     """The rows of each batch, by Python and by Spark, with all their columns."""
     seen: list[tuple[list[Any], list[Any]]] = []
 
@@ -46,16 +48,30 @@ def foreign(queue: Queue, name: str, texts: list[str]) -> None:
     path = Path(queue._context.messages.path, name)
     pq.write_table(pa.table({"value": pa.array([text.encode() for text in texts])}), path)
     add = AddAction(name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": len(texts)}))
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
 
 
 def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> None:
     """Of our own files and of foreign ones, of whole files and of scattered messages; at a path that a glob would take for others."""
     queue = make_queue(tmp_path / ".a" / "_b {queue}, of all? éè*", visibility_timeout="1h")
-    queue.publish([Message(b"\x00\xff", key="k", headers={"a": "b", "n": ""}, message_id="m-1"), Message("plain")])
+    queue.publish(
+        [
+            Message(b"\x00\xff", key="k", headers={"a": "b", "n": ""}, message_id="m-1"),
+            Message("plain"),
+        ]
+    )
     queue.publish([Message(f"n{i}", key=str(i)) for i in range(300)])
     foreign(queue, "part-1.parquet", ["x", "", "z"])
-    stream = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="200", workerId="w", visibilityTimeout="45m")
+    stream = Stream(
+        spark,
+        queue,
+        tmp_path / "checkpoint",
+        maxMessagesPerTrigger="200",
+        workerId="w",
+        visibilityTimeout="45m",
+    )
     first = stream.group.lease("other", max_messages=305)
     assert first is not None
     first.nack([m.sequence for m in first.messages[::7]], error='it\'s "bad"\n')
@@ -72,18 +88,24 @@ def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [20, 15])
-def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(stream: Stream, queue: Queue, size: int) -> None:
+def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(
+    stream: Stream, queue: Queue, size: int
+) -> None:
     """Of whole files, and of one that two leases share."""
     for _ in range(4):
         queue.publish(numbered(10))
     stream.options["maxMessagesPerTrigger"] = str(size)
     batches = both(stream)
-    assert [len(by_spark) for _, by_spark in batches] == [size] * (40 // size) + [40 % size] * (40 % size > 0)
+    assert [len(by_spark) for _, by_spark in batches] == [size] * (40 // size) + [40 % size] * (
+        40 % size > 0
+    )
     for through_python, by_spark in batches:
         assert by_spark == through_python
 
 
-def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(stream: Stream, queue: Queue) -> None:
+def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(10))
     seen: list[list[str]] = []
 
@@ -91,7 +113,9 @@ def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(str
         lease.reject(batch.where("CAST(value AS STRING) < '003'"), error="never")
         mine = lease.read()
         seen.append(values(mine))
-        return mine.where("CAST(value AS STRING) = '009'").selectExpr("sequence", "'reject' AS outcome", "'late' AS error")
+        return mine.where("CAST(value AS STRING) = '009'").selectExpr(
+            "sequence", "'reject' AS outcome", "'late' AS error"
+        )
 
     stream.settle_with(process)
     assert seen == [numbered(10)[3:]]
@@ -110,13 +134,19 @@ def test_a_batch_of_which_nothing_is_left_reads_as_none(stream: Stream, queue: Q
     assert counts == [0]
 
 
-def test_a_batch_that_is_read_by_spark_alone_is_acked_and_repeated_as_any_other(stream: Stream, queue: Queue) -> None:
+def test_a_batch_that_is_read_by_spark_alone_is_acked_and_repeated_as_any_other(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(6))
     stream.options["maxMessagesPerTrigger"] = "3"
     seen: list[list[tuple[str, int]]] = []
 
     def process(batch: Any, lease: Any) -> None:
-        seen.append(sorted((bytes(row.value).decode(), row.delivery_count) for row in lease.read().collect()))
+        seen.append(
+            sorted(
+                (bytes(row.value).decode(), row.delivery_count) for row in lease.read().collect()
+            )
+        )
         if len(seen) == 2:
             raise RuntimeError("the driver dies")
 
@@ -144,19 +174,39 @@ def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_p
     seen: list[tuple[list[Any], list[Any]]] = []
 
     def process(batch: Any, lease: Any) -> None:
-        seen.append(tuple(rows.orderBy("queue", "sequence").collect() for rows in (batch, lease.read())))  # type: ignore[arg-type]
+        seen.append(
+            tuple(rows.orderBy("queue", "sequence").collect() for rows in (batch, lease.read()))
+        )  # type: ignore[arg-type]
 
     one, two = (queue.group("g") for queue in queues)
-    finish(start(frame.writeStream.foreachBatch(one.for_each_batch(process, on_error="raise", also=[two])), tmp_path / "checkpoint"))
+    finish(
+        start(
+            frame.writeStream.foreachBatch(
+                one.for_each_batch(process, on_error="raise", also=[two])
+            ),
+            tmp_path / "checkpoint",
+        )
+    )
     assert sum(len(rows) for rows, _ in seen) == 8
     assert all(by_spark == through_python for through_python, by_spark in seen)
     assert {row.queue for rows, _ in seen for row in rows} == {queue.path for queue in queues}
 
 
 @pytest.mark.parametrize(
-    "names", [["a b.parquet"], ["ü.parquet"], ["50%20.parquet"], ["_a"], [".a"], ["a._COPYING_"], ["x/a.parquet", "y/a.parquet"]]
+    "names",
+    [
+        ["a b.parquet"],
+        ["ü.parquet"],
+        ["50%20.parquet"],
+        ["_a"],
+        [".a"],
+        ["a._COPYING_"],
+        ["x/a.parquet", "y/a.parquet"],
+    ],
 )
-def test_files_that_spark_would_tell_by_other_names_are_read_through_python(stream: Stream, queue: Queue, names: list[str]) -> None:
+def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
+    stream: Stream, queue: Queue, names: list[str]
+) -> None:
     """A name that is not found again would be messages lost."""
     for at, name in enumerate(names):
         Path(queue._context.messages.path, name).parent.mkdir(exist_ok=True)
@@ -213,7 +263,10 @@ def test_a_flipped_bit_is_found_not_delivered(spark: Any, stream: Stream, queue:
         path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
         seen.extend(values(lease.read()))
 
-    with configured(spark, "spark.sql.files.ignoreCorruptFiles", "true"), pytest.raises(StreamingQueryException):
+    with (
+        configured(spark, "spark.sql.files.ignoreCorruptFiles", "true"),
+        pytest.raises(StreamingQueryException),
+    ):
         stream.settle_with(process)
     assert not seen
     assert stream.group.stats().acked == 0

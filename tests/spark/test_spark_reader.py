@@ -61,8 +61,12 @@ class Both:
         self.through_python.append(self._own.collect())
 
 
-def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_source(stream: Stream, queue: Queue) -> None:
-    queue.publish([Message(b"\x00\xff", key="k", headers={"a": "b"}, message_id="m-1"), Message("plain")])
+def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_source(
+    stream: Stream, queue: Queue
+) -> None:
+    queue.publish(
+        [Message(b"\x00\xff", key="k", headers={"a": "b"}, message_id="m-1"), Message("plain")]
+    )
     for size in (5, 50, 20):
         queue.publish([Message(text * 200, key=text) for text in numbered(size)])
     stream.options["maxMessagesPerTrigger"] = "60"
@@ -70,7 +74,9 @@ def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_sou
     stream.run(both)
     assert both.by_spark == [True, True]
     assert both.batches == both.through_python
-    assert [row.sequence for rows in both.batches for row in rows] == sorted(row.sequence for rows in both.batches for row in rows)
+    assert [row.sequence for rows in both.batches for row in rows] == sorted(
+        row.sequence for rows in both.batches for row in rows
+    )
     assert stream.group.stats().acked == 77
 
 
@@ -106,14 +112,18 @@ CHANGED: dict[str, Callable[[Any], Any]] = {
     "filter": lambda rows: rows.where("CAST(value AS STRING) >= '003'"),
     "new column": lambda rows: rows.selectExpr("*", "upper(key) AS upper"),
     "renamed": lambda rows: rows.withColumnRenamed("key", "name"),
-    "other value": lambda rows: rows.selectExpr("sequence", "lease_id", "CAST('x' AS BINARY) AS value"),
+    "other value": lambda rows: rows.selectExpr(
+        "sequence", "lease_id", "CAST('x' AS BINARY) AS value"
+    ),
     "watermark": lambda rows: rows.withWatermark("published_at", "1 minute"),
     "observed": lambda rows: rows.observe("seen", f.count("*").alias("rows")),
 }
 
 
 @pytest.mark.parametrize("change", CHANGED)
-def test_a_change_between_the_source_and_the_function_stays_in_the_batch(stream: Stream, queue: Queue, change: str) -> None:
+def test_a_change_between_the_source_and_the_function_stays_in_the_batch(
+    stream: Stream, queue: Queue, change: str
+) -> None:
     queue.publish(numbered(6))
     both = Both(stream)
     stream.run(both, frame=CHANGED[change](stream.frame()))
@@ -146,8 +156,12 @@ def test_a_caller_that_changes_the_batch_keeps_its_change(stream: Stream, queue:
     """A checkpointed batch has the columns of the source and a plan of the same kind."""
     queue.publish(numbered(6))
     seen: list[tuple[list[str], bool]] = []
-    each = stream.group.for_each_batch(lambda batch, lease: seen.append((values(batch), by_spark(batch))), on_error="raise")
-    stream.run(lambda batch, n: each(batch.where("CAST(value AS STRING) >= '003'").localCheckpoint(), n))
+    each = stream.group.for_each_batch(
+        lambda batch, lease: seen.append((values(batch), by_spark(batch))), on_error="raise"
+    )
+    stream.run(
+        lambda batch, n: each(batch.where("CAST(value AS STRING) >= '003'").localCheckpoint(), n)
+    )
     assert seen == [(numbered(6)[3:], False)]
 
 
@@ -176,21 +190,32 @@ def test_the_source_reads_small_batches_and_those_with_min_partitions(
     assert stream.group.stats().acked == 12
 
 
-def test_a_union_is_read_by_the_source_and_several_queues_by_spark(spark: Any, tmp_path: Path) -> None:
+def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
+    spark: Any, tmp_path: Path
+) -> None:
     queues = [make_queue(tmp_path / name) for name in ("one", "two")]
     for queue in queues:
         queue.publish(numbered(4))
     union = [Stream(spark, queue, tmp_path / "checkpoint", group="u") for queue in queues]
-    several = Stream(spark, queues[0], tmp_path / "several", path=json.dumps([queue.path for queue in queues]))
+    several = Stream(
+        spark, queues[0], tmp_path / "several", path=json.dumps([queue.path for queue in queues])
+    )
     as_union = Both(union[0], also=[union[1].group])
     union[0].run(as_union, frame=union[0].frame().union(union[1].frame()))
     assert as_union.by_spark == [False]
     as_list = Both(several, also=[queues[1].group("g")])
-    several.run(as_list, frame=spark.readStream.format("spark_mq").options(**several.options).load())
+    several.run(
+        as_list, frame=spark.readStream.format("spark_mq").options(**several.options).load()
+    )
     assert all(as_list.by_spark)
     assert as_list.batches == as_list.through_python
-    assert {row.queue for rows in as_list.batches for row in rows} == {queue.path for queue in queues}
-    assert [group.stats().acked for group in (*(s.group for s in union), *(queue.group("g") for queue in queues))] == [4] * 4
+    assert {row.queue for rows in as_list.batches for row in rows} == {
+        queue.path for queue in queues
+    }
+    assert [
+        group.stats().acked
+        for group in (*(s.group for s in union), *(queue.group("g") for queue in queues))
+    ] == [4] * 4
 
 
 def test_returned_failures_are_settled_and_the_rest_is_acked(stream: Stream, queue: Queue) -> None:
@@ -200,14 +225,18 @@ def test_returned_failures_are_settled_and_the_rest_is_acked(stream: Stream, que
     def process(batch: Any, lease: Any) -> Any:
         fast.append(by_spark(batch))
         lease.reject(batch.where("CAST(value AS STRING) < '002'"), error="never")
-        return batch.where("CAST(value AS STRING) = '009'").selectExpr("sequence", "'reject' AS outcome", "'late' AS error")
+        return batch.where("CAST(value AS STRING) = '009'").selectExpr(
+            "sequence", "'reject' AS outcome", "'late' AS error"
+        )
 
     stream.settle_with(process)
     assert fast == [True]
     assert (stream.group.stats().acked, stream.group.stats().dead) == (7, 3)
 
 
-def test_a_batch_that_died_is_replayed_by_spark_with_its_count(stream: Stream, queue: Queue) -> None:
+def test_a_batch_that_died_is_replayed_by_spark_with_its_count(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(6))
     stream.options["maxMessagesPerTrigger"] = "3"
     sink, fast = Sink(), []
@@ -241,22 +270,30 @@ def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> No
     path = Path(queue._context.messages.path, "foreign.parquet")
     pq.write_table(pa.table({"value": pa.array([b"x", b"", b"z"])}), path)
     add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 3}))
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [True]
     assert both.batches == both.through_python
-    assert [row.message_id for row in both.batches[0]] == [str(row.sequence) for row in both.batches[0]]
+    assert [row.message_id for row in both.batches[0]] == [
+        str(row.sequence) for row in both.batches[0]
+    ]
 
 
 @pytest.mark.parametrize("kind", ["ns", "us"])
-def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(stream: Stream, queue: Queue, kind: str) -> None:
+def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(
+    stream: Stream, queue: Queue, kind: str
+) -> None:
     """Spark refuses nanoseconds, and takes instants without a zone for others."""
     path = Path(queue._context.messages.path, "foreign.parquet")
     times = pa.array([datetime(2024, 1, 1, tzinfo=UTC)] * 2).cast(pa.timestamp(kind))
     pq.write_table(pa.table({"value": pa.array([b"x", b"y"]), "published_at": times}), path)
     add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 2}))
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [False]
@@ -264,10 +301,15 @@ def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(stream: 
     assert stream.group.stats().acked == 2
 
 
-def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(stream: Stream, queue: Queue) -> None:
+def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(
+    stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(3))
     lost = queue.publish("lost")
-    Path(queue._context.messages.path, queue._context.messages.index().file_at(lost.sequences[0]).path).unlink()
+    Path(
+        queue._context.messages.path,
+        queue._context.messages.index().file_at(lost.sequences[0]).path,
+    ).unlink()
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [True]
@@ -297,12 +339,16 @@ def test_a_store_that_spark_cannot_read_is_read_by_the_source(
     for _ in range(2):
         queue.publish(numbered(3))
     stream.options["maxMessagesPerTrigger"] = "3"
-    monkeypatch.setattr(parquet_read, "_LOUD", {"mode": "no such mode"} | {"basePath": "nowhere://there"})
+    monkeypatch.setattr(
+        parquet_read, "_LOUD", {"mode": "no such mode"} | {"basePath": "nowhere://there"}
+    )
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [False, False]
     assert both.batches == both.through_python
-    assert [record.levelname for record in caplog.records if "Spark cannot read" in record.getMessage()] == ["WARNING"]
+    assert [
+        record.levelname for record in caplog.records if "Spark cannot read" in record.getMessage()
+    ] == ["WARNING"]
 
 
 def test_progress_counts_the_rows_that_spark_reads(stream: Stream, queue: Queue) -> None:
@@ -313,7 +359,9 @@ def test_progress_counts_the_rows_that_spark_reads(stream: Stream, queue: Queue)
     assert sum(progress.numInputRows for progress in query.recentProgress) == 7
 
 
-def test_the_first_batch_finds_its_lease_without_a_job(spark: Any, stream: Stream, queue: Queue) -> None:
+def test_the_first_batch_finds_its_lease_without_a_job(
+    spark: Any, stream: Stream, queue: Queue
+) -> None:
     queue.publish(numbered(3))
     tracker, jobs = spark.sparkContext.statusTracker(), []
 

@@ -23,13 +23,22 @@ OPTIONS = {
     "an unknown option": ({"colour": "red"}, ("colour", "maxMessagesPerTrigger")),
     "a bad duration": ({"visibilityTimeout": "soon"}, ("visibilityTimeout='soon'", "'30s'")),
     "a duration of zero": ({"maxLeaseDuration": "0s"}, ("maxLeaseDuration='0s'", "more than zero")),
-    "durations out of order": ({"visibilityTimeout": "2h", "maxLeaseDuration": "1h"}, ("visibilityTimeout='2h'", "maxLeaseDuration='1h'")),
+    "durations out of order": (
+        {"visibilityTimeout": "2h", "maxLeaseDuration": "1h"},
+        ("visibilityTimeout='2h'", "maxLeaseDuration='1h'"),
+    ),
     "a bad group name": ({"consumerGroup": "a b"}, ("consumerGroup='a b'", "letters")),
     "a bad worker name": ({"workerId": "w/1"}, ("workerId='w/1'", "letters")),
-    "a limit of zero": ({"maxMessagesPerTrigger": "0"}, ("maxMessagesPerTrigger='0'", "whole number from 1")),
+    "a limit of zero": (
+        {"maxMessagesPerTrigger": "0"},
+        ("maxMessagesPerTrigger='0'", "whole number from 1"),
+    ),
     "a bad size": ({"maxBytesPerTrigger": "lots"}, ("maxBytesPerTrigger='lots'", "'64m'")),
     "a bad ack mode": ({"ackMode": "onComit"}, ("ackMode='onComit'", "did you mean 'onCommit'")),
-    "a bad position": ({"startingPosition": "yesterday"}, ("startingPosition='yesterday'", "earliest")),
+    "a bad position": (
+        {"startingPosition": "yesterday"},
+        ("startingPosition='yesterday'", "earliest"),
+    ),
     "a bad list of paths": ({"path": '["a", "a"]'}, ("path=", "twice")),
     "a bad choice": ({"failOnDataLoss": "perhaps"}, ("failOnDataLoss='perhaps'", "true, false")),
 }
@@ -72,7 +81,13 @@ def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path:
     assert path in str(caught.value)
     for call in (
         lambda: spark.read.format("spark_mq").load(path).count(),
-        lambda: spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode("append").save(path),
+        lambda: (
+            spark.range(1)
+            .select(F.lit("x").alias("value"))
+            .write.format("spark_mq")
+            .mode("append")
+            .save(path)
+        ),
     ):
         with pytest.raises(Exception, match="QueueNotFound"):
             call()
@@ -88,11 +103,15 @@ def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path
     with pytest.raises(Exception, match=r"NotAQueue.*itself a Delta table"):
         run(stream)
     with pytest.raises(Exception, match="NotAQueue"):
-        spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode("append").save(path)
+        spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode(
+            "append"
+        ).save(path)
     assert sorted(Path(path).rglob("*")) == before
 
 
-def test_a_table_feature_that_is_not_supported_is_refused_by_name(stream: Stream, filled: Queue) -> None:
+def test_a_table_feature_that_is_not_supported_is_refused_by_name(
+    stream: Stream, filled: Queue
+) -> None:
     table = DeltaTable(filled._context.messages.path)
     table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     files = sorted(Path(filled.path).rglob("*"))
@@ -112,11 +131,22 @@ def test_two_attempts_are_too_few_for_a_stream(spark: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"), [("sequense LONG", "no column 'sequense'"), ("value STRING", "'value' is binary, not string: cast it")]
+    ("schema", "told"),
+    [
+        ("sequense LONG", "no column 'sequense'"),
+        ("value STRING", "'value' is binary, not string: cast it"),
+    ],
 )
-def test_a_schema_that_the_source_cannot_give_is_refused(spark: Any, stream: Stream, filled: Queue, schema: str, told: str) -> None:
+def test_a_schema_that_the_source_cannot_give_is_refused(
+    spark: Any, stream: Stream, filled: Queue, schema: str, told: str
+) -> None:
     before = versions(filled)
-    frame = spark.readStream.format("spark_mq").schema(schema).options(**stream.options).load(filled.path)
+    frame = (
+        spark.readStream.format("spark_mq")
+        .schema(schema)
+        .options(**stream.options)
+        .load(filled.path)
+    )
     with pytest.raises(Exception, match="InvalidSchema") as caught:
         stream.run(lambda batch, _: None, frame=frame)
     assert told in str(caught.value)
@@ -126,17 +156,35 @@ def test_a_schema_that_the_source_cannot_give_is_refused(spark: Any, stream: Str
 def test_a_batch_without_lease_id_is_refused_and_not_acked(stream: Stream, filled: Queue) -> None:
     called: list[int] = []
     with pytest.raises(Exception, match=r"no column 'lease_id'.*Keep lease_id and sequence"):
-        stream.settle_with(lambda batch, lease: called.append(1), frame=stream.frame().select("value", "sequence"))
+        stream.settle_with(
+            lambda batch, lease: called.append(1), frame=stream.frame().select("value", "sequence")
+        )
     assert called == []
     stats = stream.group.stats()
     assert (stats.acked, stats.in_flight) == (0, 3)
 
 
 WRITES = {
-    "no value": (["CAST(id AS STRING) AS valu"], {}, ("InvalidSchema", "no column 'value'", "rename 'valu'")),
-    "a value of another type": (["id AS value"], {}, ("InvalidSchema", "bigint, not string or binary", "cast")),
-    "a column that no message has": (["'x' AS value", "id AS nonsense"], {}, ("InvalidSchema", "'nonsense'")),
-    "a misspelt option": (["'x' AS value"], {"pth": "p"}, ("InvalidOption", "pth", "did you mean 'path'")),
+    "no value": (
+        ["CAST(id AS STRING) AS valu"],
+        {},
+        ("InvalidSchema", "no column 'value'", "rename 'valu'"),
+    ),
+    "a value of another type": (
+        ["id AS value"],
+        {},
+        ("InvalidSchema", "bigint, not string or binary", "cast"),
+    ),
+    "a column that no message has": (
+        ["'x' AS value", "id AS nonsense"],
+        {},
+        ("InvalidSchema", "'nonsense'"),
+    ),
+    "a misspelt option": (
+        ["'x' AS value"],
+        {"pth": "p"},
+        ("InvalidOption", "pth", "did you mean 'path'"),
+    ),
 }
 
 
@@ -145,7 +193,9 @@ def test_a_write_that_cannot_be_published_is_refused(spark: Any, filled: Queue, 
     columns, options, told = WRITES[name]
     before = versions(filled)
     with pytest.raises(Exception, match=told[0]) as caught:
-        spark.range(2).selectExpr(*columns).write.format("spark_mq").mode("append").options(**options).save(filled.path)
+        spark.range(2).selectExpr(*columns).write.format("spark_mq").mode("append").options(
+            **options
+        ).save(filled.path)
     for words in told:
         assert words in str(caught.value)
     assert versions(filled) == before
@@ -154,7 +204,9 @@ def test_a_write_that_cannot_be_published_is_refused(spark: Any, filled: Queue, 
 def test_overwriting_a_queue_is_refused(spark: Any, filled: Queue) -> None:
     before = versions(filled)
     with pytest.raises(Exception, match=r"only appended to: use mode\('append'\)"):
-        spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode("overwrite").save(filled.path)
+        spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode(
+            "overwrite"
+        ).save(filled.path)
     assert versions(filled) == before
 
 
@@ -165,7 +217,9 @@ def session_with(python: str) -> Any:
     return SimpleNamespace(sparkContext=SimpleNamespace(pythonExec=python))
 
 
-def test_an_interpreter_without_our_packages_is_refused_by_name_with_the_fix(tmp_path: Path) -> None:
+def test_an_interpreter_without_our_packages_is_refused_by_name_with_the_fix(
+    tmp_path: Path,
+) -> None:
     bare = tmp_path / "python-without-packages"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(0o755)

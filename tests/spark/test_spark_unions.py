@@ -15,13 +15,18 @@ from spark_mq.errors import InvalidOption
 @pytest.fixture
 def pair(spark: Any, tmp_path: Path) -> tuple[Stream, Stream]:
     """Streams of two queues, with messages in both, and a checkpoint for their union."""
-    streams = tuple(Stream(spark, make_queue(tmp_path / name), tmp_path / "checkpoint") for name in ("one", "two"))
+    streams = tuple(
+        Stream(spark, make_queue(tmp_path / name), tmp_path / "checkpoint")
+        for name in ("one", "two")
+    )
     for stream, first in zip(streams, (0, 3), strict=True):
         stream.queue.publish(numbered(6)[first : first + 3])
     return streams[0], streams[1]
 
 
-def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(pair: tuple[Stream, Stream]) -> None:
+def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(
+    pair: tuple[Stream, Stream],
+) -> None:
     one, two = pair
     leases: list[int] = []
     refused: list[str] = []
@@ -43,7 +48,9 @@ def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(pair: tuple[S
         assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (1, 2, 0, 0)
 
 
-def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(pair: tuple[Stream, Stream]) -> None:
+def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(
+    pair: tuple[Stream, Stream],
+) -> None:
     """The other's stream stands at a batch that is done, and maybe was a replay: neither is this batch's affair."""
     one, two = pair
     leases: list[tuple[str, ...]] = []
@@ -72,7 +79,9 @@ def test_a_union_without_for_each_batch_is_acked_on_commit(pair: tuple[Stream, S
 
 
 @pytest.mark.parametrize("wrong", ["another queue's", "another group"])
-def test_a_group_that_did_not_lease_the_batch_is_refused_before_it_is_processed(pair: tuple[Stream, Stream], wrong: str) -> None:
+def test_a_group_that_did_not_lease_the_batch_is_refused_before_it_is_processed(
+    pair: tuple[Stream, Stream], wrong: str
+) -> None:
     """Its nack would settle nothing, and onCommit would then ack what failed."""
     one, two = pair
     group = two.group if wrong == "another queue's" else one.queue.group("other").ensure()

@@ -29,7 +29,11 @@ def delta_queue(tmp_path: Path, clock: ManualClock) -> Callable[..., Queue]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "make" in metafunc.fixturenames:
-        metafunc.parametrize("make", ["s3"] if metafunc.config.getoption("--s3") else ["memory", "delta"], indirect=True)
+        metafunc.parametrize(
+            "make",
+            ["s3"] if metafunc.config.getoption("--s3") else ["memory", "delta"],
+            indirect=True,
+        )
 
 
 @pytest.fixture
@@ -39,7 +43,9 @@ def make(request: pytest.FixtureRequest, clock: ManualClock) -> Callable[..., Qu
         return lambda **settings: memory_queue(clock, **settings)
     if request.param == "s3":
         options, root = request.getfixturevalue("s3"), f"s3://queues/{uuid.uuid4().hex}"
-        return lambda **settings: Queue.create(f"{root}/queue", storage_options=options, clock=clock, **settings)
+        return lambda **settings: Queue.create(
+            f"{root}/queue", storage_options=options, clock=clock, **settings
+        )
     return request.getfixturevalue("delta_queue")
 
 

@@ -21,7 +21,11 @@ class TmpFs:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir()
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True, check=False).returncode:
+        if subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path],
+            capture_output=True,
+            check=False,
+        ).returncode:
             raise PermissionError(f"no file system may be mounted at {path}")
 
     @contextmanager
@@ -44,7 +48,9 @@ class TmpFs:
         # Of a bind mount: the file system itself has files open that delta-rs left behind when it could not write.
         subprocess.run(["mount", "--bind", self.path, self.path], check=True, capture_output=True)
         try:
-            subprocess.run(["mount", "-o", "remount,bind,ro", self.path], check=True, capture_output=True)
+            subprocess.run(
+                ["mount", "-o", "remount,bind,ro", self.path], check=True, capture_output=True
+            )
             yield
         finally:
             subprocess.run(["umount", "-l", self.path], check=True, capture_output=True)

@@ -36,7 +36,9 @@ class FaultyS3:
     """The proxy, as tests have it. ``url``: the endpoint to use instead of the real one. A context manager."""
 
     def __init__(self, endpoint: str) -> None:
-        self._process = subprocess.Popen([sys.executable, __file__, endpoint], stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, endpoint], stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
 
@@ -65,7 +67,9 @@ class FaultyS3:
 
     def _tell(self, plan: dict[str, Any] | None) -> Any:
         data = None if plan is None else json.dumps(plan).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + CONTROL, data=data), timeout=30) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + CONTROL, data=data), timeout=30
+        ) as reply:
             return json.load(reply)
 
 
@@ -86,7 +90,11 @@ class _Faults:
         with self._lock:
             plan = self._plan
             if "chance" in plan:
-                fault = self._chance.choice([BEFORE, AFTER, RESET]) if self._chance.random() < plan["chance"] else None
+                fault = (
+                    self._chance.choice([BEFORE, AFTER, RESET])
+                    if self._chance.random() < plan["chance"]
+                    else None
+                )
             elif plan and plan["method"] == method and plan["part"] in path:
                 fault, self._plan = plan["fault"], {}
             else:

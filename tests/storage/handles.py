@@ -30,7 +30,11 @@ def again(queue: Queue, clock: Any = None) -> Queue:
             open_dead_letters=lambda _: context.dead_letters(),
         )  # fmt: skip
         return Queue(fresh)
-    return Queue.open(queue.path, storage_options=queue._context.storage_options, clock=clock or queue._context.clock)
+    return Queue.open(
+        queue.path,
+        storage_options=queue._context.storage_options,
+        clock=clock or queue._context.clock,
+    )
 
 
 def lease(queue: Queue, count: int = 10, group: str = "default") -> Lease:
@@ -60,7 +64,14 @@ class Injected:
         fail: BaseException | None = None,
         at: int = 1,
     ) -> None:
-        self.real, self.before, self.after, self.fail, self.at, self.calls = real, before, after, fail, at, 0
+        self.real, self.before, self.after, self.fail, self.at, self.calls = (
+            real,
+            before,
+            after,
+            fail,
+            at,
+            0,
+        )
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         self.calls += 1
@@ -84,7 +95,9 @@ def on_commit(patch: pytest.MonkeyPatch, table: str, **what: Any) -> Injected:
     wrapper = Injected(real, **what)
 
     def create(store: ObjectStore, path: str, data: bytes) -> None:
-        chosen = store.root.endswith(f"/{table}") and path.startswith(LOG_FOLDER) and path != log_path(0)
+        chosen = (
+            store.root.endswith(f"/{table}") and path.startswith(LOG_FOLDER) and path != log_path(0)
+        )
         (wrapper if chosen else real)(store, path, data)
 
     patch.setattr(ObjectStore, "create", create)

@@ -30,7 +30,9 @@ def apart(queue: Queue, clock: ManualClock, minutes: float) -> tuple[Queue, Manu
 
 
 @pytest.mark.parametrize("minutes", [5, -5])
-def test_within_the_margin_no_lease_is_ended_early(make: Make, clock: ManualClock, minutes: float) -> None:
+def test_within_the_margin_no_lease_is_ended_early(
+    make: Make, clock: ManualClock, minutes: float
+) -> None:
     """``clock_skew`` is the difference of two clocks that the group bears."""
     queue = make(clock_skew="5m", visibility_timeout="60s")
     other, others_clock = apart(queue, clock, minutes)
@@ -43,7 +45,9 @@ def test_within_the_margin_no_lease_is_ended_early(make: Make, clock: ManualCloc
     assert mine.ack().settled == theirs.ack().settled == 1
 
 
-def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fences_them(queue: Queue, clock: ManualClock) -> None:
+def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fences_them(
+    queue: Queue, clock: ManualClock
+) -> None:
     """Beyond the margin work is done twice. It is still settled once, and whoever lost it is told."""
     ahead, _ = apart(queue, clock, 5)
     queue.publish(["a", "b"])
@@ -51,13 +55,17 @@ def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fence
     taken = lease(ahead, 1)
     with pytest.raises(errors.LeaseLost) as caught:
         mine.ack()
-    assert [(first, why) for first, _, why in caught.value.lost] == [(taken.messages[0].sequence, f"leased by {taken.lease_id}")]
+    assert [(first, why) for first, _, why in caught.value.lost] == [
+        (taken.messages[0].sequence, f"leased by {taken.lease_id}")
+    ]
     assert caught.value.result.settled == 1, "what nobody had taken since is settled, late"
     assert taken.ack().settled == 1
     assert (queue.group().stats().acked, ahead.group().stats().ready) == (2, 0)
 
 
-def test_a_worker_whose_clock_is_behind_loses_its_leases_to_the_others_and_is_told(queue: Queue, clock: ManualClock) -> None:
+def test_a_worker_whose_clock_is_behind_loses_its_leases_to_the_others_and_is_told(
+    queue: Queue, clock: ManualClock
+) -> None:
     behind, _ = apart(queue, clock, -5)
     queue.publish(["a"])
     mine = lease(behind)
@@ -69,7 +77,9 @@ def test_a_worker_whose_clock_is_behind_loses_its_leases_to_the_others_and_is_to
     assert taken.ack().settled == 1
 
 
-def test_what_a_worker_behind_nacked_is_due_by_the_clock_of_whoever_asks(queue: Queue, clock: ManualClock) -> None:
+def test_what_a_worker_behind_nacked_is_due_by_the_clock_of_whoever_asks(
+    queue: Queue, clock: ManualClock
+) -> None:
     ahead, _ = apart(queue, clock, 5)
     queue.publish(["a"])
     lease(ahead).nack(delay="10s")
@@ -80,7 +90,9 @@ def test_what_a_worker_behind_nacked_is_due_by_the_clock_of_whoever_asks(queue: 
     assert lease(queue).messages[0].delivery_count == 2
 
 
-def test_extending_by_a_clock_that_is_behind_never_shortens_a_lease(queue: Queue, clock: ManualClock) -> None:
+def test_extending_by_a_clock_that_is_behind_never_shortens_a_lease(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a"])
     held = lease(queue)
     behind, _ = apart(queue, clock, -5)
@@ -90,10 +102,16 @@ def test_extending_by_a_clock_that_is_behind_never_shortens_a_lease(queue: Queue
     assert held.ack().settled == 1
 
 
-def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(queue: Queue, clock: ManualClock) -> None:
+def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(
+    queue: Queue, clock: ManualClock
+) -> None:
     behind, _ = apart(queue, clock, -5)
     queue.publish(["a", "b"])
-    stream = StreamSource(behind.group()._ledger, StreamOptions(), keep_alive=lambda *_: type("Alive", (), {"stop": lambda self: None})())
+    stream = StreamSource(
+        behind.group()._ledger,
+        StreamOptions(),
+        keep_alive=lambda *_: type("Alive", (), {"stop": lambda self: None})(),
+    )
     start = stream.initial()
     end = stream.latest(start)
     assert sum(piece.rows for piece, _ in stream.plan(start, end).slices) == 2
@@ -114,7 +132,9 @@ def jump(clock: ManualClock, by: str) -> None:
 
 
 @pytest.mark.parametrize("by", JUMPS)
-def test_a_jump_under_every_kind_of_state_breaks_nothing(make: Make, clock: ManualClock, by: str) -> None:
+def test_a_jump_under_every_kind_of_state_breaks_nothing(
+    make: Make, clock: ManualClock, by: str
+) -> None:
     """Leased, waiting, delayed, dead, expired, unread: after the jump all can be looked at, and in the end each is done."""
     queue = make(message_ttl="900d")
     queue.publish([str(n) for n in range(8)])
@@ -127,7 +147,11 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(make: Make, clock: Manu
     jump(clock, by)
     worker = again(queue)
     stats = worker.group().stats()
-    assert all(value >= 0 for name, value in asdict(stats).items() if isinstance(value, int | float) and name not in ("floor", "tail"))
+    assert all(
+        value >= 0
+        for name, value in asdict(stats).items()
+        if isinstance(value, int | float) and name not in ("floor", "tail")
+    )
     held.extend()
     assert held.expires_at > clock()
     assert held.ack().settled == 2
@@ -146,7 +170,9 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(make: Make, clock: Manu
     assert str(worker.trace(held._ranges[0].first))
 
 
-def test_a_jump_back_lengthens_leases_and_waits_by_itself_and_forgets_none(queue: Queue, clock: ManualClock) -> None:
+def test_a_jump_back_lengthens_leases_and_waits_by_itself_and_forgets_none(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1)
     lease(queue, 1).nack(delay="10s")
@@ -173,8 +199,17 @@ def test_a_start_by_time_is_found_in_a_log_whose_clock_jumped_back(clock: Manual
     assert first not in [m.sequence for m in found.messages]
 
 
-@pytest.mark.parametrize("at", [datetime(1, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)])
-def test_a_clock_that_is_set_to_nonsense_breaks_nothing(make: Make, clock: ManualClock, at: datetime) -> None:
+@pytest.mark.parametrize(
+    "at",
+    [
+        datetime(1, 1, 1, tzinfo=UTC),
+        datetime(1970, 1, 1, tzinfo=UTC),
+        datetime(9999, 12, 31, tzinfo=UTC),
+    ],
+)
+def test_a_clock_that_is_set_to_nonsense_breaks_nothing(
+    make: Make, clock: ManualClock, at: datetime
+) -> None:
     """A machine that starts without its battery, in 1970."""
     queue, now = make(), clock()
     queue.publish(["a", "b"])
@@ -204,7 +239,9 @@ steps = st.lists(
 
 @settings(max_examples=50)
 @given(steps)
-def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(taken: list[Step]) -> None:
+def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
+    taken: list[Step],
+) -> None:
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     queue = memory_queue(clock, max_delivery_attempts=None, retry_delay="5s")
     workers = [(queue, clock), *(apart(queue, clock, minutes) for minutes in (7, -3))]
@@ -235,7 +272,9 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(ta
         assert all(a.last < b.first for a, b in pairwise(ranges))
         assert stats.acked == settled
         assert stats.ready + stats.delayed + stats.in_flight + stats.acked == published
-        assert all(age is None or age >= 0 for age in (stats.oldest_unsettled_age, stats.oldest_lease_age))
+        assert all(
+            age is None or age >= 0 for age in (stats.oldest_unsettled_age, stats.oldest_lease_age)
+        )
     clock.set(datetime(2027, 1, 1, tzinfo=UTC))
     while (found := queue.group().lease("last", max_messages=10)) is not None:
         settled += found.ack().settled

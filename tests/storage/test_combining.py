@@ -134,7 +134,9 @@ def commits(queue: Queue) -> int:
     return queue._context.ledgers.version()
 
 
-def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settles_of_many_threads_become_one_commit(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receipt = queue.publish([str(n) for n in range(9)])
     leases = [lease(queue, 1) for _ in range(9)]
     entered, opened = threading.Event(), threading.Event()
@@ -152,7 +154,10 @@ def test_settles_of_many_threads_become_one_commit(queue: Queue, monkeypatch: py
     with ThreadPoolExecutor(9) as pool:
         done = [pool.submit(leases[0].ack)]
         assert entered.wait(30)
-        done += [pool.submit(queue.group().ack, one.lease_id, [seq]) for one, seq in zip(leases[1:8], receipt.sequences[1:8], strict=True)]
+        done += [
+            pool.submit(queue.group().ack, one.lease_id, [seq])
+            for one, seq in zip(leases[1:8], receipt.sequences[1:8], strict=True)
+        ]
         done.append(pool.submit(queue.group().ack, "no lease of ours", [receipt.sequences[8]]))
         until(lambda: len(combiner._waiting) == 8)
         opened.set()
@@ -181,25 +186,36 @@ def three(queue: Queue) -> tuple[Any, ...]:
 def test_one_call_settles_parts_of_several_leases(queue: Queue) -> None:
     a, b, c, seqs = three(queue)
     before = commits(queue)
-    assert queue.group().ack({a.lease_id: [seqs[0]], b: None, c.lease_id: [seqs[5]]}) == SettleResult(4)
+    assert queue.group().ack(
+        {a.lease_id: [seqs[0]], b: None, c.lease_id: [seqs[5]]}
+    ) == SettleResult(4)
     assert commits(queue) - before == 1
     assert b._held.unsettled() == []
-    assert queue.group().nack([a, c], delay=0) == SettleResult(2, 2), "these objects know nothing of what was settled by id"
+    assert queue.group().nack([a, c], delay=0) == SettleResult(2, 2), (
+        "these objects know nothing of what was settled by id"
+    )
     assert queue.group().stats().ready == 2
 
 
-def test_what_one_of_several_leases_has_lost_is_told_after_the_rest_is_settled(queue: Queue) -> None:
+def test_what_one_of_several_leases_has_lost_is_told_after_the_rest_is_settled(
+    queue: Queue,
+) -> None:
     a, b, _, seqs = three(queue)
     a.nack([seqs[0]])
     with pytest.raises(LeaseLost) as caught:
         queue.group().ack({a.lease_id: [seqs[0], seqs[1]], b.lease_id: None, "other": [seqs[4]]})
     assert caught.value.data["result"] == SettleResult(3)
-    assert [(first, why.split()[0]) for first, _, why in caught.value.data["lost"]] == [(seqs[0], "given"), (seqs[4], "leased")]
+    assert [(first, why.split()[0]) for first, _, why in caught.value.data["lost"]] == [
+        (seqs[0], "given"),
+        (seqs[4], "leased"),
+    ]
 
 
 def test_by_message_id_all_held_messages_with_it_are_settled(queue: Queue) -> None:
     a, _, c, _ = three(queue)
-    assert queue.group().ack([a, c], message_ids=["id-0", "id-1"]) == SettleResult(4), "0, 4 and 1, 5"
+    assert queue.group().ack([a, c], message_ids=["id-0", "id-1"]) == SettleResult(4), (
+        "0, 4 and 1, 5"
+    )
     stats = queue.group().stats()
     assert (stats.acked, stats.in_flight) == (4, 2)
 
@@ -232,7 +248,9 @@ def test_no_ids_are_nothing_to_do(queue: Queue) -> None:
         lambda group, a, b: group.ack([""]),
     ],
 )
-def test_what_is_not_clear_is_refused_and_nothing_settled(queue: Queue, call: Callable[..., Any]) -> None:
+def test_what_is_not_clear_is_refused_and_nothing_settled(
+    queue: Queue, call: Callable[..., Any]
+) -> None:
     a, b, *_ = three(queue)
     with pytest.raises(InvalidOption):
         call(queue.group(), a, b)

@@ -47,7 +47,11 @@ def log_of(queue: Queue) -> MessageTable:
 
 def json_versions(queue: Queue) -> list[int]:
     """The commits of messages/ whose JSON is there."""
-    return sorted(int(path.stem) for path in Path(queue._context.messages.path, "_delta_log").glob("*.json") if path.stem.isdigit())
+    return sorted(
+        int(path.stem)
+        for path in Path(queue._context.messages.path, "_delta_log").glob("*.json")
+        if path.stem.isdigit()
+    )
 
 
 def data_files(queue: Queue) -> set[str]:
@@ -81,11 +85,27 @@ def varied(queue: Queue, clock: ManualClock) -> None:
     """One of each kind of commit that there can be."""
     queue.publish(["a", "b"])
     queue.publish("c", producer_id="p", producer_sequence=4)
-    queue.publish([Message("due later", deliver_at=clock() + timedelta(hours=1)), Message("soon gone", expires_at=clock()), "plain"])
-    write_deltalake(DeltaTable(queue._context.messages.path), pa.table({"value": [b"foreign"]}), mode="append", schema_mode="merge")
-    file = write_file(queue._context.messages.files, pa.table({"value": pa.array([b"without statistics", b"two"])}))
+    queue.publish(
+        [
+            Message("due later", deliver_at=clock() + timedelta(hours=1)),
+            Message("soon gone", expires_at=clock()),
+            "plain",
+        ]
+    )
+    write_deltalake(
+        DeltaTable(queue._context.messages.path),
+        pa.table({"value": [b"foreign"]}),
+        mode="append",
+        schema_mode="merge",
+    )
+    file = write_file(
+        queue._context.messages.files,
+        pa.table({"value": pa.array([b"without statistics", b"two"])}),
+    )
     bare = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction([bare], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [bare], "append", MESSAGE_SCHEMA, []
+    )
     before = DeltaTable(queue._context.messages.path).version()
     DeltaTable(queue._context.messages.path).optimize.compact()
     DeltaTable(queue._context.messages.path).restore(before)
@@ -102,7 +122,11 @@ def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: Ma
     index_and_clean(queue)
     after = again(queue)
     assert after._context.messages.index().files == index.files
-    assert (after._context.messages.index().version, after._context.messages.index().total, after._context.messages.index().tail) == (
+    assert (
+        after._context.messages.index().version,
+        after._context.messages.index().total,
+        after._context.messages.index().tail,
+    ) == (
         index.version,
         index.total,
         index.tail,
@@ -122,12 +146,23 @@ def test_it_grows_by_what_is_new(queue: Queue, clock: ManualClock) -> None:
     assert written_down(queue).sort_by(order).combine_chunks().equals(said(queue).combine_chunks())
 
 
-def test_messages_are_delivered_from_a_log_that_was_cleaned(queue: Queue, clock: ManualClock) -> None:
+def test_messages_are_delivered_from_a_log_that_was_cleaned(
+    queue: Queue, clock: ManualClock
+) -> None:
     varied(queue, clock)
     index_and_clean(queue)
     late = again(queue)
     due = lease(late, 100)
-    assert [m.value for m in due.messages] == [b"a", b"b", b"c", b"plain", b"foreign", b"without statistics", b"two", b"last"]
+    assert [m.value for m in due.messages] == [
+        b"a",
+        b"b",
+        b"c",
+        b"plain",
+        b"foreign",
+        b"without statistics",
+        b"two",
+        b"last",
+    ]
     due.ack()
     assert (late.group().stats().delayed, late.group().stats().expired) == (1, 1)
     clock.advance("61m")
@@ -146,7 +181,9 @@ def test_a_producers_receipt_outlives_the_log(queue: Queue) -> None:
     assert again(queue).last_producer_sequence("p") == 1
 
 
-def test_compacted_files_are_trimmed_as_their_newest_source_from_a_cleaned_log(delta_queue: Make, clock: ManualClock) -> None:
+def test_compacted_files_are_trimmed_as_their_newest_source_from_a_cleaned_log(
+    delta_queue: Make, clock: ManualClock
+) -> None:
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
@@ -189,7 +226,9 @@ def test_an_old_handle_goes_on_after_the_log_was_cleaned(queue: Queue, knows: st
     assert found[receipt.sequences[0]] == b"f"
 
 
-def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_looks_at_the_log_cost_none_at_the_table(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To open the table takes longer the more files it has."""
     looker, looked = again(queue), []
     queue.publish("a")
@@ -233,7 +272,9 @@ def test_a_publisher_whose_queue_was_made_anew_is_told_and_does_no_harm(delta_qu
     assert again(new).stats()["published"] == 1
 
 
-def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its reply was lost, and before it could look others published, and a sweep cleaned its commit away."""
     rival = again(queue)
 
@@ -244,11 +285,15 @@ def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(queue: 
 
     on_commit(monkeypatch, "messages", after=later, fail=FileExistsError("412"))
     receipt = queue.publish("mine")
-    assert {m.sequence: m.value for m in lease(again(queue), 100).messages}[receipt.sequences[0]] == b"mine"
+    assert {m.sequence: m.value for m in lease(again(queue), 100).messages}[
+        receipt.sequences[0]
+    ] == b"mine"
     assert queue.stats()["published"] == 3
 
 
-def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Frozen between its look and its write for longer than the log is kept, it finds its version free again."""
     rival = again(queue)
 
@@ -262,7 +307,12 @@ def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(q
     assert receipt.version == 4
     assert json_versions(queue) == [3, 4]
     for handle in (queue, again(queue)):
-        assert [m.value for m in lease(handle, 100, group=f"g{id(handle)}").messages] == [b"a", b"b", b"c", b"slow"]
+        assert [m.value for m in lease(handle, 100, group=f"g{id(handle)}").messages] == [
+            b"a",
+            b"b",
+            b"c",
+            b"slow",
+        ]
 
 
 def test_a_slow_publish_that_landed_stays(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +366,10 @@ def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> Non
     log_of(queue).clean(2, 0)
     assert json_versions(queue) == [4, 5, 6]
     for version in (4, 5, 6):
-        assert DeltaTable(queue._context.messages.path, version=version).to_pyarrow_table().num_rows == version
+        assert (
+            DeltaTable(queue._context.messages.path, version=version).to_pyarrow_table().num_rows
+            == version
+        )
 
 
 def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
@@ -328,7 +381,9 @@ def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
-def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(queue: Queue, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
     for value in "abcde":
         queue.publish(value)
         write_checkpoint(log_of(queue).files)
@@ -338,7 +393,11 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(queue: Queue, mon
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(queue._context.messages.files, "delete", Injected(queue._context.messages.files.delete, after=die, at=at))
+        patch.setattr(
+            queue._context.messages.files,
+            "delete",
+            Injected(queue._context.messages.files.delete, after=die, at=at),
+        )
         with pytest.raises(Killed):
             clean(queue)
     assert again(queue).stats()["published"] == 5
@@ -362,11 +421,17 @@ def test_a_sweep_indexes_and_cleans(queue: Queue) -> None:
 
 def counted(queue: Queue) -> list[int]:
     """Each version that is written down as a publish; twice if it is there twice."""
-    return sorted(row["version"] for row in DeltaTable(f"{queue.path}/commits").to_pyarrow_table().to_pylist() if row["kind"] == "publish")
+    return sorted(
+        row["version"]
+        for row in DeltaTable(f"{queue.path}/commits").to_pyarrow_table().to_pylist()
+        if row["kind"] == "publish"
+    )
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["the same", "one knows more"])
-def test_two_sweeps_at_once_write_each_commit_down_once(queue: Queue, monkeypatch: pytest.MonkeyPatch, moved: bool) -> None:
+def test_two_sweeps_at_once_write_each_commit_down_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
     queue.publish("a")
     other = again(queue)
 
@@ -379,11 +444,19 @@ def test_two_sweeps_at_once_write_each_commit_down_once(queue: Queue, monkeypatc
     on_commit(monkeypatch, "commits", before=first)
     assert index_commits(mine) == 0
     assert counted(queue) == [1, 2][: 1 + moved]
-    assert len(list(Path(queue.path, "commits").glob("*.parquet"))) == 1, "that of the refused commit is deleted"
+    assert len(list(Path(queue.path, "commits").glob("*.parquet"))) == 1, (
+        "that of the refused commit is deleted"
+    )
 
 
-@pytest.mark.parametrize("lie", [FileExistsError("412 Precondition Failed"), OSError("connection reset")], ids=["race", "network"])
-def test_a_write_whose_reply_was_lost_is_not_repeated(queue: Queue, monkeypatch: pytest.MonkeyPatch, lie: Exception) -> None:
+@pytest.mark.parametrize(
+    "lie",
+    [FileExistsError("412 Precondition Failed"), OSError("connection reset")],
+    ids=["race", "network"],
+)
+def test_a_write_whose_reply_was_lost_is_not_repeated(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, lie: Exception
+) -> None:
     queue.publish("a")
     wrapper = on_commit(monkeypatch, "commits", fail=lie)
     index_commits(queue)
@@ -392,7 +465,9 @@ def test_a_write_whose_reply_was_lost_is_not_repeated(queue: Queue, monkeypatch:
 
 
 @pytest.mark.parametrize("step", ["create", "before the commit", "after the commit"])
-def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     queue.publish("a")
 
     def die() -> None:
@@ -400,7 +475,9 @@ def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(queue: Que
 
     with monkeypatch.context() as patch:
         if step == "create":
-            patch.setattr(commit_table, "create_table", Injected(commit_table.create_table, after=die))
+            patch.setattr(
+                commit_table, "create_table", Injected(commit_table.create_table, after=die)
+            )
         else:
             hook = {"before" if step.startswith("before") else "after": die}
             on_commit(patch, "commits", **hook)
@@ -413,7 +490,9 @@ def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(queue: Que
     assert [m.value for m in lease(again(queue)).messages] == [b"a", b"b"]
 
 
-def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one(delta_queue: Make) -> None:
+def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one(
+    delta_queue: Make,
+) -> None:
     old = delta_queue()
     for value in "abc":
         old.publish(value)
@@ -442,7 +521,9 @@ def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
     assert counted(queue) == list(range(1, 13))
 
 
-def test_a_handle_that_reads_while_files_are_rewritten_reads_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cleanup, "CLOCK_MARGIN_SECONDS", 0)
     monkeypatch.setattr(commit_table, "SMALL_FILES", 2)
     for value in "abc":
@@ -472,7 +553,9 @@ def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) 
     assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3
 
 
-def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for value in "ab":
         queue.publish(value)
     index_commits(queue)
@@ -532,7 +615,9 @@ def test_publishers_and_sweepers_in_processes_lose_no_message(queue: Queue) -> N
         stop = manager.Event()
         sweepers = [pool.apply_async(_sweep, (queue.path, stop)) for _ in range(2)]
         publishers = [pool.apply_async(_publish, (queue.path, 60)) for _ in range(2)]
-        sequences = [sequence for publisher in publishers for sequence in publisher.get(timeout=120)]
+        sequences = [
+            sequence for publisher in publishers for sequence in publisher.get(timeout=120)
+        ]
         stop.set()
         assert all(sweeper.get(timeout=60) > 0 for sweeper in sweepers)
     assert sorted(m.sequence for m in lease(again(queue), 1000).messages) == sorted(sequences)

@@ -16,7 +16,16 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from handles import again
 
-from spark_mq import GroupStats, Lease, Message, Queue, ReceivedMessage, SettleResult, errors, testing
+from spark_mq import (
+    GroupStats,
+    Lease,
+    Message,
+    Queue,
+    ReceivedMessage,
+    SettleResult,
+    errors,
+    testing,
+)
 from spark_mq.ledger.message_index import sequence
 from spark_mq.parquet.schema import DELIVERY_SCHEMA, MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock, memory_queue
@@ -25,7 +34,9 @@ from spark_mq.util.validation import to_datetime
 Make = Callable[..., Queue]
 
 
-def take(queue: Queue, count: int = 1000, *, group: str = "default", worker: str = "w", **options: Any) -> Lease:
+def take(
+    queue: Queue, count: int = 1000, *, group: str = "default", worker: str = "w", **options: Any
+) -> Lease:
     """A lease that is expected to hold something."""
     lease = queue.group(group).lease(worker, max_messages=count, **options)
     assert lease is not None
@@ -51,19 +62,35 @@ def test_sequences_are_the_commit_and_the_place_in_it(queue: Queue) -> None:
 
 
 def test_what_is_published_is_delivered(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("größe", key="k", headers={"a": "1", "b": ""}, message_id="id-1"), Message(b"\x00\xff"), Message(b"")])
+    queue.publish(
+        [
+            Message("größe", key="k", headers={"a": "1", "b": ""}, message_id="id-1"),
+            Message(b"\x00\xff"),
+            Message(b""),
+        ]
+    )
     first, second, third = take(queue).messages
     receipt_at = sequence(1, 0)
-    assert first == ReceivedMessage(receipt_at, "id-1", "k", "größe".encode(), {"a": "1", "b": ""}, clock(), 1)
+    assert first == ReceivedMessage(
+        receipt_at, "id-1", "k", "größe".encode(), {"a": "1", "b": ""}, clock(), 1
+    )
     assert (second.key, second.value, second.headers) == (None, b"\x00\xff", {})
     assert third.value == b""
     assert len({first.message_id, second.message_id, third.message_id}) == 3
 
 
-def test_a_table_keeps_its_ids_and_times_and_gets_those_it_lacks(queue: Queue, clock: ManualClock) -> None:
+def test_a_table_keeps_its_ids_and_times_and_gets_those_it_lacks(
+    queue: Queue, clock: ManualClock
+) -> None:
     at = datetime(2020, 1, 1, tzinfo=UTC)
     queue.publish(
-        pa.table({"value": ["x", "y"], "message_id": ["mine", None], "published_at": pa.array([at, at], pa.timestamp("ms", "UTC"))})
+        pa.table(
+            {
+                "value": ["x", "y"],
+                "message_id": ["mine", None],
+                "published_at": pa.array([at, at], pa.timestamp("ms", "UTC")),
+            }
+        )
     )
     queue.publish(pa.table({"value": pa.array(["z"], pa.large_string())}))
     mine, yours, latest = take(queue).messages
@@ -118,7 +145,11 @@ def test_acked_is_never_delivered_again(queue: Queue, clock: ManualClock) -> Non
     assert lease.ack() == SettleResult(2)
     clock.advance("1d")
     assert queue.group().lease("w") is None
-    assert (stats(queue).acked, stats(queue).ready, stats(queue).floor) == (2, 0, lease.messages[-1].sequence)
+    assert (stats(queue).acked, stats(queue).ready, stats(queue).floor) == (
+        2,
+        0,
+        lease.messages[-1].sequence,
+    )
 
 
 def test_no_two_leases_hold_a_message(queue: Queue) -> None:
@@ -126,7 +157,9 @@ def test_no_two_leases_hold_a_message(queue: Queue) -> None:
     other = again(queue)
     leases = [take(queue, 4, worker="a"), take(other, 4, worker="b"), take(queue, 4, worker="a")]
     assert [len(lease) for lease in leases] == [4, 4, 2]
-    assert sorted(v for lease in leases for v in values(lease)) == [str(n).encode() for n in range(10)]
+    assert sorted(v for lease in leases for v in values(lease)) == [
+        str(n).encode() for n in range(10)
+    ]
     assert other.group().lease("b") is None
 
 
@@ -198,7 +231,9 @@ def test_extend_moves_the_deadline_and_never_back(queue: Queue, clock: ManualClo
     assert lease.ack() == SettleResult(1)
 
 
-def test_a_lease_expires_after_its_deadline_and_the_clock_skew(make: Make, clock: ManualClock) -> None:
+def test_a_lease_expires_after_its_deadline_and_the_clock_skew(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(visibility_timeout="30s", clock_skew="2s")
     queue.publish("a")
     take(queue)
@@ -234,7 +269,12 @@ def test_the_verbs_work_by_lease_id_from_another_handle(queue: Queue, clock: Man
     assert elsewhere.reject(lease.lease_id, [third]) == SettleResult(1)
     assert elsewhere.extend(lease.lease_id, "5m") == SettleResult(1)
     assert elsewhere.release(lease.lease_id) == SettleResult(1)
-    assert (stats(queue).acked, stats(queue).dead, stats(queue).ready, stats(queue).in_flight) == (1, 1, 2, 0)
+    assert (stats(queue).acked, stats(queue).dead, stats(queue).ready, stats(queue).in_flight) == (
+        1,
+        1,
+        2,
+        0,
+    )
 
 
 # -- late
@@ -268,7 +308,9 @@ def test_a_late_extend_revives(queue: Queue, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("verb", ["nack", "release"])
-def test_a_late_nack_or_release_gives_up_the_claim(queue: Queue, clock: ManualClock, verb: str) -> None:
+def test_a_late_nack_or_release_gives_up_the_claim(
+    queue: Queue, clock: ManualClock, verb: str
+) -> None:
     queue.publish("a")
     lease = take(queue)
     clock.advance("1h")
@@ -279,7 +321,9 @@ def test_a_late_nack_or_release_gives_up_the_claim(queue: Queue, clock: ManualCl
     assert stats(queue).ready == 1
 
 
-def test_a_settle_of_what_another_holds_is_refused_and_the_rest_is_done(queue: Queue, clock: ManualClock) -> None:
+def test_a_settle_of_what_another_holds_is_refused_and_the_rest_is_done(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish([str(n) for n in range(3)])
     slow = take(queue)
     sequences = [m.sequence for m in slow.messages]
@@ -296,7 +340,9 @@ def test_a_settle_of_what_another_holds_is_refused_and_the_rest_is_done(queue: Q
     assert stats(queue).acked == 3
 
 
-def test_a_settle_of_what_was_settled_by_the_next_holder_is_no_loss(queue: Queue, clock: ManualClock) -> None:
+def test_a_settle_of_what_was_settled_by_the_next_holder_is_no_loss(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish("a")
     slow = take(queue)
     clock.advance("1h")
@@ -312,7 +358,10 @@ def test_unknown_leases_and_foreign_sequences_are_lost(queue: Queue) -> None:
     assert caught.value.lost == []
     with pytest.raises(errors.LeaseLost) as caught:
         lease.ack([receipt.sequences[1], 5])
-    assert [(first, last) for first, last, _ in caught.value.lost] == [(5, 5), (receipt.sequences[1], receipt.sequences[1])]
+    assert [(first, last) for first, last, _ in caught.value.lost] == [
+        (5, 5),
+        (receipt.sequences[1], receipt.sequences[1]),
+    ]
     assert lease.ack() == SettleResult(1)
 
 
@@ -339,7 +388,9 @@ def test_groups_are_independent(queue: Queue, clock: ManualClock) -> None:
     assert queue.groups() == ["one", "two"]
 
 
-def test_a_message_without_headers_has_null_in_tables_and_an_empty_dict_in_python(queue: Queue) -> None:
+def test_a_message_without_headers_has_null_in_tables_and_an_empty_dict_in_python(
+    queue: Queue,
+) -> None:
     queue.publish([b"a", "b", Message("c"), Message("d", headers={"h": "1"})])
     with queue.publisher() as publisher:
         publisher.publish(Message("e"))
@@ -365,13 +416,18 @@ def test_a_group_starts_where_it_is_told(queue: Queue, clock: ManualClock) -> No
     assert read("sequence", receipts[1].sequences[0]) == [b"b", b"c"]
     assert read("between", receipts[0].sequences[0] + 1) == [b"b", b"c"]
     assert read("time", times[1]) == [b"b", b"c"]
-    assert read("text", times[1].isoformat()) == [b"b", b"c"]  # as the option startingPosition has it
+    assert read("text", times[1].isoformat()) == [
+        b"b",
+        b"c",
+    ]  # as the option startingPosition has it
     assert read("zulu", f"{times[1]:%Y-%m-%dT%H:%M:%S.%fZ}") == [b"b", b"c"]
     assert read("digits", str(receipts[1].sequences[0])) == [b"b", b"c"]
     assert read("late", times[2] + timedelta(hours=1)) == []
     assert read("latest", "latest") == []
     queue.publish("d")
-    assert read("late", "earliest") == read("latest", "earliest") == [b"d"]  # the group is there: its start is past
+    assert (
+        read("late", "earliest") == read("latest", "earliest") == [b"d"]
+    )  # the group is there: its start is past
 
 
 def test_seek_replays_and_skips(queue: Queue) -> None:
@@ -391,7 +447,9 @@ def test_seek_replays_and_skips(queue: Queue) -> None:
     assert len(take(queue)) == 6
 
 
-def test_of_two_that_make_a_group_one_decides_its_start(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_make_a_group_one_decides_its_start(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish(["a", "b"])
     other, original = again(queue), queue._context.ledgers.write
 
@@ -411,7 +469,9 @@ def test_a_group_keeps_the_settings_it_was_made_with(make: Make, clock: ManualCl
     queue = make(visibility_timeout="10s")
     queue.publish("a")
     assert take(queue).expires_at == clock() + timedelta(seconds=10)
-    assert take(queue, group="g", visibility_timeout="20s").expires_at == clock() + timedelta(seconds=20)
+    assert take(queue, group="g", visibility_timeout="20s").expires_at == clock() + timedelta(
+        seconds=20
+    )
 
 
 # -- caps
@@ -455,10 +515,22 @@ def test_stats_tell_every_message_once(queue: Queue, clock: ManualClock) -> None
     lease.nack(sequences[2:3], delay=0)
     lease.reject(sequences[3:4])
     told = stats(queue)
-    assert (told.ready, told.unread, told.delayed, told.in_flight, told.dead, told.acked) == (6, 5, 1, 1, 1, 1)
+    assert (told.ready, told.unread, told.delayed, told.in_flight, told.dead, told.acked) == (
+        6,
+        5,
+        1,
+        1,
+        1,
+        1,
+    )
     assert (told.floor, told.tail) == (sequences[0], receipt.sequences[-1])
     whole = queue.stats()
-    assert (whole["published"], whole["tail"], whole["horizon"], whole["groups"]) == (10, told.tail, -1, {"default": told})
+    assert (whole["published"], whole["tail"], whole["horizon"], whole["groups"]) == (
+        10,
+        told.tail,
+        -1,
+        {"default": told},
+    )
 
 
 def test_an_empty_queue_has_nothing_to_lease(queue: Queue) -> None:
@@ -489,7 +561,11 @@ def test_a_queue_and_its_group_can_be_pickled(delta_queue: Make, clock: ManualCl
     queue.publish(["a", "b"])
     lease = take(queue, 1)
     copy, group = pickle.loads(pickle.dumps((queue, queue.group())))
-    assert (copy.path, copy.settings, copy._context.clock()) == (queue.path, queue.settings, queue._context.clock())
+    assert (copy.path, copy.settings, copy._context.clock()) == (
+        queue.path,
+        queue.settings,
+        queue._context.clock(),
+    )
     assert group.ack(lease.lease_id) == SettleResult(1)
     assert values(take(copy)) == [b"b"]
 
@@ -515,7 +591,9 @@ def test_the_examples_of_the_testing_module_hold() -> None:
 
 
 def append(queue: Queue, table: pa.Table) -> None:
-    write_deltalake(DeltaTable(queue._context.messages.path), table, mode="append", schema_mode="merge")
+    write_deltalake(
+        DeltaTable(queue._context.messages.path), table, mode="append", schema_mode="merge"
+    )
 
 
 def test_a_foreign_append_of_values_alone_is_a_publish(delta_queue: Make) -> None:
@@ -523,7 +601,10 @@ def test_a_foreign_append_of_values_alone_is_a_publish(delta_queue: Make) -> Non
     append(queue, pa.table({"value": pa.array([b"a", b"b"])}))
     file = queue._context.messages.index().files[0]
     messages = take(queue).messages
-    assert [(m.value, m.message_id) for m in messages] == [(b"a", str(sequence(1, 0))), (b"b", str(sequence(1, 1)))]
+    assert [(m.value, m.message_id) for m in messages] == [
+        (b"a", str(sequence(1, 0))),
+        (b"b", str(sequence(1, 1))),
+    ]
     assert {m.published_at for m in messages} == {to_datetime(file.committed_at)}
     assert abs(messages[0].published_at - datetime.now(UTC)) < timedelta(minutes=1)
     assert [(m.key, m.headers) for m in messages] == [(None, {}), (None, {})]
@@ -532,7 +613,11 @@ def test_a_foreign_append_of_values_alone_is_a_publish(delta_queue: Make) -> Non
 def test_a_foreign_append_may_have_nulls_between(delta_queue: Make) -> None:
     queue = delta_queue()
     at = datetime(2020, 1, 1, tzinfo=UTC)
-    rows = [{"value": b"a", "message_id": "x", "published_at": at}, {"value": b"b"}, {"value": b"c", "key": "k"}]
+    rows = [
+        {"value": b"a", "message_id": "x", "published_at": at},
+        {"value": b"b"},
+        {"value": b"c", "key": "k"},
+    ]
     append(queue, pa.Table.from_pylist(rows, schema=MESSAGE_SCHEMA))
     found = sorted(take(queue).messages, key=lambda m: m.value)
     assert [m.message_id for m in found] == ["x", str(found[1].sequence), str(found[2].sequence)]
@@ -573,7 +658,9 @@ def test_a_path_added_twice_counts_once(delta_queue: Make) -> None:
     queue.publish(["a", "b"])
     file = queue._context.messages.index().files[0]
     add = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
     for handle in (queue, again(queue)):
         assert handle.stats()["published"] == 2
     assert values(take(queue)) == [b"a", b"b"]
@@ -586,11 +673,15 @@ def test_files_without_statistics_are_counted_by_their_footer(delta_queue: Make)
     pq.write_table(pa.table({"value": [b"a", b"b", b"c"]}), sink)
     queue._context.messages.files.write(path, sink.getvalue())
     add = AddAction(path, len(sink.getvalue()), {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
     assert values(take(queue)) == [b"a", b"b", b"c"]
 
 
-def test_a_rewrite_is_reported_and_publishes_nothing(delta_queue: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rewrite_is_reported_and_publishes_nothing(
+    delta_queue: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     table = DeltaTable(queue._context.messages.path)

@@ -31,7 +31,9 @@ class World:
 
     def __init__(self, disk: TmpFs | SizeLimit, clock: ManualClock) -> None:
         self.disk, self.clock = disk, clock
-        self.queue = Queue.create(disk.path / "queue", clock=clock, retention=0, max_delivery_attempts=9, retry_delay=0)
+        self.queue = Queue.create(
+            disk.path / "queue", clock=clock, retention=0, max_delivery_attempts=9, retry_delay=0
+        )
         self.queue.publish(VALUES[:4])
         self.queue.publish(VALUES[4:])
         first = lease(self.queue, 2)
@@ -44,7 +46,9 @@ class World:
     def facts(self) -> Any:
         """What a new process finds."""
         queue = again(self.queue)
-        return queue._context.messages.index().files, {name: list(queue.group(name)._ledger.current()) for name in queue.groups()}
+        return queue._context.messages.index().files, {
+            name: list(queue.group(name)._ledger.current()) for name in queue.groups()
+        }
 
     def finish(self) -> None:
         """All goes on, and each message ends: acked, or as a dead letter with its payload."""
@@ -115,10 +119,13 @@ def told(error: errors.StorageError, world: World, *, of: str) -> None:
 
 @pytest.mark.parametrize(
     ("disk", "step"),
-    [("mounted", step) for step in STEPS] + [("limited", step) for step in ("publish", "ack", "sweep")],
+    [("mounted", step) for step in STEPS]
+    + [("limited", step) for step in ("publish", "ack", "sweep")],
     indirect=["disk"],
 )
-def test_a_full_disk_at_any_page_is_told_and_loses_nothing(disk: TmpFs | SizeLimit, clock: ManualClock, step: str) -> None:
+def test_a_full_disk_at_any_page_is_told_and_loses_nothing(
+    disk: TmpFs | SizeLimit, clock: ManualClock, step: str
+) -> None:
     world = World(disk, clock)
     if step == "trim":
         world.held.ack()
@@ -143,7 +150,9 @@ def test_a_full_disk_at_any_page_is_told_and_loses_nothing(disk: TmpFs | SizeLim
     world.finish()
 
 
-def test_a_full_disk_is_not_filled_by_what_could_not_be_published(disk: TmpFs | SizeLimit, clock: ManualClock) -> None:
+def test_a_full_disk_is_not_filled_by_what_could_not_be_published(
+    disk: TmpFs | SizeLimit, clock: ManualClock
+) -> None:
     world = World(disk, clock)
     before = {path for path in disk.path.rglob("*") if path.is_file()}
     for pages in range(4):
@@ -152,7 +161,9 @@ def test_a_full_disk_is_not_filled_by_what_could_not_be_published(disk: TmpFs | 
     assert {path for path in disk.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_read_only_store_is_told_at_each_step_and_can_be_looked_at(disk: TmpFs | SizeLimit, clock: ManualClock) -> None:
+def test_a_read_only_store_is_told_at_each_step_and_can_be_looked_at(
+    disk: TmpFs | SizeLimit, clock: ManualClock
+) -> None:
     world = World(disk, clock)
     before = world.facts()
     with disk.read_only():
@@ -181,7 +192,9 @@ def test_a_queue_that_may_not_be_read_is_not_taken_for_none(clock: ManualClock) 
         disk.close()
 
 
-def test_a_worker_waits_out_a_full_disk(disk: TmpFs | SizeLimit, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_waits_out_a_full_disk(
+    disk: TmpFs | SizeLimit, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its loop says so, and goes on by itself."""
     world = World(disk, clock)
     group = world.queue.group()
@@ -192,7 +205,9 @@ def test_a_worker_waits_out_a_full_disk(disk: TmpFs | SizeLimit, clock: ManualCl
 
     stop = threading.Event()
     with disk.full(0):
-        worker = threading.Thread(target=lambda: group.work(handle, max_messages=10, stop=stop, max_poll_interval="1ms"))
+        worker = threading.Thread(
+            target=lambda: group.work(handle, max_messages=10, stop=stop, max_poll_interval="1ms")
+        )
         worker.start()
         until(lambda: "could not lease" in caplog.text)
     worker.join(60)

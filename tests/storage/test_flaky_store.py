@@ -23,7 +23,9 @@ def publish_without_statistics(queue: Queue, value: bytes) -> None:
     """As a foreign writer may."""
     file = write_file(queue._context.messages.files, pa.table({"value": pa.array([value])}))
     add = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:
@@ -44,7 +46,9 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> None:
     monkeypatch.setattr(queue._context.messages.files, "read", failing("read", real_read))
 
 
-def test_a_file_without_statistics_is_not_lost_by_a_failed_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_statistics_is_not_lost_by_a_failed_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = Queue.create(tmp_path / "q")
     publish_without_statistics(Queue.open(queue.path), b"first")
     fail_once(monkeypatch, queue)
@@ -60,7 +64,9 @@ def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue.create(tmp_path / "q")
-    Queue.open(queue.path).publish([Message("later", deliver_at=queue._context.clock() + timedelta(hours=1))])
+    Queue.open(queue.path).publish(
+        [Message("later", deliver_at=queue._context.clock() + timedelta(hours=1))]
+    )
     fail_once(monkeypatch, queue)
     with pytest.raises(OSError, match="Too many"):
         queue.group().lease("w")

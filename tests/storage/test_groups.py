@@ -24,19 +24,29 @@ def held(queue: Queue, group: str = "default") -> list[bytes]:
 # -- settings
 
 
-def test_settings_are_stored_with_the_group_and_obeyed_by_other_handles_from_their_next_operation(queue: Queue, clock: ManualClock) -> None:
+def test_settings_are_stored_with_the_group_and_obeyed_by_other_handles_from_their_next_operation(
+    queue: Queue, clock: ManualClock
+) -> None:
     other = again(queue)
     queue.publish(["a", "b"])
     assert other.group().lease("w", max_messages=1) is not None
-    settings = queue.group().configure(visibility_timeout="5m", max_in_flight=3, retry="constant", retry_delay="1s")
-    assert (settings.visibility_timeout, settings.max_in_flight, settings.max_delivery_attempts) == (300_000_000, 3, 5)
+    settings = queue.group().configure(
+        visibility_timeout="5m", max_in_flight=3, retry="constant", retry_delay="1s"
+    )
+    assert (
+        settings.visibility_timeout,
+        settings.max_in_flight,
+        settings.max_delivery_attempts,
+    ) == (300_000_000, 3, 5)
     assert other.group().settings == settings
     taken = other.group().lease("w")
     assert taken is not None
     assert taken.expires_at == clock() + timedelta(minutes=5)
 
 
-def test_a_live_lease_keeps_its_deadline_when_the_timeout_changes(queue: Queue, clock: ManualClock) -> None:
+def test_a_live_lease_keeps_its_deadline_when_the_timeout_changes(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a"])
     before = lease(queue)
     queue.group().configure(visibility_timeout="1h")
@@ -55,7 +65,9 @@ def test_what_is_not_changed_stays(queue: Queue) -> None:
     assert queue.group().settings.max_in_flight is None
 
 
-def test_a_group_that_is_made_is_told_once_and_warned_of_if_it_looks_misspelt(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_is_made_is_told_once_and_warned_of_if_it_looks_misspelt(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "spark_mq.operations.group_ledger")
     for _ in range(2):
         queue.group("billing").ensure()
@@ -71,7 +83,9 @@ def test_a_group_that_is_made_is_told_once_and_warned_of_if_it_looks_misspelt(qu
     assert "is 'billing' meant" in told[2][1]
 
 
-def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_tells(queue: Queue) -> None:
+def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_tells(
+    queue: Queue,
+) -> None:
     queue.publish("a")
     with pytest.raises(GroupNotFound, match="none yet"):
         queue.finished()
@@ -86,8 +100,17 @@ def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_
 
 
 def test_a_setting_of_the_queue_is_none_of_a_group(queue: Queue) -> None:
-    for name in ("retention", "hard_retention", "history_retention", "delivery_delay", "message_ttl", "dead_letter_path"):
-        with pytest.raises(InvalidOption, match=f"{name!r}: it is a setting of the queue, fixed at its creation") as caught:
+    for name in (
+        "retention",
+        "hard_retention",
+        "history_retention",
+        "delivery_delay",
+        "message_ttl",
+        "dead_letter_path",
+    ):
+        with pytest.raises(
+            InvalidOption, match=f"{name!r}: it is a setting of the queue, fixed at its creation"
+        ) as caught:
             queue.group("new").configure(**{name: "1d"})
         assert caught.value.data["option"] == name
     assert queue.groups() == []
@@ -112,7 +135,9 @@ def test_groups_have_settings_of_their_own(queue: Queue) -> None:
         ({"retry_dealy": "1s"}, "did you mean 'retry_delay'"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name_and_makes_no_group(queue: Queue, given: dict[str, object], told: str) -> None:
+def test_a_wrong_setting_is_refused_by_name_and_makes_no_group(
+    queue: Queue, given: dict[str, object], told: str
+) -> None:
     with pytest.raises(InvalidOption, match=told) as caught:
         queue.group("new").configure(**given)
     assert caught.value.data["option"] == next(iter(given))
@@ -134,10 +159,22 @@ def test_a_lowered_limit_applies_before_the_next_delivery(queue: Queue, clock: M
 
 @pytest.mark.parametrize(
     ("retry", "waits"),
-    [("exponential", [10, 20, 40, 60, 60]), ("linear", [10, 20, 30, 40, 50]), ("constant", [10] * 5)],
+    [
+        ("exponential", [10, 20, 40, 60, 60]),
+        ("linear", [10, 20, 30, 40, 50]),
+        ("constant", [10] * 5),
+    ],
 )
-def test_the_wait_after_a_nack_grows_as_the_policy_says_up_to_its_cap(make: Make, clock: ManualClock, retry: str, waits: list[int]) -> None:
-    queue = make(retry=retry, retry_delay="10s", max_retry_delay="60s", retry_jitter=0, max_delivery_attempts=None)
+def test_the_wait_after_a_nack_grows_as_the_policy_says_up_to_its_cap(
+    make: Make, clock: ManualClock, retry: str, waits: list[int]
+) -> None:
+    queue = make(
+        retry=retry,
+        retry_delay="10s",
+        max_retry_delay="60s",
+        retry_jitter=0,
+        max_delivery_attempts=None,
+    )
     receipt = queue.publish(["a"])
     for wait in waits:
         lease(queue).nack(receipt.sequences)
@@ -152,12 +189,16 @@ def test_jitter_lengthens_a_wait_by_its_share_at_most(make: Make, clock: ManualC
     taken = lease(queue, 100)
     for seq in receipt.sequences:
         taken.nack([seq])
-    due = sorted((r.available_at or 0) / 1e6 - clock().timestamp() for r in queue.group()._ledger.current())
+    due = sorted(
+        (r.available_at or 0) / 1e6 - clock().timestamp() for r in queue.group()._ledger.current()
+    )
     assert 99.9 < due[0] <= due[-1] <= 150.1
     assert due[-1] - due[0] > 10, "drawn for each settle anew"
 
 
-def test_a_delay_given_to_nack_overrides_the_policy_zero_too(make: Make, clock: ManualClock) -> None:
+def test_a_delay_given_to_nack_overrides_the_policy_zero_too(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(retry="constant", retry_delay="1h")
     receipt = queue.publish(["a"])
     lease(queue).nack(receipt.sequences, delay=0)
@@ -180,7 +221,9 @@ def test_without_retries_the_first_failure_is_final(make: Make) -> None:
     assert letter.headers["spark_mq.error"] == "no"
 
 
-def test_without_retries_one_alone_in_its_lease_dies_of_an_expiry(make: Make, clock: ManualClock) -> None:
+def test_without_retries_one_alone_in_its_lease_dies_of_an_expiry(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(retry="none")
     queue.publish(["a"])
     lease(queue, 1)
@@ -189,7 +232,9 @@ def test_without_retries_one_alone_in_its_lease_dies_of_an_expiry(make: Make, cl
     assert queue.group().stats().dead == 1
 
 
-def test_without_retries_the_innocent_of_a_failed_lease_get_a_turn_alone(make: Make, clock: ManualClock) -> None:
+def test_without_retries_the_innocent_of_a_failed_lease_get_a_turn_alone(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(retry="none")
     queue.publish(["a", "b", "c"])
     lease(queue).nack(error="one of them")
@@ -210,7 +255,9 @@ def test_past_its_limit_of_failures_a_message_is_dead_with_that_reason(make: Mak
     assert [r.reason for r in queue.group()._ledger.current()] == ["max_failures"]
 
 
-def test_past_the_age_of_its_first_failure_the_next_one_is_final(make: Make, clock: ManualClock) -> None:
+def test_past_the_age_of_its_first_failure_the_next_one_is_final(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(max_retry_age="1h", max_delivery_attempts=None)
     receipt = queue.publish(["a"])
     clock.advance("2h")  # the age of the message itself is no matter
@@ -223,7 +270,9 @@ def test_past_the_age_of_its_first_failure_the_next_one_is_final(make: Make, clo
     assert [r.reason for r in queue.group()._ledger.current()] == ["max_retry_age"]
 
 
-def test_by_default_an_outage_of_minutes_dead_letters_nothing(queue: Queue, clock: ManualClock) -> None:
+def test_by_default_an_outage_of_minutes_dead_letters_nothing(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish([str(n) for n in range(50)])
     end, nacks = clock() + timedelta(seconds=120), 0
     while clock() < end:
@@ -294,9 +343,15 @@ def test_rejecting_never_blocks(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("how", "then", "outcome"),
-    [("retry", [b"1"], ""), ("dead_letter", [b"2", b"3", b"4"], "dead"), ("drop", [b"2", b"3", b"4"], "dropped")],
+    [
+        ("retry", [b"1"], ""),
+        ("dead_letter", [b"2", b"3", b"4"], "dead"),
+        ("drop", [b"2", b"3", b"4"], "dropped"),
+    ],
 )
-def test_someone_acts_and_the_group_goes_on(make: Make, how: str, then: list[bytes], outcome: str) -> None:
+def test_someone_acts_and_the_group_goes_on(
+    make: Make, how: str, then: list[bytes], outcome: str
+) -> None:
     queue = blocked(make)
     assert held(queue) == [b"0"]
     assert queue.group().unblock(how) == 1
@@ -341,7 +396,9 @@ def test_a_seek_leaves_nothing_blocked(make: Make) -> None:
 # -- dropping a group
 
 
-def test_a_dropped_group_is_gone_with_its_leases_and_holds_back_no_trim(make: Make, clock: ManualClock) -> None:
+def test_a_dropped_group_is_gone_with_its_leases_and_holds_back_no_trim(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(retention=0)
     queue.publish(["a"])
     taken = lease(queue, 1, group="old")
@@ -380,7 +437,9 @@ def cut_off(make: Make, clock: ManualClock) -> Queue:
     return queue
 
 
-def test_a_group_that_a_hard_limit_cut_is_told_until_it_accepts_the_loss(make: Make, clock: ManualClock) -> None:
+def test_a_group_that_a_hard_limit_cut_is_told_until_it_accepts_the_loss(
+    make: Make, clock: ManualClock
+) -> None:
     queue = cut_off(make, clock)
     for handle in (queue, again(queue)):
         with pytest.raises(DataLossError, match="seek") as caught:
@@ -400,7 +459,9 @@ def test_a_seek_accepts_a_loss(make: Make, clock: ManualClock) -> None:
     assert held(queue) == [b"d"]
 
 
-def test_a_group_that_had_settled_all_loses_nothing_by_a_hard_limit(make: Make, clock: ManualClock) -> None:
+def test_a_group_that_had_settled_all_loses_nothing_by_a_hard_limit(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(hard_retention="1h")
     queue.publish(["a"])
     lease(queue).ack()
@@ -417,7 +478,9 @@ def test_purging_wants_the_queues_name(queue: Queue) -> None:
     assert held(queue) == [b"a"]
 
 
-def test_a_purge_drops_all_that_was_published_for_all_groups_and_fences_leases(queue: Queue) -> None:
+def test_a_purge_drops_all_that_was_published_for_all_groups_and_fences_leases(
+    queue: Queue,
+) -> None:
     queue.publish(["a", "b"])
     taken = lease(queue, 1)
     queue.group("other").ensure()
@@ -438,7 +501,9 @@ def test_an_empty_queue_is_purged_too(queue: Queue) -> None:
 # -- stats
 
 
-def test_stats_tell_the_ages_of_the_oldest_message_and_lease(queue: Queue, clock: ManualClock) -> None:
+def test_stats_tell_the_ages_of_the_oldest_message_and_lease(
+    queue: Queue, clock: ManualClock
+) -> None:
     assert queue.group().stats().oldest_unsettled_age is None
     queue.publish(["a"])
     clock.advance("100s")
@@ -454,7 +519,9 @@ def test_stats_tell_the_ages_of_the_oldest_message_and_lease(queue: Queue, clock
     assert queue.group().stats().oldest_lease_age is None
 
 
-def test_settings_that_an_existing_queue_does_not_take_are_told(delta_queue: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_an_existing_queue_does_not_take_are_told(
+    delta_queue: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     first = delta_queue(visibility_timeout="30s")
     delta_queue(visibility_timeout="30s", exist_ok=True)
     assert not caplog.records

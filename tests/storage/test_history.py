@@ -28,7 +28,11 @@ class Killed(BaseException):
 def told(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:
     """(event, state, outcome, messages) of what the history tells."""
     rows = history(queue, **which).to_pylist()
-    return [(r["event"], r["state"], r["outcome"], r["message_count"]) for r in rows if r["event"] is not None]
+    return [
+        (r["event"], r["state"], r["outcome"], r["message_count"])
+        for r in rows
+        if r["event"] is not None
+    ]
 
 
 def lived(queue: Queue) -> Queue:
@@ -79,7 +83,9 @@ def test_a_group_or_a_message_has_its_own_history(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_killed_at_its_commit_each_version_is_archived_once(delta_queue: Make, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_killed_at_its_commit_each_version_is_archived_once(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     queue = delta_queue()
     queue.publish(["a"])
     lease(queue).ack()
@@ -97,7 +103,9 @@ def test_killed_at_its_commit_each_version_is_archived_once(delta_queue: Make, m
     assert told(queue) == expected
 
 
-def test_a_commit_that_landed_but_failed_is_not_archived_again(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_landed_but_failed_is_not_archived_again(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = delta_queue()
     queue.publish(["a"])
     lease(queue).ack()
@@ -108,7 +116,9 @@ def test_a_commit_that_landed_but_failed_is_not_archived_again(delta_queue: Make
     assert told(queue) == expected
 
 
-def test_two_archives_at_once_archive_each_version_once(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_archives_at_once_archive_each_version_once(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = delta_queue()
     queue.publish(["a"])
     lease(queue).ack()
@@ -120,7 +130,9 @@ def test_two_archives_at_once_archive_each_version_once(delta_queue: Make, monke
     assert told(queue) == expected
 
 
-def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_cleaned_that_has_not_been_archived(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = delta_queue()
     queue.publish(["a"])
     for _ in range(30):
@@ -133,7 +145,9 @@ def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make, monkey
     assert told(again(queue)) == expected
 
 
-def test_an_archive_longer_than_a_batch_is_whole(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_longer_than_a_batch_is_whole(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history_of, "BATCH", 3)
     queue = delta_queue()
     queue.publish(["a"])
@@ -145,7 +159,9 @@ def test_an_archive_longer_than_a_batch_is_whole(delta_queue: Make, monkeypatch:
     assert Counter(event for event, *_ in expected) == {"leased": 7, "released": 7}
 
 
-def test_two_sweeps_that_put_files_together_at_once_double_nothing(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_sweeps_that_put_files_together_at_once_double_nothing(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both compute the same compaction from the same state: the second one must be computed again."""
     queue = delta_queue()
     queue.publish([str(n) for n in range(30)])
@@ -169,7 +185,9 @@ def test_two_sweeps_that_put_files_together_at_once_double_nothing(delta_queue: 
     assert DeltaTable(f"{queue.path}/history").to_pyarrow_table().num_rows == len(history(queue))
 
 
-def test_the_files_of_the_archive_are_put_together(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_the_archive_are_put_together(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history_of, "MAX_FILES", 5)
     queue = delta_queue()
     queue.publish(["a"])
@@ -180,7 +198,9 @@ def test_the_files_of_the_archive_are_put_together(delta_queue: Make, monkeypatc
     assert len(told(queue)) == 24
 
 
-def test_what_is_older_than_its_retention_is_dropped_day_by_day(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_older_than_its_retention_is_dropped_day_by_day(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = delta_queue(history_retention="2d")
     queue.publish(["a"])
     lease(queue).release()
@@ -204,7 +224,12 @@ def test_a_message_has_its_whole_life_told(queue: Queue, clock: ManualClock) -> 
     lived(queue)
     s = queue._context.messages.index().files[0].first
     trace = queue.trace(s + 1)
-    assert (trace.sequence, trace.version, trace.message_id, trace.retained) == (s + 1, s >> 32, "id-1", True)
+    assert (trace.sequence, trace.version, trace.message_id, trace.retained) == (
+        s + 1,
+        s >> 32,
+        "id-1",
+        True,
+    )
     assert [(e.event, e.state, e.outcome, e.worker_id, e.delivery_count) for e in trace.events] == [
         ("leased", "leased", None, "w", 1),
         ("rejected", "dead", None, "w", 1),
@@ -257,9 +282,23 @@ def test_finished_messages_are_told_with_how_and_when(queue: Queue, clock: Manua
     table = queue.finished(payload=True)
     assert table.num_rows == 1
     (row,) = table.to_pylist()
-    assert (row["sequence"], row["outcome"], row["delivery_count"], row["failure_count"]) == (s[0], "acked", 2, 1)
-    assert (row["published_at"], row["first_leased_at"], row["leased_at"]) == (started, started, started + timedelta(seconds=5))
-    assert (row["message_id"], row["key"], row["value"], row["worker_id"]) == ("id-0", "k", b"0", "w")
+    assert (row["sequence"], row["outcome"], row["delivery_count"], row["failure_count"]) == (
+        s[0],
+        "acked",
+        2,
+        1,
+    )
+    assert (row["published_at"], row["first_leased_at"], row["leased_at"]) == (
+        started,
+        started,
+        started + timedelta(seconds=5),
+    )
+    assert (row["message_id"], row["key"], row["value"], row["worker_id"]) == (
+        "id-0",
+        "k",
+        b"0",
+        "w",
+    )
     assert row["settled_at"] is not None
 
 
@@ -273,7 +312,9 @@ def test_finished_messages_are_told_with_how_and_when(queue: Queue, clock: Manua
         ({}, lambda queue, taken: queue.group().seek("latest"), "skipped"),
     ],
 )
-def test_every_end_has_its_outcome(make: Make, settings: dict[str, Any], end: Callable[..., Any], outcome: str) -> None:
+def test_every_end_has_its_outcome(
+    make: Make, settings: dict[str, Any], end: Callable[..., Any], outcome: str
+) -> None:
     queue = make(**settings)
     queue.publish(["a"])
     end(queue, lease(queue, 1))
@@ -311,7 +352,9 @@ def test_finished_messages_are_told_within_bounds_and_of_each_group(queue: Queue
         queue.finished(outcome="dead-lettered")
 
 
-def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(delta_queue: Make) -> None:
+def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(
+    delta_queue: Make,
+) -> None:
     queue = lived(delta_queue())
     assert queue._context.ledgers.clean(0, 0, archived=archived(queue)) >= 0
     printed = io.StringIO()

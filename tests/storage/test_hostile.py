@@ -53,7 +53,13 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
     assert taken.reject(message_ids=[text], error=text).settled == 1
     queue.sweep()
     (m,) = lease(again(queue).dead_letters).messages
-    assert (m.message_id, m.key, m.value, m.headers[text], m.headers["other"]) == (text, text, text.encode(), text, text)
+    assert (m.message_id, m.key, m.value, m.headers[text], m.headers["other"]) == (
+        text,
+        text,
+        text.encode(),
+        text,
+        text,
+    )
     assert m.headers["spark_mq.error"] == text[:2_000]
     condition = "error = '{0}' AND message_id = '{0}'".format(text.replace("'", "''"))
     if queue.path != "memory" and len(text) <= 2_000:
@@ -62,21 +68,31 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
         assert queue.redrive().messages == 1
     (back,) = lease(again(queue)).messages
     assert (back.message_id, back.key, back.value) == (text, text, text.encode())
-    assert {name: value for name, value in back.headers.items() if not name.startswith("spark_mq.")} == headers
+    assert {
+        name: value for name, value in back.headers.items() if not name.startswith("spark_mq.")
+    } == headers
     assert str(queue.trace(m_sequence(queue)))
     assert queue.finished(payload=True).num_rows == 2
 
 
 @pytest.mark.parametrize("name", ["a [b]", "a^b", "a|b", "a\\b", "a\nb", "a\x00b", "a%41b"])
-def test_paths_that_delta_rs_would_not_find_again_are_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+def test_paths_that_delta_rs_would_not_find_again_are_refused_before_anything_is_made(
+    tmp_path: Path, name: str
+) -> None:
     """At some of them it panics, in the first lease; others it takes for another path."""
-    for use in (Queue.create, Queue.open, lambda path: Queue.create(tmp_path / "good", dead_letter_path=path)):
+    for use in (
+        Queue.create,
+        Queue.open,
+        lambda path: Queue.create(tmp_path / "good", dead_letter_path=path),
+    ):
         with pytest.raises(errors.InvalidOption, match=r"path=.*Use another folder"):
             use(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["a {b}, c* d?", "é日本", "a#b&c=d+e~f", "100%", "'; DROP TABLE leases; --", 'a"b`c$d'])
+@pytest.mark.parametrize(
+    "name", ["a {b}, c* d?", "é日本", "a#b&c=d+e~f", "100%", "'; DROP TABLE leases; --", 'a"b`c$d']
+)
 def test_odd_paths_hold_a_queue_as_any_other(tmp_path: Path, name: str) -> None:
     queue = Queue.create(f"file://{tmp_path}/{name}")
     queue.publish(["a", "b"])
@@ -90,7 +106,9 @@ def m_sequence(queue: Queue) -> int:
     return queue._context.messages.index().files[0].first
 
 
-@pytest.mark.parametrize("text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t])
+@pytest.mark.parametrize(
+    "text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t]
+)
 def test_texts_are_no_names(delta_queue: Make, text: str) -> None:
     queue = delta_queue()
     before = sorted(Path(queue.path).rglob("*"))
@@ -128,11 +146,17 @@ def test_odd_names_are_names(delta_queue: Make, name: str) -> None:
     assert not Path(queue.path, "etc").exists()
 
 
-@pytest.mark.parametrize("text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t])
+@pytest.mark.parametrize(
+    "text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t]
+)
 def test_texts_are_no_leases(queue: Queue, text: str) -> None:
     queue.publish("a")
     held = lease(queue)
-    for call in (lambda: queue.group().ack(text), lambda: queue.group().extend(text), lambda: held.ack(message_ids=[text])):
+    for call in (
+        lambda: queue.group().ack(text),
+        lambda: queue.group().extend(text),
+        lambda: held.ack(message_ids=[text]),
+    ):
         with pytest.raises(errors.LeaseLost) as caught:
             call()
         assert len(str(caught.value)) < 1_000
@@ -199,7 +223,9 @@ def test_dates_as_far_as_they_go(make: Make, clock: ManualClock, at: datetime) -
     queue, at = make(), at.replace(tzinfo=UTC)
     queue.publish([Message("due", deliver_at=at), Message("gone", expires_at=at), "plain"])
     past = at < clock()
-    assert [m.value for m in lease(queue).messages] == ([b"due", b"plain"] if past else [b"gone", b"plain"])
+    assert [m.value for m in lease(queue).messages] == (
+        [b"due", b"plain"] if past else [b"gone", b"plain"]
+    )
     queue.group("g", start=at).ensure()
     queue.group().seek(at)
     stats = again(queue).group().stats()
@@ -223,9 +249,15 @@ def test_dates_that_have_no_form_in_utc_are_refused(queue: Queue, zone: timedelt
 
 
 @pytest.mark.parametrize("column", ["published_at", "deliver_at", "expires_at"])
-@pytest.mark.parametrize("at", [2**62, -(2**62), 253_402_300_800_000_000], ids=["far", "long ago", "the year 10000"])
-def test_instants_beyond_all_years_are_refused_in_tables(queue: Queue, column: str, at: int) -> None:
-    table = pa.table({"value": ["x"], column: pa.array([at], pa.int64()).cast(pa.timestamp("us", "UTC"))})
+@pytest.mark.parametrize(
+    "at", [2**62, -(2**62), 253_402_300_800_000_000], ids=["far", "long ago", "the year 10000"]
+)
+def test_instants_beyond_all_years_are_refused_in_tables(
+    queue: Queue, column: str, at: int
+) -> None:
+    table = pa.table(
+        {"value": ["x"], column: pa.array([at], pa.int64()).cast(pa.timestamp("us", "UTC"))}
+    )
     with pytest.raises(errors.InvalidSchema, match="years 1 to 9999") as caught:
         queue.publish(table)
     assert caught.value.column == column
@@ -233,19 +265,28 @@ def test_instants_beyond_all_years_are_refused_in_tables(queue: Queue, column: s
 
 
 @pytest.mark.parametrize("at", [2**63 - 1, 2**62, -(2**63), -(2**62)])
-def test_instants_beyond_all_years_of_foreign_writers_are_bounded(delta_queue: Make, at: int) -> None:
+def test_instants_beyond_all_years_of_foreign_writers_are_bounded(
+    delta_queue: Make, at: int
+) -> None:
     """What is in the log must be delivered."""
     queue = delta_queue()
     instants = {name: pa.array([at if name == late else None for late in ("published_at", "deliver_at", "expires_at")], pa.int64())
                 for name in ("published_at", "deliver_at", "expires_at")}  # fmt: skip
     columns = {name: values.cast(pa.timestamp("us", "UTC")) for name, values in instants.items()}
-    pq.write_table(pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}), Path(queue._context.messages.path, "part-x.parquet"))
+    pq.write_table(
+        pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}),
+        Path(queue._context.messages.path, "part-x.parquet"),
+    )
     add = AddAction("part-x.parquet", 1, {}, 0, True, '{"numRecords": 3}')
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
     queue.sweep()
     for name, handle in (("a", queue), ("b", again(queue))):
         taken = lease(handle, 10, name)
-        assert [m.value for m in taken.messages] == ([b"published", b"expiring"] if at > 0 else [b"published", b"delayed"])
+        assert [m.value for m in taken.messages] == (
+            [b"published", b"expiring"] if at > 0 else [b"published", b"delayed"]
+        )
         assert taken.messages[0].published_at.year in (1, 9999)
         taken.reject()
     queue.sweep()

@@ -47,11 +47,15 @@ def drain(queue: Queue, group: str = "default") -> list[bytes]:
 def foreign(queue: Queue, *values: bytes, **columns: Any) -> None:
     """What a plain delta-rs writer does."""
     table = pa.table({"value": pa.array(values, pa.binary()), **columns})
-    write_deltalake(DeltaTable(queue._context.messages.path), table, mode="append", schema_mode="merge")
+    write_deltalake(
+        DeltaTable(queue._context.messages.path), table, mode="append", schema_mode="merge"
+    )
 
 
 def vacuum(path: str, full: bool = False) -> list[str]:
-    return DeltaTable(path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=full)
+    return DeltaTable(path).vacuum(
+        retention_hours=0, dry_run=False, enforce_retention_duration=False, full=full
+    )
 
 
 def entry(path: str, version: int) -> Path:
@@ -59,20 +63,28 @@ def entry(path: str, version: int) -> Path:
 
 
 def data_file(queue: Queue, sequence: int) -> Path:
-    return Path(queue._context.messages.path, queue._context.messages.index().file_at(sequence).path)
+    return Path(
+        queue._context.messages.path, queue._context.messages.index().file_at(sequence).path
+    )
 
 
 def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
     """The dead letters: value, and why there is none."""
     queue.sweep()
     found = queue.dead_letters.group("look").lease("w", max_messages=1_000)
-    return [] if found is None else [(m.value, m.headers.get("spark_mq.payload", "")) for m in found.messages]
+    return (
+        []
+        if found is None
+        else [(m.value, m.headers.get("spark_mq.payload", "")) for m in found.messages]
+    )
 
 
 # -- other writers, and users who tidy up, while work goes on
 
 
-@pytest.mark.parametrize("tidies", [False, True], ids=["published only", "optimized and vacuumed all the time"])
+@pytest.mark.parametrize(
+    "tidies", [False, True], ids=["published only", "optimized and vacuumed all the time"]
+)
 def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool) -> None:
     """VACUUM of ``messages/`` keeps what it must by itself: its retention is that of the table."""
     wanted, settled, done, failed = 60, [], threading.Event(), []
@@ -108,20 +120,30 @@ def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool)
 
     def tidy(mine: Queue) -> None:
         while not done.wait(0.05):
-            for path, forced in ((mine._context.messages.path, False), (mine._context.ledgers.path, True)):
+            for path, forced in (
+                (mine._context.messages.path, False),
+                (mine._context.ledgers.path, True),
+            ):
                 try:
                     DeltaTable(path).optimize.compact()
                     DeltaTable(path).vacuum(dry_run=False) if not forced else vacuum(path)
                 except DeltaError:
                     pass  # it is the user's OPTIMIZE that loses against a worker's commit
 
-    threads = [thread(lambda mine: publish(mine, "foreign")), thread(lambda mine: publish(mine, "own")), thread(work), thread(work)]
+    threads = [
+        thread(lambda mine: publish(mine, "foreign")),
+        thread(lambda mine: publish(mine, "own")),
+        thread(work),
+        thread(work),
+    ]
     threads += [thread(tidy)] if tidies else []
     assert done.wait(60)
     for one in threads:
         one.join(30)
     assert failed == []
-    assert sorted(settled) == sorted(f"{name}-{n}" for name in ("foreign", "own") for n in range(wanted // 2))
+    assert sorted(settled) == sorted(
+        f"{name}-{n}" for name in ("foreign", "own") for n in range(wanted // 2)
+    )
     stats = again(queue).group().stats()
     assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (wanted, 0, 0, 0)
 
@@ -143,7 +165,9 @@ def test_a_rewrite_under_a_lease_changes_nothing(queue: Queue, optimize: str) ->
     assert queue.stats()["published"] == 6
 
 
-def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_told_of(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_told_of(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
     """Only with retention checks switched off: the files of a lagging group's messages go. No lease and no handle stops at it."""
     for value in "abc":
         queue.publish([value, value])
@@ -167,7 +191,9 @@ def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_told_of(q
     assert queue.group().stats().acked == 1
 
 
-def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
     DeltaTable(queue._context.ledgers.path).optimize.z_order(["first"])
@@ -186,23 +212,32 @@ def test_messages_cannot_be_changed_by_accident(queue: Queue, change: str) -> No
         "delete some": lambda: table.delete("value = 'a'"),
         "delete all": table.delete,
         "update": lambda: table.update(updates={"key": "'x'"}),
-        "overwrite": lambda: write_deltalake(table, pa.table({"value": [b"x"]}), mode="overwrite", schema_mode="merge"),
+        "overwrite": lambda: write_deltalake(
+            table, pa.table({"value": [b"x"]}), mode="overwrite", schema_mode="merge"
+        ),
     }
     with pytest.raises(DeltaError, match="append-only"):
         calls[change]()
     assert drain(queue) == [b"a", b"b"]
 
 
-def test_a_forced_update_or_delete_publishes_nothing_and_is_reported(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forced_update_or_delete_publishes_nothing_and_is_reported(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
     queue.publish(["a", "b"])
     queue.publish("c")
-    DeltaTable(queue._context.messages.path).alter.set_table_properties({"delta.appendOnly": "false"})
+    DeltaTable(queue._context.messages.path).alter.set_table_properties(
+        {"delta.appendOnly": "false"}
+    )
     DeltaTable(queue._context.messages.path).update(updates={"key": "'x'"}, predicate="value = 'a'")
     DeltaTable(queue._context.messages.path).delete("value = 'c'")
     with caplog.at_level(logging.WARNING):
         assert drain(queue) == [b"a", b"b", b"c"]
     for version, what in ((4, "UPDATE"), (5, "DELETE")):
-        assert f"commit {version} of {queue._context.messages.path} rewrites messages, or deletes some ({what})" in caplog.text
+        assert (
+            f"commit {version} of {queue._context.messages.path} rewrites messages, or deletes some ({what})"
+            in caplog.text
+        )
     queue.publish("d")
     assert drain(queue) == [b"d"]
     assert again(queue).stats()["published"] == 4
@@ -213,7 +248,9 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
     worker = again(queue)
     assert drain(worker) == [b"a"]
     foreign(queue, b"b", extra=pa.array([1]))
-    DeltaTable(queue._context.messages.path).alter.add_columns([Field("more", PrimitiveType("string"))])
+    DeltaTable(queue._context.messages.path).alter.add_columns(
+        [Field("more", PrimitiveType("string"))]
+    )
     queue.publish("c")
     worker.publish("d")
     assert drain(worker) == [b"b", b"c", b"d"]
@@ -223,15 +260,21 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
 def test_other_columns_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
     write_deltalake(
         DeltaTable(queue._context.messages.path),
-        pa.table({"value": pa.array([b"1", None], pa.binary()), "lane": pa.array([7, 8], pa.int32())}),
+        pa.table(
+            {"value": pa.array([b"1", None], pa.binary()), "lane": pa.array([7, 8], pa.int32())}
+        ),
         mode="append",
         schema_mode="merge",
     )
     assert set(drain(queue)) == {b"1", None}
 
 
-@pytest.mark.parametrize("value", [pa.array([b"a"], pa.binary()), pa.array(["a"], pa.string())], ids=["binary", "text"])
-def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(queue: Queue, value: pa.Array) -> None:
+@pytest.mark.parametrize(
+    "value", [pa.array([b"a"], pa.binary()), pa.array(["a"], pa.string())], ids=["binary", "text"]
+)
+def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(
+    queue: Queue, value: pa.Array
+) -> None:
     """delta-rs 1.6 refuses a table with fewer columns otherwise. Merging changes nothing in the schema."""
     before = DeltaTable(queue.log.path).schema().to_json()
     write_deltalake(queue.log.path, pa.table({"value": value}), mode="append", schema_mode="merge")
@@ -247,7 +290,10 @@ def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue
 
 
 def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> None:
-    columns = [pa.array([b"a"], f.type) if f.name == "value" else pa.nulls(1, f.type) for f in MESSAGE_SCHEMA]
+    columns = [
+        pa.array([b"a"], f.type) if f.name == "value" else pa.nulls(1, f.type)
+        for f in MESSAGE_SCHEMA
+    ]
     write_deltalake(queue.log.path, pa.table(columns, schema=MESSAGE_SCHEMA), mode="append")
     (message,) = lease(queue).messages
     assert (message.value, message.message_id) == (b"a", str(message.sequence))
@@ -259,14 +305,19 @@ def test_messages_has_no_partitions_and_its_files_lie_in_its_root(queue: Queue) 
     table = DeltaTable(queue.log.path)
     assert table.metadata().partition_columns == []
     assert all("/" not in file.path for file in queue.log.index().files)
-    assert {entry.name for entry in Path(queue.log.path).iterdir() if entry.is_dir()} == {"_delta_log"}
+    assert {entry.name for entry in Path(queue.log.path).iterdir() if entry.is_dir()} == {
+        "_delta_log"
+    }
 
 
 def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> None:
     """Raw in JSON they are allowed, and Python takes them for ends of lines."""
     queue.publish("a")
     path = entry(queue._context.messages.path, 2)
-    path.write_text('{"commitInfo":{"timestamp":1,"operation":"WRITE","userMetadata":"a\u2028b\u2029c\x85d"}}\n', encoding="utf-8")
+    path.write_text(
+        '{"commitInfo":{"timestamp":1,"operation":"WRITE","userMetadata":"a\u2028b\u2029c\x85d"}}\n',
+        encoding="utf-8",
+    )
     queue.publish("b")
     assert drain(queue) == drain(again(queue), "other") == [b"a", b"b"]
 
@@ -296,12 +347,16 @@ TIDY: dict[str, Callable[[str, str], object]] = {
     "vacuumed": lambda path, _: DeltaTable(path).vacuum(dry_run=False),
     "checkpointed": lambda path, _: DeltaTable(path).create_checkpoint(),
     "restored": lambda path, _: there_and_back(path),
-    "appended to": lambda path, _: write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 0), mode="append"),
+    "appended to": lambda path, _: write_deltalake(
+        path, DeltaTable(path).to_pyarrow_table().slice(0, 0), mode="append"
+    ),
 }
 
 
 @pytest.mark.parametrize("tidy", TIDY)
-def test_each_table_may_be_tidied_by_another_engine_after_each_operation(delta_queue: Make, clock: ManualClock, tidy: str) -> None:
+def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
+    delta_queue: Make, clock: ManualClock, tidy: str
+) -> None:
     queue = delta_queue(retention=0, retry_delay=0, retry_jitter=0)
     worker = again(queue)
     published, held = 0, []
@@ -322,14 +377,17 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(delta_q
     steps: list[Callable[[], object]] = [
         publish, take, lambda: held.pop().ack(), take, lambda: held.pop().nack(delay=0), take, lambda: held.pop().reject(),
         lambda: worker.group("other").ensure(), lambda: worker.group("gone").ensure(), lambda: queue.drop_group("gone"), queue.sweep,
-        take, lambda: held[-1].extend(), publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"), queue.sweep,
+        take, lambda: held[-1].extend(), publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"), queue.sweep,  # noqa: PLW0108 - what is held last is known only then
         lambda: queue.group().configure(max_failures=7), lambda: index_commits(queue), trim,
     ]  # fmt: skip
     for step in steps:
         step()
         for handle in (worker, queue):
             told = handle.group().stats()
-            assert told.acked + told.dead_lettered + told.dead + told.ready + told.in_flight == published
+            assert (
+                told.acked + told.dead_lettered + told.dead + told.ready + told.in_flight
+                == published
+            )
         groups = [name for name in ("default", "other") if name in queue.groups()]
         before = [counts(queue, name) for name in groups]
         for name, column in TABLES.items():
@@ -345,7 +403,9 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(delta_q
     assert [value for value, _ in dead(again(queue))] == [b"a"]
     stats = again(queue).group().stats()
     assert (stats.acked, stats.dead_lettered, queue.stats()["published"]) == (5, 1, 6)
-    assert [event.event for event in queue.trace(queue._context.messages.index().files[0].first).events] == ["leased", "acked", "skipped"]
+    assert [
+        event.event for event in queue.trace(queue._context.messages.index().files[0].first).events
+    ] == ["leased", "acked", "skipped"]
     queue.publish("later")
     assert drain(queue) == drain(worker, "other") == [b"later"]
 
@@ -353,8 +413,12 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(delta_q
 # -- going back
 
 
-@pytest.mark.parametrize("cleaned", [False, True], ids=["with its log", "after the log was cleaned"])
-def test_a_restore_after_a_trim_publishes_nothing_again(delta_queue: Make, clock: ManualClock, cleaned: bool) -> None:
+@pytest.mark.parametrize(
+    "cleaned", [False, True], ids=["with its log", "after the log was cleaned"]
+)
+def test_a_restore_after_a_trim_publishes_nothing_again(
+    delta_queue: Make, clock: ManualClock, cleaned: bool
+) -> None:
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
@@ -376,7 +440,9 @@ def test_a_restore_after_a_trim_publishes_nothing_again(delta_queue: Make, clock
     assert drain(late) == drain(again(queue), "new") == [b"d"]
     clock.advance("1h")
     queue.sweep()
-    assert DeltaTable(queue._context.messages.path).file_uris() == [], "the restored entries of files that are gone are trimmed again"
+    assert DeltaTable(queue._context.messages.path).file_uris() == [], (
+        "the restored entries of files that are gone are trimmed again"
+    )
 
 
 def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue: Queue) -> None:
@@ -403,11 +469,19 @@ def damaged_by(how: str, path: Path) -> None:
     if how == "deleted":
         path.unlink()
     else:
-        path.write_bytes({"truncated": path.read_bytes()[:100], "garbage": b"\x00\xff\xfe", "other JSON": b'{"add": [1]}\n'}[how])
+        path.write_bytes(
+            {
+                "truncated": path.read_bytes()[:100],
+                "garbage": b"\x00\xff\xfe",
+                "other JSON": b'{"add": [1]}\n',
+            }[how]
+        )
 
 
 @pytest.mark.parametrize("how", ["deleted", "truncated", "garbage", "other JSON"])
-def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     monkeypatch.setattr(follower, "GAP_CHECK_SECONDS", 0)
     for value in "ab":
         queue.publish(value)
@@ -421,17 +495,32 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(queue: Que
     damaged_by(how, commit)
 
     taken = lease(worker, 10, "w")
-    assert [m.value for m in taken.messages] == [b"a", b"b"], "what lies before the broken commit goes on"
+    assert [m.value for m in taken.messages] == [b"a", b"b"], (
+        "what lies before the broken commit goes on"
+    )
     taken.ack()
-    assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], "and all for whoever had read it before"
-    calls: list[Callable[[], object]] = [lambda: worker.group("w").lease("w"), worker.stats, lambda: again(queue), worker.sweep]
+    assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], (
+        "and all for whoever had read it before"
+    )
+    calls: list[Callable[[], object]] = [
+        lambda: worker.group("w").lease("w"),
+        worker.stats,
+        lambda: again(queue),
+        worker.sweep,
+    ]
     if how == "deleted":
         calls.append(lambda: worker.publish("x"))  # it would fill the hole with what nobody sees
     for call in calls:
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         assert caught.value.version == 3
-        for part in ("commit 3", queue._context.messages.path, "_delta_log/00000000000000000003.json", "backup", GIVEN_UP.strip()):
+        for part in (
+            "commit 3",
+            queue._context.messages.path,
+            "_delta_log/00000000000000000003.json",
+            "backup",
+            GIVEN_UP.strip(),
+        ):
             assert part in str(caught.value)
         assert "unknown>" not in str(caught.value), "no stack of another language"
 
@@ -474,7 +563,9 @@ def test_the_last_commit_deleted_under_a_handle_is_told_not_replaced(queue: Queu
 
 
 @pytest.mark.parametrize("how", ["zstd", "none", "gone"])
-def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle_harms_nothing(tmp_path: Path, how: str) -> None:
+def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle_harms_nothing(
+    tmp_path: Path, how: str
+) -> None:
     """A commit of ours and a sweep write the same one, of other lengths; or a sweep cleans it away after a newer one."""
     Queue.create(tmp_path / "queue").publish(["a", "b"], producer_id="p", producer_sequence=7)
     Queue.open(tmp_path / "queue").group("g").lease("other", max_messages=1)
@@ -510,7 +601,9 @@ def test_a_broken_checkpoint_is_named(queue: Queue, caplog: pytest.LogCaptureFix
     (log / "_last_checkpoint").write_text("not JSON")
     assert queue.sweep().indexed_commits == 4, "that one is only a hint"
     (log / "00000000000000000003.checkpoint.parquet").write_bytes(b"PAR1garbage")
-    with pytest.raises(errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"):
+    with pytest.raises(
+        errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"
+    ):
         queue.sweep()
     (log / "_last_checkpoint").write_text('{"version": 3}')
     assert again(queue).stats()["published"] == 3, "all commits are there"
@@ -520,7 +613,9 @@ def test_a_broken_checkpoint_is_named(queue: Queue, caplog: pytest.LogCaptureFix
     entry(queue._context.messages.path, 0).unlink()
     for name in ("00000000000000000001", "00000000000000000002"):
         (log / f"{name}.checkpoint.parquet").unlink()
-    with pytest.raises(errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"):
+    with pytest.raises(
+        errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"
+    ):
         again(queue)
     entry(queue._context.messages.path, 0).write_bytes(good)
     (log / "00000000000000000003.checkpoint.parquet").unlink()
@@ -532,15 +627,23 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: path.unlink(),
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-10]),
     "empty": lambda path: path.write_bytes(b""),
-    "a bit flipped in a page": lambda path: path.write_bytes(path.read_bytes().replace(b"poor", b"pOor")),
-    "a page overwritten": lambda path: path.write_bytes(path.read_bytes()[:4] + b"\xff" * 60 + path.read_bytes()[64:]),
-    "fewer rows than the commit says": lambda path: pq.write_table(pa.table({"value": [b"1"]}), path),
+    "a bit flipped in a page": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"poor", b"pOor")
+    ),
+    "a page overwritten": lambda path: path.write_bytes(
+        path.read_bytes()[:4] + b"\xff" * 60 + path.read_bytes()[64:]
+    ),
+    "fewer rows than the commit says": lambda path: pq.write_table(
+        pa.table({"value": [b"1"]}), path
+    ),
 }
 
 
 @pytest.mark.parametrize("when", ["before the lease", "under the lease"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_messages_of_a_broken_file_are_dead_at_once_and_the_others_go_on(queue: Queue, damage: str, when: str) -> None:
+def test_messages_of_a_broken_file_are_dead_at_once_and_the_others_go_on(
+    queue: Queue, damage: str, when: str
+) -> None:
     queue.publish(["good-1"])
     receipt = queue.publish(["poor-1", "poor-2"])
     queue.publish(["good-2"])
@@ -560,7 +663,9 @@ def test_messages_of_a_broken_file_are_dead_at_once_and_the_others_go_on(queue: 
     assert drain(queue) == []
 
 
-def test_a_broken_page_leaves_the_rest_of_its_file_alone(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_page_leaves_the_rest_of_its_file_alone(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("spark_mq.parquet.writer.ROW_GROUP_ROWS", 2)
     receipt = queue.publish(["1", "2", "poor", "4", "5"])
     path = data_file(queue, receipt.sequences[0])
@@ -570,11 +675,17 @@ def test_a_broken_page_leaves_the_rest_of_its_file_alone(queue: Queue, monkeypat
 
 
 def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
-    key = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    key = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+    )
     path = "part-foreign.parquet"
-    pq.write_table(pa.table({"value": [b"bad"], "key": key}), Path(queue._context.messages.path, path))
+    pq.write_table(
+        pa.table({"value": [b"bad"], "key": key}), Path(queue._context.messages.path, path)
+    )
     add = AddAction(path, 1, {}, 0, True, '{"numRecords": 1}')
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
     queue.publish("good")
     assert drain(queue) == [b"good"]
     assert queue.group().stats().dead == 1
@@ -585,28 +696,45 @@ def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue
     queue.publish("a")
     Path(queue._context.messages.path, "part-bare.parquet").write_bytes(b"PAR1 no more")
     add = AddAction("part-bare.parquet", 12, {}, 0, True, "{}")
-    DeltaTable(queue._context.messages.path).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    DeltaTable(queue._context.messages.path).create_write_transaction(
+        [add], "append", MESSAGE_SCHEMA, []
+    )
     queue.publish("c")
-    with pytest.raises(errors.CorruptLog, match=r"part-bare\.parquet.*commit 2.*a Parquet file without rows") as caught:
+    with pytest.raises(
+        errors.CorruptLog, match=r"part-bare\.parquet.*commit 2.*a Parquet file without rows"
+    ) as caught:
         again(queue).stats()
     assert caught.value.version == 2
     taken = lease(queue)
     assert [m.value for m in taken.messages] == [b"a"], "what lies before it goes on"
     taken.ack()
-    pq.write_table(pa.table({"value": pa.array([], pa.binary())}), Path(queue._context.messages.path, "part-bare.parquet"))
+    pq.write_table(
+        pa.table({"value": pa.array([], pa.binary())}),
+        Path(queue._context.messages.path, "part-bare.parquet"),
+    )
     assert drain(queue) == [b"c"]
     assert again(queue).stats()["published"] == 2
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
-def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(queue: Queue, damage: str) -> None:
+def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
+    queue: Queue, damage: str
+) -> None:
     queue.publish(["a", "b"])
     for name in ("broken", "sound"):
         lease(queue, 1, name).ack()
-    (path,) = (path for path in Path(queue._context.ledgers.path, "consumer_group=broken").iterdir() if path.name in _live(queue))
+    (path,) = (
+        path
+        for path in Path(queue._context.ledgers.path, "consumer_group=broken").iterdir()
+        if path.name in _live(queue)
+    )
     DAMAGE[damage](path)
     fresh = again(queue)
-    for call in (lambda: fresh.group("broken").lease("w"), lambda: fresh.group("broken").stats(), fresh.sweep):
+    for call in (
+        lambda: fresh.group("broken").lease("w"),
+        lambda: fresh.group("broken").stats(),
+        fresh.sweep,
+    ):
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         for part in ("'broken'", path.name, "backup", "drop_group('broken')"):
@@ -616,7 +744,9 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(queue: Que
     held.reject()
     with pytest.raises(errors.CorruptLog):
         fresh.sweep()
-    assert len(queue.dead_letters.group("look").lease("w", max_messages=9) or ()) == 1, "the sweep has routed those of the sound group"
+    assert len(queue.dead_letters.group("look").lease("w", max_messages=9) or ()) == 1, (
+        "the sweep has routed those of the sound group"
+    )
     assert drain(fresh, "sound") == [b"c"]
     fresh.drop_group("broken")
     assert drain(fresh, "broken") == [b"a", b"b", b"c"], "it begins anew"
@@ -628,7 +758,9 @@ def _live(queue: Queue) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["deleted", "truncated"])
-def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_told(queue: Queue, how: str) -> None:
+def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_told(
+    queue: Queue, how: str
+) -> None:
     queue.publish(["a", "b", "c"])
     lease(queue, 1).ack()
     broken = DeltaTable(queue._context.ledgers.path).version() + 1
@@ -638,7 +770,12 @@ def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_told(queue: Que
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         assert caught.value.version == broken
-        for part in (f"commit {broken} of {queue._context.ledgers.path}", "backup", "stop the workers", "all later ones"):
+        for part in (
+            f"commit {broken} of {queue._context.ledgers.path}",
+            "backup",
+            "stop the workers",
+            "all later ones",
+        ):
             assert part in str(caught.value)
     for version in (broken, broken + 1):
         entry(queue._context.ledgers.path, version).unlink(missing_ok=True)
@@ -693,7 +830,9 @@ def test_the_archive_or_the_index_deleted_is_made_anew(queue: Queue) -> None:
     assert drain(queue) == [b"b", b"c"]
 
 
-def test_a_dead_letter_queue_made_anew_under_a_handle_is_told(queue: Queue, clock: ManualClock) -> None:
+def test_a_dead_letter_queue_made_anew_under_a_handle_is_told(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).reject()
     queue.sweep()
@@ -706,17 +845,29 @@ def test_a_dead_letter_queue_made_anew_under_a_handle_is_told(queue: Queue, cloc
     assert again(queue).dead_letters.stats()["published"] == 1
 
 
-UPGRADE = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+UPGRADE = {
+    "minReaderVersion": 3,
+    "minWriterVersion": 7,
+    "readerFeatures": ["deletionVectors"],
+    "writerFeatures": ["deletionVectors"],
+}
 
 
 @pytest.mark.parametrize("which", ["messages", "leases"])
-def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(queue: Queue, which: str) -> None:
+def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(
+    queue: Queue, which: str
+) -> None:
     queue.publish(["a", "b", "c"])
     worker = again(queue)
     held = lease(worker, 1)
     path = str(Path(queue.path, which))
     commit = entry(path, DeltaTable(path).version() + 1)
-    commit.write_text(json.dumps({"commitInfo": {"timestamp": 0}}) + "\n" + json.dumps({"protocol": UPGRADE}) + "\n")
+    commit.write_text(
+        json.dumps({"commitInfo": {"timestamp": 0}})
+        + "\n"
+        + json.dumps({"protocol": UPGRADE})
+        + "\n"
+    )
     calls: list[Callable[[], object]] = [lambda: again(queue)]
     calls += (
         [lambda: worker.publish("x"), worker._context.messages.index]
@@ -734,7 +885,9 @@ def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> N
     queue.publish("a")
     add = {"path": "part-x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
            "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": 1}}'}  # fmt: skip
-    pq.write_table(pa.table({"value": [b"x"]}), Path(queue._context.messages.path, "part-x.parquet"))
+    pq.write_table(
+        pa.table({"value": [b"x"]}), Path(queue._context.messages.path, "part-x.parquet")
+    )
     entry(queue._context.messages.path, 2).write_text(
         json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n"
     )

@@ -18,7 +18,7 @@ from spark_mq.delta.tables import wait_for_checkpoints
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-from power_cut import Effects, RecordedFiles, disk_after, left_after  # noqa: E402
+from power_cut import Effects, RecordedFiles, disk_after, left_after
 
 
 @dataclass
@@ -35,7 +35,11 @@ class Run:
             self.reported.append((len(self.effects.done), kind, text, number))
 
     def known(self, count: int, kind: str) -> dict[str, int]:
-        return {value: number for at, what, value, number in self.reported if what == kind and at <= count}
+        return {
+            value: number
+            for at, what, value, number in self.reported
+            if what == kind and at <= count
+        }
 
 
 @contextmanager
@@ -131,7 +135,11 @@ def _tomorrow() -> datetime:
 def _dead(queue: Queue) -> list[str | None]:
     queue.sweep()
     lease = queue.dead_letters.group("looker").lease("after", max_messages=100)
-    return [] if lease is None else [None if m.value is None else m.value.decode() for m in lease.messages]
+    return (
+        []
+        if lease is None
+        else [None if m.value is None else m.value.decode() for m in lease.messages]
+    )
 
 
 def cuts(run: Run, keeps_names: bool) -> Iterator[int]:
@@ -147,15 +155,17 @@ def cuts(run: Run, keeps_names: bool) -> Iterator[int]:
 
 def every_cut(run: Run, *, keeps_names: bool) -> int:
     """Check the disk after each cut, in the place of the real one. Return how many there were."""
-    number = 0
-    for number, count in enumerate(cuts(run, keeps_names), 1):
+    counts = list(cuts(run, keeps_names))
+    for count in counts:
         shutil.rmtree(run.root)
         disk_after(run.effects, count, run.root, run.root, keeps_names=keeps_names)
         try:
             check(run, count, run.root)
         except Exception as error:
-            raise AssertionError(f"a cut after {count} effects, {run.effects.done[max(0, count - 1)]}: {error!r}") from error
-    return number
+            raise AssertionError(
+                f"a cut after {count} effects, {run.effects.done[max(0, count - 1)]}: {error!r}"
+            ) from error
+    return len(counts)
 
 
 @pytest.fixture
@@ -176,7 +186,12 @@ def test_no_power_cut_loses_what_was_reported(run: Run, keeps_names: bool) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("skipped", "keeps_names"),
-    [("sync_file:log", True), ("sync_file:data", True), ("sync_folder:log", False), ("sync_folder:data", False)],
+    [
+        ("sync_file:log", True),
+        ("sync_file:data", True),
+        ("sync_folder:log", False),
+        ("sync_folder:data", False),
+    ],
 )
 def test_each_kind_of_sync_is_needed(run: Run, skipped: str, keeps_names: bool) -> None:
     run.effects.skip_sync = skipped

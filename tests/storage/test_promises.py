@@ -20,7 +20,9 @@ def next_values(queue: Queue, count: int = 100) -> list[str]:
     return [] if found is None else [m.value.decode() for m in found.messages]
 
 
-def test_what_expired_or_was_nacked_goes_back_to_the_head_in_the_order_of_sequence(queue: Queue, clock: ManualClock) -> None:
+def test_what_expired_or_was_nacked_goes_back_to_the_head_in_the_order_of_sequence(
+    queue: Queue, clock: ManualClock
+) -> None:
     s = queue.publish([str(n) for n in range(8)]).sequences
     first = lease(queue, 4)
     first.nack([s[3], s[1]], delay=0)
@@ -28,7 +30,9 @@ def test_what_expired_or_was_nacked_goes_back_to_the_head_in_the_order_of_sequen
     assert next_values(queue, 3) == ["1", "3", "4"], "before what is unread"
 
 
-def test_one_worker_that_settles_before_it_leases_again_sees_the_order_of_sequence(queue: Queue) -> None:
+def test_one_worker_that_settles_before_it_leases_again_sees_the_order_of_sequence(
+    queue: Queue,
+) -> None:
     for part in range(4):
         queue.publish([str(5 * part + n) for n in range(5)])
     seen = []
@@ -47,7 +51,9 @@ def test_delayed_messages_come_first_when_due(queue: Queue, clock: ManualClock) 
     assert next_values(queue, 2) == ["later", "2"]
 
 
-def test_a_delayed_message_is_never_early_and_at_most_a_second_late(queue: Queue, clock: ManualClock) -> None:
+def test_a_delayed_message_is_never_early_and_at_most_a_second_late(
+    queue: Queue, clock: ManualClock
+) -> None:
     due = clock() + timedelta(seconds=10, microseconds=1)
     queue.publish([Message("later", deliver_at=due)])
     clock.advance("10s")
@@ -56,7 +62,9 @@ def test_a_delayed_message_is_never_early_and_at_most_a_second_late(queue: Queue
     assert next_values(queue) == ["later"]
 
 
-def test_a_lease_lives_through_its_deadline_and_margin_and_is_expired_strictly_after(queue: Queue, clock: ManualClock) -> None:
+def test_a_lease_lives_through_its_deadline_and_margin_and_is_expired_strictly_after(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a"])
     lease(queue)
     clock.advance("61s")
@@ -65,7 +73,9 @@ def test_a_lease_lives_through_its_deadline_and_margin_and_is_expired_strictly_a
     assert next_values(again(queue)) == ["a"]
 
 
-def test_an_extension_sets_the_deadline_to_now_plus_the_timeout_never_earlier_and_counts_nothing(queue: Queue, clock: ManualClock) -> None:
+def test_an_extension_sets_the_deadline_to_now_plus_the_timeout_never_earlier_and_counts_nothing(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a"])
     taken, start = lease(queue), clock()
     clock.advance("10s")
@@ -74,20 +84,32 @@ def test_an_extension_sets_the_deadline_to_now_plus_the_timeout_never_earlier_an
     taken.extend("5s")
     assert taken.expires_at == start + timedelta(seconds=70)
     (r,) = queue.group()._ledger.current()
-    assert (r.delivery_count, r.failure_count, r.expires_at) == (1, 0, round(taken.expires_at.timestamp() * 1e6))
+    assert (r.delivery_count, r.failure_count, r.expires_at) == (
+        1,
+        0,
+        round(taken.expires_at.timestamp() * 1e6),
+    )
 
 
-def test_a_drain_never_waits_on_a_prior_owner_whose_lease_is_past(queue: Queue, clock: ManualClock) -> None:
+def test_a_drain_never_waits_on_a_prior_owner_whose_lease_is_past(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish([str(n) for n in range(3)])
     lease(queue, 2)
     clock.advance("62s")
     seen: list[str] = []
-    summary = queue.group().work(lambda taken: seen.extend(m.value.decode() for m in taken.messages), until_empty=True, max_messages=10)
+    summary = queue.group().work(
+        lambda taken: seen.extend(m.value.decode() for m in taken.messages),
+        until_empty=True,
+        max_messages=10,
+    )
     assert sorted(seen) == ["0", "1", "2"]
     assert summary.settled == 3
 
 
-def test_no_message_reaches_a_worker_more_often_than_the_limit_however_its_leases_end(make: Make, clock: ManualClock) -> None:
+def test_no_message_reaches_a_worker_more_often_than_the_limit_however_its_leases_end(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(max_delivery_attempts=4)
     s = queue.publish(["a", "b"]).sequences
     ends: list[Callable[[object], object]] = [
@@ -115,7 +137,9 @@ def test_a_released_delivery_is_not_counted_and_is_there_for_others_at_once(queu
     assert lease(again(queue)).messages[0].delivery_count == 1
 
 
-def test_without_a_limit_of_attempts_suspects_are_isolated_all_the_same(make: Make, clock: ManualClock) -> None:
+def test_without_a_limit_of_attempts_suspects_are_isolated_all_the_same(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(max_delivery_attempts=None)
     receipt = queue.publish([str(n) for n in range(64)])
     sizes, least = [], dict.fromkeys(receipt.sequences, 0)
@@ -130,7 +154,9 @@ def test_without_a_limit_of_attempts_suspects_are_isolated_all_the_same(make: Ma
     assert queue.group().stats().dead == 0
 
 
-def test_at_most_once_a_lease_that_is_acked_at_once_is_never_given_out_again(queue: Queue, clock: ManualClock) -> None:
+def test_at_most_once_a_lease_that_is_acked_at_once_is_never_given_out_again(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a"])
     taken = queue.group().lease("dies", auto_ack=True)
     assert taken is not None

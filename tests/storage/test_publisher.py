@@ -35,7 +35,11 @@ class Gate:
     """Holds commits back until it is opened; tells when one has arrived."""
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.arrived, real = threading.Event(), threading.Event(), queue._context.messages.commit
+        self.open, self.arrived, real = (
+            threading.Event(),
+            threading.Event(),
+            queue._context.messages.commit,
+        )
 
         def commit(*args: Any, **options: Any) -> Any:
             self.arrived.set()
@@ -45,7 +49,9 @@ class Gate:
         monkeypatch.setattr(queue._context.messages, "commit", commit)
 
 
-def failing(queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 10**9) -> list[int]:
+def failing(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 10**9
+) -> list[int]:
     """The next `times` commits fail and land nothing. Returns the list that gets an entry for each."""
     real, tried = queue._context.messages.commit, []
 
@@ -64,10 +70,19 @@ def failing(queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception, tim
 
 def test_each_message_gets_its_sequence(queue: Queue) -> None:
     with queue.publisher() as publisher:
-        pending = [publisher.publish(value) for value in (b"bytes", "text", Message("more", key="k", headers={"h": "1"}, message_id="m"))]
+        pending = [
+            publisher.publish(value)
+            for value in (
+                b"bytes",
+                "text",
+                Message("more", key="k", headers={"h": "1"}, message_id="m"),
+            )
+        ]
     assert [p.done() for p in pending] == [True] * 3
     assert [p.exception() for p in pending] == [None] * 3
-    assert {p.result(): value for p, value in zip(pending, (b"bytes", b"text", b"more"), strict=True)} == found(queue)
+    assert {
+        p.result(): value for p, value in zip(pending, (b"bytes", b"text", b"more"), strict=True)
+    } == found(queue)
     more = queue.group("other").lease("w", max_messages=3).messages[-1]
     assert (more.key, more.headers, more.message_id) == ("k", {"h": "1"}, "m")
 
@@ -142,7 +157,9 @@ def test_flush_waits_until_all_is_durable(queue: Queue) -> None:
         publisher.flush()  # nothing to do
 
 
-def test_what_comes_while_a_commit_is_under_way_shares_the_next_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_while_a_commit_is_under_way_shares_the_next_one(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(queue, monkeypatch)
     with queue.publisher(max_messages=10, max_age="1d") as publisher:
         for n in range(10):
@@ -154,7 +171,9 @@ def test_what_comes_while_a_commit_is_under_way_shares_the_next_one(queue: Queue
     assert commits(queue) == [10, 45]
 
 
-def test_whoever_publishes_too_fast_waits_for_room(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_publishes_too_fast_waits_for_room(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, handed_in = Gate(queue, monkeypatch), []
 
     def publish_many() -> None:
@@ -191,7 +210,9 @@ def test_after_close_nothing_is_taken_any_more(queue: Queue) -> None:
     assert commits(queue) == [1]
 
 
-def test_who_waits_for_room_when_it_is_closed_is_told(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_room_when_it_is_closed_is_told(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, told = Gate(queue, monkeypatch), []
     publisher = queue.publisher(max_messages=1, max_age="1d")
 
@@ -236,7 +257,11 @@ def test_a_publisher_that_nobody_closed_is_closed_with_the_interpreter(delta_que
 # -- errors
 
 
-@pytest.mark.parametrize("bad", [None, 5, Message("a", key=5), Message("\ud800"), Message("a", headers={"a": 1})], ids=repr)
+@pytest.mark.parametrize(
+    "bad",
+    [None, 5, Message("a", key=5), Message("\ud800"), Message("a", headers={"a": 1})],
+    ids=repr,
+)
 def test_a_bad_message_fails_at_the_door_and_nobody_elses(queue: Queue, bad: Any) -> None:
     with queue.publisher(**NEVER) as publisher:
         before = publisher.publish("before")
@@ -247,7 +272,9 @@ def test_a_bad_message_fails_at_the_door_and_nobody_elses(queue: Queue, bad: Any
     assert commits(queue) == [2]
 
 
-def test_a_commit_that_fails_for_a_moment_is_tried_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_fails_for_a_moment_is_tried_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = failing(queue, monkeypatch, OSError("503 slow down"), times=2)
     with queue.publisher() as publisher:
         pending = publisher.publish("a")
@@ -255,7 +282,9 @@ def test_a_commit_that_fails_for_a_moment_is_tried_again(queue: Queue, monkeypat
     assert found(queue) == {pending.result(): b"a"}
 
 
-def test_a_commit_whose_reply_was_lost_is_not_repeated(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_reply_was_lost_is_not_repeated(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lost so thoroughly that the log could not look whether it had landed: its number tells."""
     queue = delta_queue()
     real = queue._context.messages.commit
@@ -271,7 +300,9 @@ def test_a_commit_whose_reply_was_lost_is_not_repeated(delta_queue: Make, monkey
     assert found(queue) == {pending[0].result(): b"a", pending[1].result(): b"b"}
 
 
-def test_races_with_other_publishers_cost_nothing(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_races_with_other_publishers_cost_nothing(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = delta_queue()
     rival = again(queue)
     on_commit(monkeypatch, "messages", before=lambda: rival.publish("rival"))
@@ -298,12 +329,16 @@ def test_each_message_of_a_batch_that_failed_for_good_has_the_error_and_the_next
     assert found(queue) == {good.result(): b"good"}
 
 
-def test_flush_raises_what_nobody_asked_for_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_raises_what_nobody_asked_for_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing(queue, monkeypatch, OSError("disk full"), times=1)
     with queue.publisher(**NEVER, retry_timeout=0) as publisher:
         for n in range(3):
             publisher.publish(str(n))
-        with pytest.raises(errors.PublishFailed, match="3 messages were not published: disk full") as caught:
+        with pytest.raises(
+            errors.PublishFailed, match="3 messages were not published: disk full"
+        ) as caught:
             publisher.flush()
         assert caught.value.messages == 3
         assert isinstance(caught.value.__cause__, OSError)
@@ -321,16 +356,28 @@ def test_close_raises_what_nobody_asked_for(queue: Queue, monkeypatch: pytest.Mo
         asked.result()
 
 
-def test_an_error_that_no_retry_mends_is_told_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_no_retry_mends_is_told_at_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = failing(queue, monkeypatch, errors.CorruptLog("gone", path="p", version=None))
-    with pytest.raises(errors.PublishFailed, match="gone"), queue.publisher(retry_timeout="1d") as publisher:
+    with (
+        pytest.raises(errors.PublishFailed, match="gone"),
+        queue.publisher(retry_timeout="1d") as publisher,
+    ):
         publisher.publish("a")
     assert len(tried) == 1
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_messages", 0), ("max_bytes", "4x"), ("max_bytes", 0), ("max_bytes", True), ("max_age", "soon"), ("retry_timeout", -1)],
+    [
+        ("max_messages", 0),
+        ("max_bytes", "4x"),
+        ("max_bytes", 0),
+        ("max_bytes", True),
+        ("max_age", "soon"),
+        ("retry_timeout", -1),
+    ],
 )
 def test_bad_options_are_refused_and_start_no_thread(option: str, value: Any) -> None:
     before = threading.active_count()

@@ -63,7 +63,10 @@ def test_skip_returns_what_the_error_would_have_told(queue: Queue) -> None:
     queue.publish("a", producer_id="p", producer_sequence=1)
     first = queue.publish(["b", "c"], producer_id="p", producer_sequence=2, on_duplicate="skip")
     assert not first.duplicate
-    latest, older = (again(queue).publish("x", producer_id="p", producer_sequence=n, on_duplicate="skip") for n in (2, 1))
+    latest, older = (
+        again(queue).publish("x", producer_id="p", producer_sequence=n, on_duplicate="skip")
+        for n in (2, 1)
+    )
     assert latest == PublishReceipt(first.version, first.sequences, duplicate=True)
     assert older == PublishReceipt(None, range(0), duplicate=True)
     assert payloads(queue) == [b"a", b"b", b"c"]
@@ -73,7 +76,9 @@ def test_the_last_number_of_a_producer_can_be_asked_for(queue: Queue) -> None:
     assert queue.last_producer_sequence("p") is None
     for number in (0, 2**40):
         queue.publish("a", producer_id="p", producer_sequence=number)
-        assert again(queue).last_producer_sequence("p") == queue.last_producer_sequence("p") == number
+        assert (
+            again(queue).last_producer_sequence("p") == queue.last_producer_sequence("p") == number
+        )
     assert queue.last_producer_sequence("q") is None
     with pytest.raises(errors.InvalidOption, match="producer_id"):
         queue.last_producer_sequence("no such name!")
@@ -92,10 +97,15 @@ def test_a_call_that_publishes_nothing_uses_no_number_up(queue: Queue) -> None:
     ("options", "words"),
     [
         ({"on_duplicate": "skip"}, "producer_id"),
-        ({"producer_id": "p", "producer_sequence": 1, "on_duplicate": "skipp"}, "did you mean 'skip'"),
+        (
+            {"producer_id": "p", "producer_sequence": 1, "on_duplicate": "skipp"},
+            "did you mean 'skip'",
+        ),
     ],
 )
-def test_a_duplicate_policy_that_makes_no_sense_is_refused(queue: Queue, options: dict[str, Any], words: str) -> None:
+def test_a_duplicate_policy_that_makes_no_sense_is_refused(
+    queue: Queue, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(errors.InvalidOption, match=words):
         queue.publish("a", **options)
 
@@ -121,7 +131,9 @@ def test_of_two_handles_that_race_with_one_number_one_lands_and_the_other_is_tol
     assert payloads(queue) == [b"theirs", b"too"]
 
 
-def test_a_commit_whose_reply_was_lost_is_the_first_one_for_whoever_repeats_it(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_reply_was_lost_is_the_first_one_for_whoever_repeats_it(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = delta_queue()
     on_commit(monkeypatch, "messages", fail=FileExistsError("412 Precondition Failed"))
     first = queue.publish("a", producer_id="p", producer_sequence=1)
@@ -129,7 +141,9 @@ def test_a_commit_whose_reply_was_lost_is_the_first_one_for_whoever_repeats_it(d
     assert duplicate(again(queue), 1).receipt == first
 
 
-def test_a_producer_that_died_after_its_commit_learns_so_when_it_repeats_it(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_that_died_after_its_commit_learns_so_when_it_repeats_it(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The publish landed, and the process ended before it knew."""
     queue = delta_queue()
     with monkeypatch.context() as patch:
@@ -165,7 +179,9 @@ def _publish_all(path: str, numbers: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.slow
-def test_processes_that_all_publish_as_one_producer_publish_each_number_at_most_once(delta_queue: Make) -> None:
+def test_processes_that_all_publish_as_one_producer_publish_each_number_at_most_once(
+    delta_queue: Make,
+) -> None:
     queue, numbers = delta_queue(), 15
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         told = pool.starmap(_publish_all, [(queue.path, numbers)] * 3)
@@ -174,7 +190,9 @@ def test_processes_that_all_publish_as_one_producer_publish_each_number_at_most_
     assert str(numbers - 1).encode() in found
     for answers in told:
         for number, sequences in enumerate(answers):
-            assert sequences in ((), (found.get(str(number).encode()),)), "a receipt is that of the commit that landed"
+            assert sequences in ((), (found.get(str(number).encode()),)), (
+                "a receipt is that of the commit that landed"
+            )
 
 
 # -- a queue's defaults for times
@@ -203,7 +221,10 @@ def test_a_queue_drops_what_was_not_leased_within_its_ttl(make: Make, clock: Man
 
 def test_the_defaults_are_kept_with_the_queue(delta_queue: Make, clock: ManualClock) -> None:
     queue = again(delta_queue(delivery_delay="1m", message_ttl="1h"))
-    assert (queue.settings.delivery_delay, queue.settings.message_ttl) == (60_000_000, 3_600_000_000)
+    assert (queue.settings.delivery_delay, queue.settings.message_ttl) == (
+        60_000_000,
+        3_600_000_000,
+    )
     assert queue.settings.times(5) == {"deliver_at": 60_000_005, "expires_at": 3_600_000_005}
 
 
@@ -214,7 +235,9 @@ def test_a_queue_made_before_there_were_such_defaults_opens_without(delta_queue:
     assert QueueSettings.from_json(json.dumps(told)) == QueueSettings()
 
 
-def test_what_goes_to_the_dead_letter_queue_and_back_has_no_time_of_its_own(make: Make, clock: ManualClock) -> None:
+def test_what_goes_to_the_dead_letter_queue_and_back_has_no_time_of_its_own(
+    make: Make, clock: ManualClock
+) -> None:
     queue = make(delivery_delay="1m", message_ttl="1h")
     queue.publish("a")
     clock.advance("61s")
@@ -227,7 +250,13 @@ def test_what_goes_to_the_dead_letter_queue_and_back_has_no_time_of_its_own(make
 
 
 @pytest.mark.parametrize(
-    "settings", [{"delivery_delay": 0}, {"message_ttl": "soon"}, {"message_ttl": -1}, {"delivery_delay": "1h", "message_ttl": "1h"}]
+    "settings",
+    [
+        {"delivery_delay": 0},
+        {"message_ttl": "soon"},
+        {"message_ttl": -1},
+        {"delivery_delay": "1h", "message_ttl": "1h"},
+    ],
 )
 def test_default_times_that_make_no_sense_are_refused(make: Make, settings: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidOption) as caught:
@@ -239,7 +268,9 @@ def test_default_times_that_make_no_sense_are_refused(make: Make, settings: dict
 
 
 @pytest.mark.parametrize("given", ["mine", None], ids=["given", "null"])
-def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(delta_queue: Make, given: str | None) -> None:
+def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(
+    delta_queue: Make, given: str | None
+) -> None:
     """Without one it has the id that it was first read with: its first sequence, in decimal."""
     queue = delta_queue()
     rows = pa.table({"value": [b"a"], "message_id": pa.array([given], pa.string())})
@@ -249,7 +280,9 @@ def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(del
     for _ in range(2):
         queue.group().reject(queue.group()._ledger.current().select([0])[0].lease_id)
         queue.sweep()
-        assert [m.message_id for m in lease(queue.dead_letters, group="look").messages][-1] == first.message_id
+        assert [m.message_id for m in lease(queue.dead_letters, group="look").messages][
+            -1
+        ] == first.message_id
         assert queue.redrive().messages == 1
         (back,) = lease(queue).messages
         assert (back.message_id, back.value) == (first.message_id, b"a")

@@ -38,13 +38,24 @@ def queue(delta_queue: Make) -> Queue:
 def commits(path: str) -> list[dict[str, Any]]:
     """What spark_mq told of each commit of a table (its userMetadata), oldest first."""
     logs = sorted(Path(path, "_delta_log").glob("*.json"))
-    infos = [next(a["commitInfo"] for a in map(json.loads, log.read_text().splitlines()) if "commitInfo" in a) for log in logs]
+    infos = [
+        next(
+            a["commitInfo"]
+            for a in map(json.loads, log.read_text().splitlines())
+            if "commitInfo" in a
+        )
+        for log in logs
+    ]
     return [json.loads(info.get("userMetadata", "{}")) for info in infos]
 
 
 def operations(queue: Queue, group: str = "default") -> list[str]:
     """What the commits of a group's ledger did, oldest first."""
-    return [told["operation"] for told in commits(queue._context.ledgers.path) if told.get("group") == group]
+    return [
+        told["operation"]
+        for told in commits(queue._context.ledgers.path)
+        if told.get("group") == group
+    ]
 
 
 @pytest.fixture
@@ -63,7 +74,11 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
     """Its version's number is free again, so the store takes the commit: the lease would be a second one of the same messages."""
     queue.publish([str(n) for n in range(40)])
     queue.group().ensure()
-    past = Path(queue._context.ledgers.path, "_delta_log", f"{queue._context.ledgers.version() + 1:020}.json")
+    past = Path(
+        queue._context.ledgers.path,
+        "_delta_log",
+        f"{queue._context.ledgers.version() + 1:020}.json",
+    )
     other = again(queue)
 
     def meanwhile() -> None:
@@ -84,7 +99,9 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
 # -- one group
 
 
-def test_a_lease_that_lost_takes_what_is_left(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+def test_a_lease_that_lost_takes_what_is_left(
+    queue: Queue, on_ledger_write: Callable[..., Injected]
+) -> None:
     queue.publish(["a", "b", "c", "d"])
     queue.group().ensure()
     rival, taken = again(queue), []
@@ -97,7 +114,9 @@ def test_a_lease_that_lost_takes_what_is_left(queue: Queue, on_ledger_write: Cal
     assert operations(queue) == ["create group", "lease", "lease"]
 
 
-def test_a_settle_that_lost_is_done_on_what_the_winner_left(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+def test_a_settle_that_lost_is_done_on_what_the_winner_left(
+    queue: Queue, on_ledger_write: Callable[..., Injected]
+) -> None:
     queue.publish(["a", "b", "c"])
     mine, rival = lease(queue, 2), again(queue)
     on_ledger_write(before=lambda: rival.group().ack(mine.lease_id, [mine.messages[0].sequence]))
@@ -105,7 +124,9 @@ def test_a_settle_that_lost_is_done_on_what_the_winner_left(queue: Queue, on_led
     assert queue.group().stats().acked == 2
 
 
-def test_a_settle_beaten_by_the_next_holder_is_refused(queue: Queue, clock: Any, on_ledger_write: Callable[..., Injected]) -> None:
+def test_a_settle_beaten_by_the_next_holder_is_refused(
+    queue: Queue, clock: Any, on_ledger_write: Callable[..., Injected]
+) -> None:
     queue.publish("a")
     slow, rival, taken = lease(queue), again(queue), []
     clock.advance("1h")
@@ -138,7 +159,9 @@ def test_contention_ends_with_its_data_and_no_change(queue: Queue) -> None:
 # -- several groups
 
 
-def test_a_commit_of_another_group_is_no_conflict(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+def test_a_commit_of_another_group_is_no_conflict(
+    queue: Queue, on_ledger_write: Callable[..., Injected]
+) -> None:
     queue.publish(["a", "b"])
     mine, theirs, rival = lease(queue, group="mine"), lease(queue, group="theirs"), again(queue)
     wrapper = on_ledger_write(before=lambda: rival.group("theirs").ack(theirs.lease_id))
@@ -157,7 +180,11 @@ def test_the_handles_ledgers_are_right_after_passing_over_commits_of_others(queu
         mine.ack()
         theirs.nack(delay=0)
         for name in ("mine", "theirs"):
-            assert queue.group(name).stats() == rival.group(name).stats() == again(queue).group(name).stats()
+            assert (
+                queue.group(name).stats()
+                == rival.group(name).stats()
+                == again(queue).group(name).stats()
+            )
 
 
 def note(text: str = "test") -> dict[str, Any]:
@@ -191,8 +218,16 @@ def test_a_whole_table_swap_is_refused_whatever_changed(queue: Queue, rival_grou
     seen, seen_too = one.read("g"), two.read(rival_group)
     two.write(seen_too, Ledger(LedgerHeader(revision=5)), operation_id="rival", note=note())
     with pytest.raises(errors.CommitConflict):
-        one.write(seen, Ledger(LedgerHeader(floor=1)), operation_id="swap", note=note(), whole_table=True)
-    one.write(one.read("g"), Ledger(LedgerHeader(floor=1)), operation_id="swap 2", note=note(), whole_table=True)
+        one.write(
+            seen, Ledger(LedgerHeader(floor=1)), operation_id="swap", note=note(), whole_table=True
+        )
+    one.write(
+        one.read("g"),
+        Ledger(LedgerHeader(floor=1)),
+        operation_id="swap 2",
+        note=note(),
+        whole_table=True,
+    )
 
 
 def test_a_handle_that_another_thread_moved_on_still_commits_at_what_was_read(queue: Queue) -> None:
@@ -215,12 +250,20 @@ def test_a_handle_that_another_thread_moved_on_still_commits_at_what_was_read(qu
 # -- a writer that is slower than the others
 
 
-def lose(slow: LedgerTable, fast: LedgerTable, times: int, group: str = "g", whole_table: bool = False) -> None:
+def lose(
+    slow: LedgerTable, fast: LedgerTable, times: int, group: str = "g", whole_table: bool = False
+) -> None:
     for _ in range(times):
         seen, first = slow.read(group), fast.read("g")
         fast.write(first, Ledger(LedgerHeader()), operation_id=uuid.uuid4().hex, note=note("fast"))
         with pytest.raises(errors.CommitConflict):
-            slow.write(seen, Ledger(LedgerHeader()), operation_id=uuid.uuid4().hex, note=note("slow"), whole_table=whole_table)
+            slow.write(
+                seen,
+                Ledger(LedgerHeader()),
+                operation_id=uuid.uuid4().hex,
+                note=note("slow"),
+                whole_table=whole_table,
+            )
 
 
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -231,21 +274,36 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("whole_table", [False, True])
-def test_a_writer_that_loses_each_race_is_given_way_once(queue: Queue, monkeypatch: pytest.MonkeyPatch, whole_table: bool) -> None:
+def test_a_writer_that_loses_each_race_is_given_way_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, whole_table: bool
+) -> None:
     slow, fast = stores(queue)
     made = pauses(monkeypatch)
     lose(slow, fast, 2)
     assert made == []
     lose(slow, fast, 1, whole_table=whole_table)
     seen, first = slow.read("g"), fast.read("g")
-    slow.write(seen, Ledger(LedgerHeader(revision=7)), operation_id="slow", note=note("slow"), whole_table=whole_table)
+    slow.write(
+        seen,
+        Ledger(LedgerHeader(revision=7)),
+        operation_id="slow",
+        note=note("slow"),
+        whole_table=whole_table,
+    )
     with pytest.raises(errors.CommitConflict):  # while it paused
         fast.write(first, Ledger(LedgerHeader()), operation_id="fast", note=note("fast"))
     assert len(made) == 1
     assert 0 < made[0] <= 2
     for name in ("g", "other"):
-        fast.write(fast.read(name), Ledger(LedgerHeader(revision=8)), operation_id=name, note=note("fast"))
-        slow.write(slow.read(name), Ledger(LedgerHeader(revision=9)), operation_id=f"slow {name}", note=note("slow"))
+        fast.write(
+            fast.read(name), Ledger(LedgerHeader(revision=8)), operation_id=name, note=note("fast")
+        )
+        slow.write(
+            slow.read(name),
+            Ledger(LedgerHeader(revision=9)),
+            operation_id=f"slow {name}",
+            note=note("slow"),
+        )
     assert len(made) == 1, "its turn is over"
     found = again(queue)._context.ledgers.read("g").ledger
     assert found is not None
@@ -253,7 +311,9 @@ def test_a_writer_that_loses_each_race_is_given_way_once(queue: Queue, monkeypat
     assert queue.sweep().archived_commits > 0
 
 
-def test_a_request_for_way_is_no_conflict_and_expires(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_for_way_is_no_conflict_and_expires(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its writer has died."""
     slow, fast = stores(queue)
     seen, whole = fast.read("fresh"), fast.read("whole")
@@ -263,7 +323,9 @@ def test_a_request_for_way_is_no_conflict_and_expires(queue: Queue, monkeypatch:
     fast.write(seen, Ledger(LedgerHeader()), operation_id="fresh", note=note())
     assert made == [], "it asked the writers of another group"
     with pytest.raises(errors.CommitConflict):
-        fast.write(whole, Ledger(LedgerHeader()), operation_id="whole", note=note(), whole_table=True)
+        fast.write(
+            whole, Ledger(LedgerHeader()), operation_id="whole", note=note(), whole_table=True
+        )
     lose(slow, fast, 1)
     seen = fast.read("whole")
     assert seen.token.version > base + 2
@@ -298,7 +360,9 @@ def test_a_ledger_commit_that_landed_is_not_repeated(
     assert queue.group().stats().in_flight == and_then
 
 
-def test_a_lease_that_landed_is_held(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+def test_a_lease_that_landed_is_held(
+    queue: Queue, on_ledger_write: Callable[..., Injected]
+) -> None:
     queue.publish(["a", "b"])
     queue.group().ensure()
     on_ledger_write(fail=LIES[0])
@@ -308,14 +372,18 @@ def test_a_lease_that_landed_is_held(queue: Queue, on_ledger_write: Callable[...
     assert mine.ack() == SettleResult(1)
 
 
-def test_a_group_that_was_made_is_made(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+def test_a_group_that_was_made_is_made(
+    queue: Queue, on_ledger_write: Callable[..., Injected]
+) -> None:
     on_ledger_write(fail=LIES[0])
     queue.group("g").ensure()
     assert operations(queue, "g") == ["create group"]
 
 
 @pytest.mark.parametrize("lie", LIES, ids=["as a lost race", "as a network error"])
-@pytest.mark.parametrize("producer", [{}, {"producer_id": "p", "producer_sequence": 1}], ids=["plain", "with a number"])
+@pytest.mark.parametrize(
+    "producer", [{}, {"producer_id": "p", "producer_sequence": 1}], ids=["plain", "with a number"]
+)
 def test_a_publish_that_landed_is_not_repeated(
     queue: Queue, on_log_commit: Callable[..., Injected], lie: Exception, producer: dict[str, Any]
 ) -> None:
@@ -324,10 +392,14 @@ def test_a_publish_that_landed_is_not_repeated(
     assert wrapper.calls == 1
     assert queue.stats()["published"] == 2
     assert [m.sequence for m in lease(queue).messages] == list(receipt.sequences)
-    assert [told.get("operation") for told in commits(queue._context.messages.path)].count("publish") == 1
+    assert [told.get("operation") for told in commits(queue._context.messages.path)].count(
+        "publish"
+    ) == 1
 
 
-def test_an_error_that_is_no_race_reaches_the_caller_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_no_race_reaches_the_caller_at_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
@@ -346,7 +418,9 @@ def test_an_error_that_is_no_race_reaches_the_caller_at_once(queue: Queue, monke
 # -- publishing
 
 
-def test_a_publish_that_lost_lands_behind_the_winner(queue: Queue, on_log_commit: Callable[..., Injected]) -> None:
+def test_a_publish_that_lost_lands_behind_the_winner(
+    queue: Queue, on_log_commit: Callable[..., Injected]
+) -> None:
     rival, won = again(queue), []
     wrapper = on_log_commit(before=lambda: won.append(rival.publish(["x", "y"])))
     mine = queue.publish(["a", "b"])
@@ -357,7 +431,9 @@ def test_a_publish_that_lost_lands_behind_the_winner(queue: Queue, on_log_commit
     assert [found[s] for s in won[0].sequences] == [b"x", b"y"]
 
 
-def test_a_raced_producer_number_is_refused(queue: Queue, on_log_commit: Callable[..., Injected]) -> None:
+def test_a_raced_producer_number_is_refused(
+    queue: Queue, on_log_commit: Callable[..., Injected]
+) -> None:
     rival = again(queue)
     on_log_commit(before=lambda: rival.publish("theirs", producer_id="p", producer_sequence=1))
     with pytest.raises(errors.DuplicatePublish) as caught:
@@ -366,7 +442,9 @@ def test_a_raced_producer_number_is_refused(queue: Queue, on_log_commit: Callabl
     assert [m.value for m in lease(queue).messages] == [b"theirs"]
 
 
-def test_a_higher_number_that_raced_lands_after_the_lower_one(queue: Queue, on_log_commit: Callable[..., Injected]) -> None:
+def test_a_higher_number_that_raced_lands_after_the_lower_one(
+    queue: Queue, on_log_commit: Callable[..., Injected]
+) -> None:
     rival = again(queue)
     on_log_commit(before=lambda: rival.publish("first", producer_id="p", producer_sequence=1))
     queue.publish("second", producer_id="p", producer_sequence=2)
@@ -378,9 +456,21 @@ def test_a_raced_mark_of_the_ledger_is_refused_even_by_another_group(queue: Queu
     for name in ("g", "other"):
         one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
     seen, seen_too = one.read("g"), two.read("other")
-    two.write(seen_too, Ledger(LedgerHeader(revision=1)), operation_id="2", note=note(), txns=[("stream", 3)])
+    two.write(
+        seen_too,
+        Ledger(LedgerHeader(revision=1)),
+        operation_id="2",
+        note=note(),
+        txns=[("stream", 3)],
+    )
     with pytest.raises(errors.CommitConflict):
-        one.write(seen, Ledger(LedgerHeader(revision=1)), operation_id="1", note=note(), txns=[("stream", 3)])
+        one.write(
+            seen,
+            Ledger(LedgerHeader(revision=1)),
+            operation_id="1",
+            note=note(),
+            txns=[("stream", 3)],
+        )
     assert one.mark(one.read("g"), "stream") == 3
     assert one.mark(one.read("g"), "other stream") is None
 
@@ -407,7 +497,9 @@ def test_a_stale_handle_goes_on_after_housekeeping(queue: Queue) -> None:
     assert len(lease(queue)) == 9
 
 
-def test_housekeeping_between_read_and_write_costs_one_try(queue: Queue, on_ledger_write: Callable[..., Injected]) -> None:
+def test_housekeeping_between_read_and_write_costs_one_try(
+    queue: Queue, on_ledger_write: Callable[..., Injected]
+) -> None:
     queue.publish([str(n) for n in range(10)])
     mine, rival = lease(queue, 2), again(queue)
     on_ledger_write(before=lambda: churn(rival))
@@ -415,7 +507,9 @@ def test_housekeeping_between_read_and_write_costs_one_try(queue: Queue, on_ledg
     assert operations(queue).count("ack") == 1
 
 
-def test_a_ledger_file_cleaned_under_a_read_is_read_anew(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_file_cleaned_under_a_read_is_read_anew(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish([str(n) for n in range(10)])
     mine, reader, rival = lease(queue, 2), again(queue), again(queue)
 
@@ -425,7 +519,9 @@ def test_a_ledger_file_cleaned_under_a_read_is_read_anew(queue: Queue, monkeypat
 
     assert isinstance(reader._context.ledgers, LedgerTable)
     monkeypatch.setattr(
-        reader._context.ledgers.files, "read_parquet", Injected(reader._context.ledgers.files.read_parquet, before=replaced)
+        reader._context.ledgers.files,
+        "read_parquet",
+        Injected(reader._context.ledgers.files.read_parquet, before=replaced),
     )
     assert reader.group().stats().in_flight == 2
 
@@ -490,7 +586,11 @@ def _plod(path: str, name: str, times: int, stop: Any) -> float:
         ledger = stored.ledger
         assert ledger is not None
         time.sleep(0.1)  # the work of a slow worker
-        return Ledger(replace(ledger.head.counted({"steps": 1})), ledger.ranges), None, {"operation": "step"}
+        return (
+            Ledger(replace(ledger.head.counted({"steps": 1})), ledger.ranges),
+            None,
+            {"operation": "step"},
+        )
 
     try:
         for _ in range(times):
@@ -519,7 +619,9 @@ def test_four_processes_lose_no_update(queue: Queue, workers: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(queue: Queue, workers: Any) -> None:
+def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(
+    queue: Queue, workers: Any
+) -> None:
     queue.publish(["a", "b", "c"])
     queue.group("fast").ensure()
     with multiprocessing.get_context("spawn").Manager() as manager:
@@ -550,16 +652,23 @@ def machines() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True], ids=["one machine", "several machines"])
-def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(queue: Queue, request: pytest.FixtureRequest, apart: bool) -> None:
+def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
+    queue: Queue, request: pytest.FixtureRequest, apart: bool
+) -> None:
     """Without lines and doors it waited until its patience was over: each of its commits lost to one that took a tenth of its time."""
     pool = request.getfixturevalue("machines" if apart else "workers")
     queue.publish([str(n) for n in range(100)])
     queue.group("g").ensure()
     with multiprocessing.get_context("spawn").Manager() as manager:
         stop = manager.Event()
-        fast = [pool.apply_async(_hammer_apart if apart else _hammer, (queue.path, "g", stop)) for _ in range(3)]
+        fast = [
+            pool.apply_async(_hammer_apart if apart else _hammer, (queue.path, "g", stop))
+            for _ in range(3)
+        ]
         try:
-            took = pool.apply_async(_plod_apart if apart else _plod, (queue.path, "g", 8, stop)).get(timeout=90)
+            took = pool.apply_async(
+                _plod_apart if apart else _plod, (queue.path, "g", 8, stop)
+            ).get(timeout=90)
         finally:
             stop.set()
         hammered = [result.get(timeout=60) for result in fast]
@@ -571,7 +680,9 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(queue: Queue
 
 
 @pytest.mark.slow
-def test_a_swap_of_the_whole_table_gets_its_turn_beside_busy_groups(queue: Queue, machines: Any) -> None:
+def test_a_swap_of_the_whole_table_gets_its_turn_beside_busy_groups(
+    queue: Queue, machines: Any
+) -> None:
     """It is refused after any commit whatever; of 3 processes that commit without a pause there always is one."""
     queue.publish([str(n) for n in range(100)])
     queue.group("g").ensure()

@@ -25,7 +25,12 @@ class Killed(BaseException):
 
 def with_dead(queue: Queue, errors: list[str]) -> Queue:
     """A queue whose DLQ holds a message for each error, with that as its error and its number as value and id."""
-    receipt = queue.publish([Message(str(n), key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}") for n in range(len(errors))])
+    receipt = queue.publish(
+        [
+            Message(str(n), key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
+            for n in range(len(errors))
+        ]
+    )
     taken = lease(queue, len(errors))
     for seq, error in zip(receipt.sequences, errors, strict=True):
         taken.reject([seq], error=error)
@@ -43,7 +48,12 @@ def test_a_redriven_message_is_as_it_was_first_published(queue: Queue) -> None:
     with_dead(queue, ["boom"])
     assert queue.redrive().messages == 1
     (message,) = lease(queue).messages
-    assert (message.message_id, message.key, message.value, message.delivery_count) == ("id-0", "k0", b"0", 1)
+    assert (message.message_id, message.key, message.value, message.delivery_count) == (
+        "id-0",
+        "k0",
+        b"0",
+        1,
+    )
     assert message.headers["own"] == "1"
     assert message.headers["spark_mq.group"] == "default"
     assert not {"spark_mq.error", "spark_mq.reason"} & set(message.headers)
@@ -56,7 +66,9 @@ def test_each_dead_letter_is_redriven_once(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_dead_messages_that_no_sweep_has_routed_are_told(queue: Queue, caplog: pytest.LogCaptureFixture, dry_run: bool) -> None:
+def test_dead_messages_that_no_sweep_has_routed_are_told(
+    queue: Queue, caplog: pytest.LogCaptureFixture, dry_run: bool
+) -> None:
     with_dead(queue, ["a", "b"])
     assert queue.redrive(dry_run=dry_run).messages == 2
     assert not caplog.records
@@ -75,7 +87,9 @@ def test_one_that_dies_again_can_be_redriven_again_and_keeps_its_first_id(queue:
     queue.sweep()
     table = queue.redrive(dry_run=True).table
     assert table is not None
-    assert table.select(["message_id", "error", "key"]).to_pylist() == [{"message_id": "id-0", "error": "second", "key": "k0"}]
+    assert table.select(["message_id", "error", "key"]).to_pylist() == [
+        {"message_id": "id-0", "error": "second", "key": "k0"}
+    ]
     assert table["headers"].to_pylist() == [[("own", "1")]]
     assert queue.redrive().messages == 1
 
@@ -135,14 +149,18 @@ def test_an_empty_dead_letter_queue_gives_nothing(queue: Queue) -> None:
         ({"rate": "fast"}, "rate='fast'"),
     ],
 )
-def test_what_cannot_be_redriven_so_is_refused_at_the_door(queue: Queue, given: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_redriven_so_is_refused_at_the_door(
+    queue: Queue, given: dict[str, Any], told: str
+) -> None:
     with_dead(queue, ["a"])
     with pytest.raises(InvalidOption, match=told):
         queue.redrive(**given)
     assert queue.redrive().messages == 1
 
 
-def test_a_rate_spreads_the_redrive_over_rounds(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_spreads_the_redrive_over_rounds(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_dead(queue, ["a"] * 5)
     pauses: list[float] = []
     monkeypatch.setattr(redrive, "time", SimpleNamespace(sleep=pauses.append))
@@ -151,18 +169,30 @@ def test_a_rate_spreads_the_redrive_over_rounds(queue: Queue, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("step", range(1, 7))
-def test_killed_at_any_step_each_goes_back_once(make: Make, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_killed_at_any_step_each_goes_back_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
     """Before and after each of the three commits."""
     queue = with_dead(make(), ["a", "b", "c"])
     kind, place = divmod(step - 1, 2)
-    target, name = [(transfer, "update_ledger"), (type(queue._context.messages), "commit"), (transfer, "update_ledger")][kind]
+    target, name = [
+        (transfer, "update_ledger"),
+        (type(queue._context.messages), "commit"),
+        (transfer, "update_ledger"),
+    ][kind]
     at = 2 if kind == 2 else 1
 
     def die() -> None:
         raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(target, name, Injected(getattr(target, name), at=at, **({"after": die} if place else {"before": die})))
+        patch.setattr(
+            target,
+            name,
+            Injected(
+                getattr(target, name), at=at, **({"after": die} if place else {"before": die})
+            ),
+        )
         queue.redrive()
         pytest.fail("it was to be killed")
     again(queue).redrive()
@@ -170,7 +200,9 @@ def test_killed_at_any_step_each_goes_back_once(make: Make, monkeypatch: pytest.
     assert again(queue).redrive().messages == 0
 
 
-def test_two_redrives_at_once_publish_each_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_redrives_at_once_publish_each_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = with_dead(make(), ["a", "b", "c"])
     other, real = again(queue), redrive._redrive
     got: list[int] = []
@@ -186,10 +218,15 @@ def test_two_redrives_at_once_publish_each_once(make: Make, monkeypatch: pytest.
     assert sorted(back(queue)) == ["0", "1", "2"]
 
 
-def test_queues_that_share_a_dead_letter_queue_get_back_their_own(tmp_path: Path, clock: ManualClock) -> None:
+def test_queues_that_share_a_dead_letter_queue_get_back_their_own(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     shared = tmp_path / "shared"
     Queue.create(shared, clock=clock)
-    one, two = (Queue.create(tmp_path / name, dead_letter_path=shared, clock=clock) for name in ("one", "two"))
+    one, two = (
+        Queue.create(tmp_path / name, dead_letter_path=shared, clock=clock)
+        for name in ("one", "two")
+    )
     with_dead(one, ["a"])
     with_dead(two, ["b", "c"])
     assert (one.redrive().messages, two.redrive().messages) == (1, 2)

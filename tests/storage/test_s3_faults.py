@@ -39,18 +39,24 @@ def other(queue: Queue, s3: dict[str, str], clock: ManualClock) -> Queue:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("part", ["messages/_delta_log", "messages/part-"])
-def test_a_publish_lands_once(queue: Queue, other: Queue, faulty: FaultyS3, fault: str, part: str) -> None:
+def test_a_publish_lands_once(
+    queue: Queue, other: Queue, faulty: FaultyS3, fault: str, part: str
+) -> None:
     faulty.once(fault, "PUT", part)
     receipt = queue.publish(["a", "b"])
     assert faulty.met() == 1
     lease = other.group().lease("w", max_messages=10)
     assert lease is not None
-    assert [(m.sequence, m.value) for m in lease.messages] == list(zip(receipt.sequences, (b"a", b"b"), strict=True))
+    assert [(m.sequence, m.value) for m in lease.messages] == list(
+        zip(receipt.sequences, (b"a", b"b"), strict=True)
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("part", ["leases/_delta_log", "leases/consumer_group"])
-def test_a_lease_whose_reply_is_lost_is_taken_once(queue: Queue, other: Queue, faulty: FaultyS3, fault: str, part: str) -> None:
+def test_a_lease_whose_reply_is_lost_is_taken_once(
+    queue: Queue, other: Queue, faulty: FaultyS3, fault: str, part: str
+) -> None:
     queue.publish(["a", "b"])
     queue.group().ensure()
     faulty.once(fault, "PUT", part)
@@ -63,20 +69,32 @@ def test_a_lease_whose_reply_is_lost_is_taken_once(queue: Queue, other: Queue, f
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
-def test_a_settle_whose_reply_is_lost_is_no_lease_lost(queue: Queue, other: Queue, faulty: FaultyS3, fault: str, verb: str) -> None:
+def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
+    queue: Queue, other: Queue, faulty: FaultyS3, fault: str, verb: str
+) -> None:
     queue.publish(["a", "b"])
     lease = queue.group().lease("w", max_messages=2)
     assert lease is not None
     faulty.once(fault, "PUT", "leases/_delta_log")
     assert getattr(lease, verb)().settled == 2
     assert faulty.met() == 1
-    (told,) = {(r.state, r.delivery_count) for r in other.group()._ledger.current()} or {("settled", 1)}
-    expected = {"ack": ("settled", 1), "nack": ("waiting", 1), "reject": ("dead", 1), "release": ("waiting", 0), "extend": ("leased", 1)}
+    (told,) = {(r.state, r.delivery_count) for r in other.group()._ledger.current()} or {
+        ("settled", 1)
+    }
+    expected = {
+        "ack": ("settled", 1),
+        "nack": ("waiting", 1),
+        "reject": ("dead", 1),
+        "release": ("waiting", 0),
+        "extend": ("leased", 1),
+    }
     assert told == expected[verb]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(queue: Queue, other: Queue, faulty: FaultyS3, seed: int) -> None:
+def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(
+    queue: Queue, other: Queue, faulty: FaultyS3, seed: int
+) -> None:
     faulty.often(0.03, seed)
     published, acked = set(), set()
     for _ in range(4):
@@ -94,7 +112,9 @@ def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(queue: Queue,
     assert other.group().stats().acked == len(published) == other._context.messages.index().total
 
 
-def test_credentials_may_come_from_the_environment(s3: dict[str, str], path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_may_come_from_the_environment(
+    s3: dict[str, str], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in s3.items():
         monkeypatch.setenv(name, value)
     queue = Queue.create(path)
@@ -104,6 +124,13 @@ def test_credentials_may_come_from_the_environment(s3: dict[str, str], path: str
 
 def test_a_refused_secret_is_in_no_error(s3: dict[str, str], path: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 (whatever delta-rs makes of it)
-        Queue.open(path, storage_options={**s3, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_SECRET_ACCESS_KEY": "hunter2"})
+        Queue.open(
+            path,
+            storage_options={
+                **s3,
+                "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+                "AWS_SECRET_ACCESS_KEY": "hunter2",
+            },
+        )
     assert "hunter2" not in repr(caught.value)
     assert "hunter2" not in str(caught.value.__cause__)

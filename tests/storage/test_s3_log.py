@@ -27,7 +27,12 @@ def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
 @pytest.fixture
 def queue(s3: dict[str, str]) -> Queue:
     """The queue as it is."""
-    return Queue.create(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=s3, clock_skew="0s", retry_delay="0s")
+    return Queue.create(
+        f"s3://queues/{uuid.uuid4().hex}/queue",
+        storage_options=s3,
+        clock_skew="0s",
+        retry_delay="0s",
+    )
 
 
 @pytest.fixture
@@ -37,14 +42,19 @@ def late(queue: Queue, proxy: FaultyS3) -> Queue:
 
 
 def through(queue: Queue, proxy: FaultyS3) -> Queue:
-    return Queue.open(queue.path, storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url})
+    return Queue.open(
+        queue.path,
+        storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url},
+    )
 
 
 def listings(proxy: FaultyS3) -> list[str]:
     return [path for method, path in proxy.asked() if method == "LIST"]
 
 
-def test_a_lease_and_an_ack_of_a_lone_worker_cost_few_requests_and_no_listing(late: Queue, proxy: FaultyS3) -> None:
+def test_a_lease_and_an_ack_of_a_lone_worker_cost_few_requests_and_no_listing(
+    late: Queue, proxy: FaultyS3
+) -> None:
     late.publish([str(n) for n in range(20)])
     group = late.group()
     for _ in range(2):
@@ -62,7 +72,9 @@ def test_a_lease_and_an_ack_of_a_lone_worker_cost_few_requests_and_no_listing(la
     assert "LIST" not in {method for method, _ in leased + acked}
 
 
-def test_a_lease_does_not_take_what_another_has_just_taken(queue: Queue, late: Queue, proxy: FaultyS3) -> None:
+def test_a_lease_does_not_take_what_another_has_just_taken(
+    queue: Queue, late: Queue, proxy: FaultyS3
+) -> None:
     queue.publish([str(n) for n in range(6)])
     queue.group().ensure()
     assert late.group().stats().ready == 6
@@ -77,8 +89,19 @@ def test_a_lease_does_not_take_what_another_has_just_taken(queue: Queue, late: Q
     assert listings(proxy) == []
 
 
-@pytest.mark.parametrize("verb", ["ack", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("nack", "reject", "release", "extend"))])
-def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(queue: Queue, late: Queue, verb: str) -> None:
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "ack",
+        *(
+            pytest.param(verb, marks=pytest.mark.slow)
+            for verb in ("nack", "reject", "release", "extend")
+        ),
+    ],
+)
+def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(
+    queue: Queue, late: Queue, verb: str
+) -> None:
     """As for a stream: its runner leases, the driver settles."""
     queue.publish(["a", "b"])
     queue.group().ensure()
@@ -95,7 +118,9 @@ def test_messages_that_were_just_published_are_leased(queue: Queue, late: Queue)
 
 
 @pytest.mark.parametrize("fault", [None, AFTER, RESET])
-def test_a_publish_lands_once_and_behind_what_others_have_published(queue: Queue, late: Queue, proxy: FaultyS3, fault: str | None) -> None:
+def test_a_publish_lands_once_and_behind_what_others_have_published(
+    queue: Queue, late: Queue, proxy: FaultyS3, fault: str | None
+) -> None:
     first = queue.publish(["a", "b"])
     if fault is not None:
         proxy.once(fault, "PUT", "messages/_delta_log")
@@ -108,7 +133,9 @@ def test_a_publish_lands_once_and_behind_what_others_have_published(queue: Queue
 
 
 @pytest.mark.parametrize("fault", [AFTER, RESET])
-def test_a_commit_whose_reply_is_lost_is_found(queue: Queue, late: Queue, proxy: FaultyS3, fault: str) -> None:
+def test_a_commit_whose_reply_is_lost_is_found(
+    queue: Queue, late: Queue, proxy: FaultyS3, fault: str
+) -> None:
     queue.publish(["a", "b"])
     late.group().ensure()
     proxy.once(fault, "PUT", "leases/_delta_log")
@@ -128,10 +155,15 @@ def test_a_queue_that_was_just_made_is_there(s3: dict[str, str], proxy: FaultyS3
     path = f"s3://queues/{uuid.uuid4().hex}/queue"
     made = Queue.create(path, storage_options=s3, visibility_timeout="7s")
     options = {**s3, "AWS_ENDPOINT_URL": proxy.url}
-    assert Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings == made.settings
+    assert (
+        Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings
+        == made.settings
+    )
 
 
-def test_handles_go_on_under_sweeps_of_each_other(queue: Queue, late: Queue, proxy: FaultyS3) -> None:
+def test_handles_go_on_under_sweeps_of_each_other(
+    queue: Queue, late: Queue, proxy: FaultyS3
+) -> None:
     queue.publish(["a"])
     queue.group().ensure()
     assert late.group().stats().ready == 1
@@ -144,7 +176,9 @@ def test_handles_go_on_under_sweeps_of_each_other(queue: Queue, late: Queue, pro
 
 
 @pytest.mark.slow
-def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(queue: Queue, proxy: FaultyS3) -> None:
+def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(
+    queue: Queue, proxy: FaultyS3
+) -> None:
     handles = [through(queue, proxy) for _ in range(3)]
     proxy.often(0.01, 1)
     published: list[int] = []
@@ -183,5 +217,7 @@ def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(queue: 
     assert acked == Counter(published)
     assert len(published) == queue._context.messages.index().total == 80
     queue.sweep()
-    found = check_queue(queue.path, queue._context.storage_options, skew=timedelta(0), drained=["default"])
+    found = check_queue(
+        queue.path, queue._context.storage_options, skew=timedelta(0), drained=["default"]
+    )
     assert found.wrong == []

@@ -86,7 +86,10 @@ PREPARE: dict[str, Callable[[Case], object]] = {
     "leased by another": later,
     "given back": lambda case: by_id(case, "nack"),
     "dead": lambda case: by_id(case, "reject"),
-    "blocked": lambda case: (case.queue.group().configure(on_exhausted="block", max_failures=1), by_id(case, "nack")),
+    "blocked": lambda case: (
+        case.queue.group().configure(on_exhausted="block", max_failures=1),
+        by_id(case, "nack"),
+    ),
     "being routed": lambda case: (by_id(case, "reject"), freeze(case.queue)),
     "skipped by a seek": lambda case: case.queue.group().seek("latest"),
     "unread again, by a seek": lambda case: case.queue.group().seek("earliest"),
@@ -110,7 +113,13 @@ def freeze(queue: Queue) -> None:
 def case(request: pytest.FixtureRequest, queue: Queue, clock: ManualClock) -> Case:
     receipt = queue.publish(["0", "1", "2"])
     leases = [queue.group().lease(f"w{n}") for n in range(3)]
-    return Case(queue, clock, [lease for lease in leases if lease is not None], list(receipt.sequences), request.param)
+    return Case(
+        queue,
+        clock,
+        [lease for lease in leases if lease is not None],
+        list(receipt.sequences),
+        request.param,
+    )
 
 
 def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
@@ -123,7 +132,9 @@ def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
         with pytest.raises(LeaseLost) as caught:
             call()
         assert caught.value.data["result"] == SettleResult(0, 0)
-        assert [(first, last) for first, last, _ in caught.value.data["lost"]] == ([(seq, seq)] if what == "lost" else [])
+        assert [(first, last) for first, last, _ in caught.value.data["lost"]] == (
+            [(seq, seq)] if what == "lost" else []
+        )
         assert all(why.startswith(told) for _, _, why in caught.value.data["lost"])
 
 
@@ -135,9 +146,17 @@ def test_by_sequence(case: Case, state: str, verb: str) -> None:
     if verb == "release":  # has no sequences: by the object, which knows what the lease was granted
         check(expected, case.lease.release, case.sequence)
     else:
-        check(expected, lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]), case.sequence)
+        check(
+            expected,
+            lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]),
+            case.sequence,
+        )
     if expected.startswith("settled"):
-        states = {r.state for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last} or {"settled"}
+        states = {
+            r.state
+            for r in case.queue.group()._ledger.current()
+            if r.first <= case.sequence <= r.last
+        } or {"settled"}
         assert states == {AFTER[verb]}
 
 
@@ -150,10 +169,16 @@ def test_the_whole_lease_by_its_object(case: Case, state: str, verb: str) -> Non
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", TABLE)
-def test_the_whole_lease_by_its_id_knows_only_what_is_held(case: Case, state: str, verb: str) -> None:
+def test_the_whole_lease_by_its_id_knows_only_what_is_held(
+    case: Case, state: str, verb: str
+) -> None:
     PREPARE[state](case)
     expected = TABLE[state][verb in ("nack", "release")]
-    check(expected if expected.startswith("settled") else "gone", lambda: getattr(case.queue.group(), verb)(case.lease.lease_id), 0)
+    check(
+        expected if expected.startswith("settled") else "gone",
+        lambda: getattr(case.queue.group(), verb)(case.lease.lease_id),
+        0,
+    )
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
@@ -173,11 +198,17 @@ EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}
 @pytest.mark.parametrize("state", TABLE)
 def test_extending(case: Case, state: str) -> None:
     PREPARE[state](case)
-    counts = [(r.delivery_count, r.failure_count) for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last]
+    counts = [
+        (r.delivery_count, r.failure_count)
+        for r in case.queue.group()._ledger.current()
+        if r.first <= case.sequence <= r.last
+    ]
     check(EXTEND.get(state, "gone"), lambda: case.lease.extend("5m"), 0)
     if state == "held":
         assert counts == [
-            (r.delivery_count, r.failure_count) for r in case.queue.group()._ledger.current() if r.first <= case.sequence <= r.last
+            (r.delivery_count, r.failure_count)
+            for r in case.queue.group()._ledger.current()
+            if r.first <= case.sequence <= r.last
         ]
 
 
@@ -187,9 +218,15 @@ def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
-def test_messages_that_were_never_in_the_lease_or_do_not_exist_are_lost(case: Case, verb: str) -> None:
+def test_messages_that_were_never_in_the_lease_or_do_not_exist_are_lost(
+    case: Case, verb: str
+) -> None:
     settle = getattr(case.queue.group(), verb)
-    other, unread, nowhere = case.sequences[0], case.queue.publish(["x"]).sequences[0], case.sequences[2] + 1
+    other, unread, nowhere = (
+        case.sequences[0],
+        case.queue.publish(["x"]).sequences[0],
+        case.sequences[2] + 1,
+    )
     check("lost leased by", lambda: settle(case.lease.lease_id, [other]), other)
     check("lost unread", lambda: settle(case.lease.lease_id, [unread]), unread)
     check("lost no message", lambda: settle(case.lease.lease_id, [nowhere]), nowhere)

@@ -77,7 +77,9 @@ def test_eight_threads_of_a_worker_share_their_commits(queue: Queue) -> None:
     assert again(queue).group().stats().acked == 200
 
 
-def test_leases_of_several_threads_become_one_commit(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_of_several_threads_become_one_commit(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receipt = queue.publish([str(n) for n in range(8)])
     queue.group().ensure()
     before = version(queue)
@@ -103,7 +105,9 @@ def test_settles_come_before_leases(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert operations(queue, before) == ["ack+lease"]
 
 
-def test_no_settle_expires_a_lease_that_its_commit_extends(make: Make, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_settle_expires_a_lease_that_its_commit_extends(
+    make: Make, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its messages have no attempt left: they would be dead."""
     queue = make(max_delivery_attempts=1)
     queue.publish(["a", "b"])
@@ -116,7 +120,9 @@ def test_no_settle_expires_a_lease_that_its_commit_extends(make: Make, clock: An
     assert (stats.in_flight, stats.dead) == (1, 0)
 
 
-def test_an_error_is_that_of_its_own_operation(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_that_of_its_own_operation(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish(["a", "b"])
     held, before = lease(queue, 1), version(queue)
 
@@ -133,7 +139,9 @@ def test_an_error_is_that_of_its_own_operation(queue: Queue, monkeypatch: pytest
     assert operations(queue, before) == ["ack+lease"]
 
 
-def test_without_its_group_each_operation_fails_by_itself(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_group_each_operation_fails_by_itself(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish("a")
     held = lease(queue)
     queue.drop_group("default")
@@ -142,7 +150,9 @@ def test_without_its_group_each_operation_fails_by_itself(queue: Queue, monkeypa
     assert [type(one.exception(30)) for one in calls] == [GroupNotFound] * 2
 
 
-def test_what_settles_did_is_recorded_with_a_change_of_settings(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_settles_did_is_recorded_with_a_change_of_settings(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish(["a"])
     held, before = lease(queue, 1), version(queue)
     with piled_up(queue, monkeypatch) as submit:
@@ -152,7 +162,10 @@ def test_what_settles_did_is_recorded_with_a_change_of_settings(queue: Queue, mo
     (commit,) = queue._context.ledgers.commits(before + 1, version(queue))
     assert commit.operation == "ack+configure"
     assert events_of(commit.rows)["event"].to_pylist() == ["acked"]
-    assert (again(queue).group().settings.max_in_flight, again(queue).group().stats().acked) == (7, 1)
+    assert (again(queue).group().settings.max_in_flight, again(queue).group().stats().acked) == (
+        7,
+        1,
+    )
 
 
 # -- application transactions
@@ -168,18 +181,30 @@ def numbered(queue: Queue, app: str, number: int) -> int | None:
     return ledger.update(compute, txn=lambda _: (app, number))
 
 
-def test_a_commit_keeps_the_transactions_of_all_its_operations(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_keeps_the_transactions_of_all_its_operations(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish("a")
     held, before = lease(queue), version(queue)
     with piled_up(queue, monkeypatch) as submit:
-        calls = [submit(numbered, queue, "one", 3), submit(held.ack), submit(numbered, queue, "two", 5)]
+        calls = [
+            submit(numbered, queue, "one", 3),
+            submit(held.ack),
+            submit(numbered, queue, "two", 5),
+        ]
     assert [one.result(30) for one in calls] == [None, SettleResult(1), None]
     assert version(queue) == before + 1
     store = again(queue)._context.ledgers
-    assert [store.mark(store.read("default"), app) for app in ("one", "two", "three")] == [3, 5, None]
+    assert [store.mark(store.read("default"), app) for app in ("one", "two", "three")] == [
+        3,
+        5,
+        None,
+    ]
 
 
-def test_an_operation_sees_the_transaction_of_one_before_it(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_sees_the_transaction_of_one_before_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.group().ensure()
     numbered(queue, "app", 1)
     before = version(queue)
@@ -194,7 +219,9 @@ def test_an_operation_sees_the_transaction_of_one_before_it(queue: Queue, monkey
 # -- races and errors of the store
 
 
-def test_after_a_lost_race_all_operations_are_computed_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_lost_race_all_operations_are_computed_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receipt = queue.publish(["a", "b", "c", "d"])
     held, lost = lease(queue, 1), lease(queue, 1)
     rival, theirs = again(queue), list[Lease]()
@@ -236,14 +263,20 @@ class _Unwrapped:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_failed_commit_is_an_error_of_each_caller(queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_failed_commit_is_an_error_of_each_caller(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     queue.publish(["a", "b"])
     held = lease(queue, 1)
     ledgers = queue._context.ledgers
     write = Injected(lambda *args, **options: None, fail=error)
     with piled_up(queue, monkeypatch) as submit:
         monkeypatch.setattr(ledgers, "write", write)
-        calls = [submit(held.ack), submit(queue.group().lease, "w"), submit(queue.group().ack, held.lease_id)]
+        calls = [
+            submit(held.ack),
+            submit(queue.group().lease, "w"),
+            submit(queue.group().ack, held.lease_id),
+        ]
     errors = [one.exception(30) for one in calls]
     assert [(type(one), str(one)) for one in errors] == [(type(error), str(error))] * 3
     assert [getattr(one, "data", None) for one in errors] == [getattr(error, "data", None)] * 3
@@ -251,7 +284,9 @@ def test_a_failed_commit_is_an_error_of_each_caller(queue: Queue, monkeypatch: p
     assert write.calls == 1, "it may have landed, so nothing runs again"
 
 
-def test_a_transaction_of_a_lost_attempt_is_not_committed(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_of_a_lost_attempt_is_not_committed(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish(["a"])
     held, before = lease(queue), version(queue)
     ledger, attempts = queue.group()._ledger, list[int]()
@@ -279,7 +314,9 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(queue: Queue, monkeypa
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_without_a_look_what_changes_nothing_is_computed_again(delta_queue: Make, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_without_a_look_what_changes_nothing_is_computed_again(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     """A store whose writer is alone starts from the last known state. It may be out of date."""
     queue = delta_queue()
     queue.publish("a")
@@ -293,14 +330,19 @@ def test_without_a_look_what_changes_nothing_is_computed_again(delta_queue: Make
         return None, "nothing", {}
 
     ledger = queue.group()._ledger
-    settled, result = ledger.run_together(ledger.settle_operation([SettleCommand(ACK, held.lease_id)]), shared_ledger.LedgerOperation(look))
+    settled, result = ledger.run_together(
+        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
+        shared_ledger.LedgerOperation(look),
+    )
     assert looks == [False, True]
     assert settled[0].settled == 1
     assert isinstance(result, ValueError) if fails else result == "nothing"
     assert operations(queue, before) == ["ack"]
 
 
-def test_without_a_look_a_lease_gets_what_another_process_has_released(delta_queue: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_look_a_lease_gets_what_another_process_has_released(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     held, rival = lease(queue, 1), again(queue)
@@ -310,7 +352,8 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(delta_que
     monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
     ledger = queue.group()._ledger
     settled, acquired = ledger.run_together(
-        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]), lease_operation(ledger, LeaseOptions("w", 1))
+        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
+        lease_operation(ledger, LeaseOptions("w", 1)),
     )
     assert settled[0].settled == 1
     assert sum(r.message_count for r in acquired.ranges) == 1
@@ -335,7 +378,9 @@ def test_a_worker_that_stops_settles_only(queue: Queue) -> None:
     assert operations(queue, before) == ["lease", "ack"]
 
 
-def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish(["a", "b"])
     stop, handled = threading.Event(), list[bytes]()
     real = shared_ledger.SharedLedger.run_together
@@ -352,7 +397,9 @@ def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(queue: Queue
     assert lease(again(queue)).messages[0].delivery_count == 1, "available at once, and not counted"
 
 
-def test_a_lease_that_comes_with_a_failed_settle_is_released(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_comes_with_a_failed_settle_is_released(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish(["a", "b"])
     real = shared_ledger.SharedLedger._settle_all
 
@@ -365,14 +412,21 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(queue: Queue, monke
     with pytest.raises(StorageError, match="the index"):
         queue.group().work(lambda taken: None, until_empty=True)
     stats = again(queue).group().stats()
-    assert (stats.in_flight, stats.ready) == (1, 1), "what was handled expires, and the next is available"
+    assert (stats.in_flight, stats.ready) == (1, 1), (
+        "what was handled expires, and the next is available"
+    )
 
 
-def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue.publish(["a", "b"])
     queue.group().ensure()
     before, failing, together = version(queue), threading.Event(), list[int]()
-    real_index, real_run = shared_ledger.SharedLedger.index_or_damage, shared_ledger.SharedLedger.run_together
+    real_index, real_run = (
+        shared_ledger.SharedLedger.index_or_damage,
+        shared_ledger.SharedLedger.run_together,
+    )
 
     def index(self: Any) -> Any:
         if failing.is_set():
@@ -398,5 +452,8 @@ def test_acked_first_threads_share_their_leases_too(queue: Queue) -> None:
     queue.publish([str(n) for n in range(40)])
     queue.group().ensure()
     before = version(queue)
-    assert queue.group().work(lambda taken: None, threads=8, ack="first", until_empty=True).settled == 40
+    assert (
+        queue.group().work(lambda taken: None, threads=8, ack="first", until_empty=True).settled
+        == 40
+    )
     assert version(queue) - before < 80, "less than one commit for each lease and each ack"

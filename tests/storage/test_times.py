@@ -20,8 +20,13 @@ def test_what_a_foreign_writer_delays_is_delayed(tmp_path: Path, with_statistics
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     queue = Queue.create(tmp_path / "q", clock=clock)
     later = clock() + timedelta(seconds=30)
-    rows: dict[str, Any] = {"value": [b"late", b"now"], "deliver_at": pa.array([later, None], pa.timestamp("us", "UTC"))}
-    write_deltalake(queue._context.messages.path, pa.table(rows), mode="append", schema_mode="merge")
+    rows: dict[str, Any] = {
+        "value": [b"late", b"now"],
+        "deliver_at": pa.array([later, None], pa.timestamp("us", "UTC")),
+    }
+    write_deltalake(
+        queue._context.messages.path, pa.table(rows), mode="append", schema_mode="merge"
+    )
     if not with_statistics:
         commit = Path(queue._context.messages.path, "_delta_log", f"{1:020d}.json")
         actions = [json.loads(line) for line in commit.read_text().splitlines()]

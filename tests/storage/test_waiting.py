@@ -28,7 +28,10 @@ class Waiter(threading.Thread):
 
     def __init__(self, queue: Queue, **options: object) -> None:
         super().__init__(daemon=True)
-        self.queue, self.options = queue, {"wait": "60s", "max_poll_interval": LONG, "max_messages": 10, **options}
+        self.queue, self.options = (
+            queue,
+            {"wait": "60s", "max_poll_interval": LONG, "max_messages": 10, **options},
+        )
         self.lease: Lease | None = None
         self.error: Exception | None = None
         self.at = 0.0
@@ -93,7 +96,10 @@ def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter
     ids=["nacked", "released", "sought", "expired", "past its deadline"],
 )
 def test_what_makes_a_message_due_wakes_who_waits(
-    queue: Queue, clock: ManualClock, waiter_on: Callable[..., Waiter], what: Callable[[Lease, ManualClock], object]
+    queue: Queue,
+    clock: ManualClock,
+    waiter_on: Callable[..., Waiter],
+    what: Callable[[Lease, ManualClock], object],
 ) -> None:
     with held(queue) as taken:
         waiter = waiter_on(again(queue))
@@ -140,7 +146,9 @@ def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
     assert queue._context.clock() - first.expires_at < timedelta(seconds=1.5)
 
 
-def test_a_waiter_that_loses_a_race_waits_out_its_remaining_time(queue: Queue, waiter_on: Callable[..., Waiter]) -> None:
+def test_a_waiter_that_loses_a_race_waits_out_its_remaining_time(
+    queue: Queue, waiter_on: Callable[..., Waiter]
+) -> None:
     waiters = [waiter_on(queue), waiter_on(again(queue))]
     queue.publish(["a"])
     for waiter in waiters:
@@ -157,7 +165,9 @@ def test_a_wait_ends_with_its_time_and_nothing(queue: Queue) -> None:
     assert 0.05 <= time.monotonic() - started < 10
 
 
-def test_a_full_group_is_waited_for_and_told_of_at_the_end(make: Make, waiter_on: Callable[..., Waiter]) -> None:
+def test_a_full_group_is_waited_for_and_told_of_at_the_end(
+    make: Make, waiter_on: Callable[..., Waiter]
+) -> None:
     queue = make(max_in_flight=1)
     queue.publish(["a", "b"])
     taken = lease(queue, 1)
@@ -168,7 +178,9 @@ def test_a_full_group_is_waited_for_and_told_of_at_the_end(make: Make, waiter_on
     assert waiter.values() == [b"b"]
 
 
-def test_within_a_process_a_waiter_is_awake_within_20_ms(tmp_path: Path, waiter_on: Callable[..., Waiter]) -> None:
+def test_within_a_process_a_waiter_is_awake_within_20_ms(
+    tmp_path: Path, waiter_on: Callable[..., Waiter]
+) -> None:
     """From the end of the publish to the next look. The median of some, for the machine has others to serve."""
     queue = Queue.create(tmp_path / "queue")
     queue.group().ensure()
@@ -178,7 +190,12 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(tmp_path: Path, waiter_
         waiter = waiter_on(queue)
         real = waiting.acquire_lease
 
-        def look(group: object, wanted: object, woken: list[float] = woken, real: Callable[..., object] = real) -> object:
+        def look(
+            group: object,
+            wanted: object,
+            woken: list[float] = woken,
+            real: Callable[..., object] = real,
+        ) -> object:
             woken.append(time.monotonic())
             return real(group, wanted)
 
@@ -198,7 +215,12 @@ def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: Man
     group.ensure()
 
     def at() -> float | None:
-        instant = next_due(group._ledger.current(), queue._context.messages.index(), group.settings, queue._context.now())
+        instant = next_due(
+            group._ledger.current(),
+            queue._context.messages.index(),
+            group.settings,
+            queue._context.now(),
+        )
         return None if instant is None else round((instant - queue._context.now()) / 1e6, 3)
 
     assert at() is None

@@ -36,14 +36,18 @@ def counts(queue: Queue) -> dict[str, int]:
 def test_what_a_handler_leaves_is_acked_when_it_returns(queue: Queue) -> None:
     queue.publish([str(n) for n in range(10)])
     seen: list[bytes] = []
-    summary = drain(queue, lambda taken: seen.extend(m.value for m in taken.messages), max_messages=4)
+    summary = drain(
+        queue, lambda taken: seen.extend(m.value for m in taken.messages), max_messages=4
+    )
     assert seen == [str(n).encode() for n in range(10)]
     assert summary == WorkSummary(leases=3, failed=0, settled=10)
     assert counts(queue) == {"acked": 10}
 
 
 @pytest.mark.parametrize(("on_error", "left"), [("nack", {"delayed": 2}), ("reject", {"dead": 2})])
-def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(queue: Queue, on_error: str, left: dict[str, int]) -> None:
+def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(
+    queue: Queue, on_error: str, left: dict[str, int]
+) -> None:
     queue.publish(["a", "b"])
 
     def fail(_: Lease) -> None:
@@ -53,17 +57,25 @@ def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(queue: 
     assert drain(queue, fail, max_messages=2, on_error=on_error) == summary
     assert counts(queue) == left
     errors = {r.error for r in queue.group()._ledger.current()}
-    assert all(error and error.startswith("ValueError: boom") and len(error) == 2_000 for error in errors)
+    assert all(
+        error and error.startswith("ValueError: boom") and len(error) == 2_000 for error in errors
+    )
 
 
-def test_the_log_tells_what_failed_and_what_has_become_of_it(make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_tells_what_failed_and_what_has_become_of_it(
+    make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = make(max_delivery_attempts=2, retry_delay="10s", retry_jitter=0)
 
     def fail(_: Lease) -> None:
         raise ValueError("boom")
 
     def told() -> list[str]:
-        lines = [r.getMessage() for r in caplog.records if r.name in ("spark_mq.worker", "spark_mq.handler")]
+        lines = [
+            r.getMessage()
+            for r in caplog.records
+            if r.name in ("spark_mq.worker", "spark_mq.handler")
+        ]
         caplog.clear()
         return [re.sub(r" \(lease .*\)", "", line) for line in lines]
 
@@ -85,7 +97,9 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(make: Make, clock: 
     assert told()[1] == "group default: 1 message rejected: 1 dead"
     queue.publish("d")
     drain(queue, fail, ack="manual")
-    assert told()[1].startswith("group default: 1 message nacked: 1 due again"), "as the policy says of a handler that fails"
+    assert told()[1].startswith("group default: 1 message nacked: 1 due again"), (
+        "as the policy says of a handler that fails"
+    )
 
 
 def test_with_raise_the_loop_ends_with_the_error_and_the_lease_is_left(queue: Queue) -> None:
@@ -126,14 +140,21 @@ def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue) -> None:
 
 def test_manual_settles_nothing_but_what_the_handler_says(queue: Queue, clock: ManualClock) -> None:
     receipt = queue.publish(["a", "b", "c"])
-    drain(queue, lambda taken: [{"sequence": receipt.sequences[1], "outcome": "ack"}], ack="manual", max_messages=3)
+    drain(
+        queue,
+        lambda taken: [{"sequence": receipt.sequences[1], "outcome": "ack"}],
+        ack="manual",
+        max_messages=3,
+    )
     assert counts(queue) == {"in_flight": 2, "acked": 1}
     clock.advance("62s")
     assert counts(queue) == {"ready": 2, "acked": 1}
 
 
 @pytest.mark.parametrize("form", [list, pa.Table.from_pylist], ids=["list", "table"])
-def test_a_handler_says_what_becomes_of_single_messages(queue: Queue, clock: ManualClock, form: Callable[[list[Any]], Any]) -> None:
+def test_a_handler_says_what_becomes_of_single_messages(
+    queue: Queue, clock: ManualClock, form: Callable[[list[Any]], Any]
+) -> None:
     s = queue.publish([str(n) for n in range(6)]).sequences
     rows = [
         {"sequence": s[0], "outcome": "reject", "delay": None, "error": "never"},
@@ -150,7 +171,8 @@ def test_a_handler_says_what_becomes_of_single_messages(queue: Queue, clock: Man
     queue.group().work(handle, max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
     told = {
-        (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000) for r in queue.group()._ledger.current()
+        (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000)
+        for r in queue.group()._ledger.current()
     }
     assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= told
 
@@ -170,7 +192,9 @@ def test_a_handler_says_what_becomes_of_single_messages(queue: Queue, clock: Man
         lambda s: [{"sequence": s, "delay": "soon"}],
     ],
 )
-def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(queue: Queue, wrong: Any) -> None:
+def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(
+    queue: Queue, wrong: Any
+) -> None:
     receipt = queue.publish(["a"])
     with pytest.raises(InvalidHandlerResult):
         drain(queue, lambda _: wrong(receipt.sequences[0]) if callable(wrong) else wrong)
@@ -179,16 +203,27 @@ def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(queue: 
 
 @pytest.mark.parametrize(
     "given",
-    [{"threads": 0}, {"max_messages": 0}, {"on_error": "explode"}, {"ack": "never"}, {"worker_id": "a b"}, {"graceful_timeout": "soon"}],
+    [
+        {"threads": 0},
+        {"max_messages": 0},
+        {"on_error": "explode"},
+        {"ack": "never"},
+        {"worker_id": "a b"},
+        {"graceful_timeout": "soon"},
+    ],
 )
-def test_wrong_options_are_refused_before_anything_is_leased(queue: Queue, given: dict[str, Any]) -> None:
+def test_wrong_options_are_refused_before_anything_is_leased(
+    queue: Queue, given: dict[str, Any]
+) -> None:
     queue.publish(["a"])
     with pytest.raises(InvalidOption):
         drain(queue, lambda _: None, **given)
     assert counts(queue) == {"ready": 1}
 
 
-def test_a_handler_of_the_wrong_signature_is_refused_before_anything_is_leased(queue: Queue) -> None:
+def test_a_handler_of_the_wrong_signature_is_refused_before_anything_is_leased(
+    queue: Queue,
+) -> None:
     queue.publish("a")
     for handler in (lambda: None, lambda taken, more: None, "no function"):
         with pytest.raises(InvalidOption, match=r"^handler=.*lease\)") as caught:
@@ -231,7 +266,9 @@ def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
     assert others[0] is not None
 
 
-def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(queue: Queue) -> None:
+def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(
+    queue: Queue,
+) -> None:
     queue.publish(["a", "b"])
     stop = threading.Event()
 
@@ -244,7 +281,11 @@ def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish
 
 def test_an_idle_loop_ends_when_told(queue: Queue) -> None:
     stop = threading.Event()
-    thread = threading.Thread(target=queue.group().work, args=(print,), kwargs={"stop": stop, "max_poll_interval": "100ms"})
+    thread = threading.Thread(
+        target=queue.group().work,
+        args=(print,),
+        kwargs={"stop": stop, "max_poll_interval": "100ms"},
+    )
     thread.start()
     until(queue.groups)
     stop.set()
@@ -252,7 +293,9 @@ def test_an_idle_loop_ends_when_told(queue: Queue) -> None:
     assert not thread.is_alive()
 
 
-def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from spark_mq import worker as work
 
     queue.publish(["a"])
@@ -266,10 +309,14 @@ def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(queue:
 
     monkeypatch.setattr(work, "wait_for_lease", take)
     assert queue.group().work(lambda _: pytest.fail("never"), stop=stop) == WorkSummary()
-    assert lease(again(queue)).messages[0].delivery_count == 1, "available to others at once, and not counted"
+    assert lease(again(queue)).messages[0].delivery_count == 1, (
+        "available to others at once, and not counted"
+    )
 
 
-def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(queue: Queue, clock: ManualClock) -> None:
+def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["hung"])
     stop, release = threading.Event(), threading.Event()
 
@@ -285,7 +332,9 @@ def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(queue: Qu
     release.set()
 
 
-def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from spark_mq import worker as work
 
     queue.publish(["a"])

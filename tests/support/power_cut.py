@@ -38,7 +38,9 @@ class Effects:
     def note(self, kind: str, path: str, target: str = "", content: bytes = b"") -> None:
         if kind == self.skip_sync or (self.skip_sync and f"{kind}:{_area(path)}" == self.skip_sync):
             return
-        self.done.append(Effect(kind, os.path.abspath(path), os.path.abspath(target) if target else "", content))
+        self.done.append(
+            Effect(kind, os.path.abspath(path), os.path.abspath(target) if target else "", content)
+        )
 
 
 def _area(path: str) -> str:

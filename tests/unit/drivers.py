@@ -43,11 +43,20 @@ class Checkpoint:
 class Runner:
     """One run of a query as Spark drives it, step by step, so that it can die or freeze between any two."""
 
-    def __init__(self, queue: Queue, checkpoint: Checkpoint | None = None, *, group: str = "g", **options: Any) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        checkpoint: Checkpoint | None = None,
+        *,
+        group: str = "g",
+        **options: Any,
+    ) -> None:
         self.alive: list[StubAlive] = []
         self.checkpoint = checkpoint or Checkpoint()
         self.group = queue.group(group)
-        self.source = StreamSource(self.group._ledger, StreamOptions(**options), keep_alive=self._keep)
+        self.source = StreamSource(
+            self.group._ledger, StreamOptions(**options), keep_alive=self._keep
+        )
 
     def _keep(self, lease_id: str, timeout: int, limit: int) -> StubAlive:
         self.alive.append(StubAlive(lease_id, timeout, limit))
@@ -94,7 +103,9 @@ def deliveries(plan: BatchPlan) -> set[int]:
 
 def mark(runner: Runner) -> int | None:
     leases = runner.group._context.ledgers
-    return leases.mark(leases.read(runner.group.name), fence_app_id(runner.checkpoint.offsets[-1]["stream"]))
+    return leases.mark(
+        leases.read(runner.group.name), fence_app_id(runner.checkpoint.offsets[-1]["stream"])
+    )
 
 
 def states(queue: Queue) -> list[tuple[str, int, str | None]]:
@@ -108,7 +119,9 @@ def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -
     def compute(view: GroupView) -> Update[Grant]:
         wanted = request(view.now, view.settings.visibility_timeout)
         folded = fold(view.ledger, view.now, view.settings)
-        after, granted = acquire.lease(folded, group._ledger.messages.index(), view.now, view.settings, wanted)
+        after, granted = acquire.lease(
+            folded, group._ledger.messages.index(), view.now, view.settings, wanted
+        )
         return after if granted.ranges else None, granted, {"operation": "lease"}
 
     return group._ledger.update(compute)

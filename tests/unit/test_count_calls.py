@@ -15,23 +15,35 @@ BELOW = {"ledger", "storage", "delta", "parquet", "util"}
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[Any]]:
-    found: dict[str, Counter[Any]] = runpy.run_path(str(SCRIPT))["measure"](str(tmp_path_factory.mktemp("calls")))
+    found: dict[str, Counter[Any]] = runpy.run_path(str(SCRIPT))["measure"](
+        str(tmp_path_factory.mktemp("calls"))
+    )
     return found
 
 
 # Not reached yet: ledger/ and storage/ make most of these calls among themselves. Strict, so that reaching one is noticed.
 @pytest.mark.parametrize(("step", "most"), [("lease", 80), ("ack", 45), ("sweep", 300)])
-@pytest.mark.xfail(strict=True, reason="the calls inside ledger/, storage/ and delta/ alone are more than that")
+@pytest.mark.xfail(
+    strict=True, reason="the calls inside ledger/, storage/ and delta/ alone are more than that"
+)
 def test_the_goal(steps: dict[str, Counter[Any]], step: str, most: int) -> None:
     assert steps[step].total() <= most
 
 
-@pytest.mark.parametrize(("step", "most"), [("latestOffset", 100), ("lease", 155), ("ack", 88), ("sweep", 1120)])
+@pytest.mark.parametrize(
+    ("step", "most"), [("latestOffset", 100), ("lease", 155), ("ack", 88), ("sweep", 1120)]
+)
 def test_no_step_gets_longer(steps: dict[str, Counter[Any]], step: str, most: int) -> None:
     assert 0 < steps[step].total() <= most
 
 
 @pytest.mark.parametrize(("step", "most"), [("lease", 30), ("ack", 12), ("sweep", 120)])
-def test_the_way_above_the_rules_and_the_storage_is_short(steps: dict[str, Counter[Any]], step: str, most: int) -> None:
-    own = sum(number for (caller, _, _), number in steps[step].items() if caller.split(".")[0] not in BELOW)
+def test_the_way_above_the_rules_and_the_storage_is_short(
+    steps: dict[str, Counter[Any]], step: str, most: int
+) -> None:
+    own = sum(
+        number
+        for (caller, _, _), number in steps[step].items()
+        if caller.split(".")[0] not in BELOW
+    )
     assert 0 < own <= most

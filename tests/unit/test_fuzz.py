@@ -27,16 +27,33 @@ from spark_mq.util import validation as checks
 DEEP = "[" * 100_000
 LONG = "9" * 5_000
 
-texts = st.text(max_size=30) | st.sampled_from(["", DEEP, LONG, "²", "٣", "\x00", "NaN", "1e999", "-0", "0001-01-01T00:00:00+14:00"])
-numbers = st.integers() | st.floats() | st.sampled_from([0, 1, -1, 2**31, 2**63 - 1, 2**63, 10**400])
+texts = st.text(max_size=30) | st.sampled_from(
+    ["", DEEP, LONG, "²", "٣", "\x00", "NaN", "1e999", "-0", "0001-01-01T00:00:00+14:00"]
+)
+numbers = (
+    st.integers() | st.floats() | st.sampled_from([0, 1, -1, 2**31, 2**63 - 1, 2**63, 10**400])
+)
 scalars = st.none() | st.booleans() | numbers | texts
-anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12)
-names = st.sampled_from([*READ_OPTIONS, *(name.upper() for name in READ_OPTIONS), "storageOptions.x", "checkpointLocation"])
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+names = st.sampled_from(
+    [
+        *READ_OPTIONS,
+        *(name.upper() for name in READ_OPTIONS),
+        "storageOptions.x",
+        "checkpointLocation",
+    ]
+)
 
 
 def shaped(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """An object with some of its fields as they should be, some of anything, some left out."""
-    return st.fixed_dictionaries({}, optional={name: st.one_of(good, anything) for name, good in fields.items()})
+    return st.fixed_dictionaries(
+        {}, optional={name: st.one_of(good, anything) for name, good in fields.items()}
+    )
 
 
 def refused(call: Callable[[], object], *kinds: type[errors.SparkMQError]) -> Any:
@@ -51,7 +68,13 @@ def refused(call: Callable[[], object], *kinds: type[errors.SparkMQError]) -> An
 # -- options
 
 
-@given(st.dictionaries(names | texts, texts | st.from_regex(r"[0-9]{1,20}(ms|s|m|h|d|k|mb|g)?", fullmatch=True), max_size=6))
+@given(
+    st.dictionaries(
+        names | texts,
+        texts | st.from_regex(r"[0-9]{1,20}(ms|s|m|h|d|k|mb|g)?", fullmatch=True),
+        max_size=6,
+    )
+)
 @example({"path": DEEP})
 @example({"path": "q", "startingPosition": "0001-01-01T00:00:00+14:00"})
 @example({"path": "q", "startingPosition": LONG})
@@ -67,13 +90,24 @@ def test_options(options: dict[str, str]) -> None:
             assert refusal.option.lower() in {"path", *(name.lower() for name in options)}
 
 
-@given(st.sampled_from(["check_duration", "check_count", "check_size", "check_rate", "check_share", "check_name"]), anything)
+@given(
+    st.sampled_from(
+        ["check_duration", "check_count", "check_size", "check_rate", "check_share", "check_name"]
+    ),
+    anything,
+)
 def test_values_at_the_door(check: str, value: Any) -> None:
     refusal = refused(lambda: getattr(checks, check)("thing", value), errors.InvalidOption)
     assert refusal is None or (refusal.option == "thing" and "thing" in str(refusal))
 
 
-@given(texts | st.builds(json.dumps, shaped(format=st.just("spark_mq queue"), format_version=st.just(2), group=anything)))
+@given(
+    texts
+    | st.builds(
+        json.dumps,
+        shaped(format=st.just("spark_mq queue"), format_version=st.just(2), group=anything),
+    )
+)
 def test_descriptions_of_tables(text: str) -> None:
     try:
         found = QueueSettings.from_json(text)
@@ -95,7 +129,9 @@ def test_offsets(offset: Any) -> None:
         except errors.InvalidOption:
             continue
         assert 0 <= 2 * n + 2 < 2**63
-        assert offsets_of.stream_id_in_queue(stream, "/a") != offsets_of.stream_id_in_queue(stream, "/b")
+        assert offsets_of.stream_id_in_queue(stream, "/a") != offsets_of.stream_id_in_queue(
+            stream, "/b"
+        )
         assert offsets_of.parse_lease_id(f"{stream}/{n}/0a") == (stream, n, "0a")
 
 
@@ -108,26 +144,43 @@ def test_lease_ids(text: str) -> None:
 
 # -- the log of messages/
 
-paths = st.sampled_from(["a.parquet", "lane=7/b%20c.parquet", "../../etc/passwd", "%00", "é\u2028"]) | texts
+paths = (
+    st.sampled_from(["a.parquet", "lane=7/b%20c.parquet", "../../etc/passwd", "%00", "é\u2028"])
+    | texts
+)
 counts = st.integers(0, 3)
-stats = st.builds(json.dumps, shaped(numRecords=counts, nullCount=shaped(deliver_at=counts, expires_at=counts)))
+stats = st.builds(
+    json.dumps, shaped(numRecords=counts, nullCount=shaped(deliver_at=counts, expires_at=counts))
+)
 actions = st.fixed_dictionaries(
     {},
     optional={
         "add": shaped(
-            path=paths, size=counts, modificationTime=counts, dataChange=st.booleans(), stats=stats,
-            partitionValues=shaped(consumer_group=texts)
+            path=paths,
+            size=counts,
+            modificationTime=counts,
+            dataChange=st.booleans(),
+            stats=stats,
+            partitionValues=shaped(consumer_group=texts),
         ),
-        "remove": shaped(path=paths, dataChange=st.booleans(), partitionValues=shaped(consumer_group=texts)),
+        "remove": shaped(
+            path=paths, dataChange=st.booleans(), partitionValues=shaped(consumer_group=texts)
+        ),
         "txn": shaped(appId=texts, version=counts),
         "commitInfo": shaped(timestamp=counts, userMetadata=texts, operation=texts),
-        "protocol": shaped(minReaderVersion=counts, minWriterVersion=counts, readerFeatures=st.lists(texts, max_size=2)),
+        "protocol": shaped(
+            minReaderVersion=counts,
+            minWriterVersion=counts,
+            readerFeatures=st.lists(texts, max_size=2),
+        ),
         "metaData": anything,
         "other": anything,
     },
 )
 lines = st.builds(json.dumps, actions | anything, ensure_ascii=st.booleans())
-commits = st.lists(lines, max_size=4).map(lambda parts: "\n".join(parts).encode("utf-8", "surrogatepass")) | st.binary(max_size=60)
+commits = st.lists(lines, max_size=4).map(
+    lambda parts: "\n".join(parts).encode("utf-8", "surrogatepass")
+) | st.binary(max_size=60)
 GOOD_ADD = b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": {\\"deliver_at\\": 2, \\"expires_at\\": 2}}"}}'
 
 
@@ -145,7 +198,11 @@ def test_commits(text: bytes) -> None:
     """A commit is taken in as a whole or not at all; what it said goes to commits/ and comes back."""
     files = MemoryFiles()
     state = PublishedFiles(files, "q/messages", list)
-    refusal = refused(lambda: state.apply(parse_commit(7, text, "q/messages")), errors.CorruptLog, errors.UnsupportedTable)
+    refusal = refused(
+        lambda: state.apply(parse_commit(7, text, "q/messages")),
+        errors.CorruptLog,
+        errors.UnsupportedTable,
+    )
     if refusal is not None:
         assert "commit 7" in str(refusal)
         assert (state.index.version, state.index.total, state.marks) == (-1, 0, {})
@@ -198,7 +255,10 @@ def test_notes_of_commits(info: dict[str, Any]) -> None:
     assert isinstance(Commit(7, [{"commitInfo": info}]).note, dict)
 
 
-@given(st.binary(max_size=20) | st.builds(lambda value: json.dumps(value).encode(), anything | shaped(version=counts)))
+@given(
+    st.binary(max_size=20)
+    | st.builds(lambda value: json.dumps(value).encode(), anything | shaped(version=counts))
+)
 @example(DEEP.encode())
 def test_hints_of_checkpoints(text: bytes) -> None:
     files = MemoryFiles()

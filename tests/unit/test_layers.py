@@ -29,7 +29,12 @@ LAYERS = [
     {"errors"},
 ]
 """Each may import what stands below it, and itself."""
-NOT_TOGETHER = {("handler", "publisher"), ("maintenance", "streaming"), ("ledger", "delta"), ("lease", "publisher")}
+NOT_TOGETHER = {
+    ("handler", "publisher"),
+    ("maintenance", "streaming"),
+    ("ledger", "delta"),
+    ("lease", "publisher"),
+}
 IMPORTS = {
     "deltalake": {"delta.tables", "maintenance.redrive"},  # redrive selects by SQL
     "obstore": {"delta.remote_files"},
@@ -97,7 +102,11 @@ def test_only_the_spark_package_imports_pyspark() -> None:
 
 @pytest.mark.parametrize("package", IMPORTS)
 def test_few_modules_import_deltalake_and_obstore(package: str) -> None:
-    found = {name.removeprefix("spark_mq.") for name, tree in MODULES.items() if _uses(tree, package) and _room(name) != "jobs"}
+    found = {
+        name.removeprefix("spark_mq.")
+        for name, tree in MODULES.items()
+        if _uses(tree, package) and _room(name) != "jobs"
+    }
     assert found == IMPORTS[package]
 
 
@@ -108,6 +117,12 @@ def _uses(tree: ast.Module, package: str) -> bool:
 def test_nothing_above_storage_asks_for_the_class_of_a_store() -> None:
     for name, tree in MODULES.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "isinstance"
+            ):
                 named = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
-                assert _room(name) == "storage" or not named & STORES, f"{name}: {ast.unparse(node)}"
+                assert _room(name) == "storage" or not named & STORES, (
+                    f"{name}: {ast.unparse(node)}"
+                )

@@ -11,7 +11,9 @@ from spark_mq.message import random_ids
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 16, 1_000])
-def test_random_ids_are_uuid4_and_all_different(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_ids_are_uuid4_and_all_different(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where they are made in several pieces."""
     monkeypatch.setattr(messages, "_IDS", 7)
     ids = random_ids(count)

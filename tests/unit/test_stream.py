@@ -76,7 +76,11 @@ def test_a_batch_leases_under_stream_batch_and_runner_and_leaves_its_mark(queue:
     plan = runner.plan()
     assert sequences(plan) == list(receipt.sequences)
     assert deliveries(plan) == {1}
-    assert parse_lease_id(plan.lease_id) == (runner.checkpoint.offsets[-1]["stream"], 1, runner.source.runner)
+    assert parse_lease_id(plan.lease_id) == (
+        runner.checkpoint.offsets[-1]["stream"],
+        1,
+        runner.source.runner,
+    )
     assert mark(runner) == 3
     assert {r.worker_id for _, r in plan.slices} == {"w1"}
 
@@ -98,7 +102,9 @@ def test_max_messages_and_max_bytes_limit_a_batch(queue: Queue) -> None:
     size = queue._context.messages.index().files[0].size
     half = len(sequences(Runner(queue, group="small", max_bytes=size // 2).batch()))
     assert 40 <= half <= 50
-    assert len(sequences(Runner(queue, group="tiny", max_bytes=1).batch())) == 1  # at least one, or nothing would ever move
+    assert (
+        len(sequences(Runner(queue, group="tiny", max_bytes=1).batch())) == 1
+    )  # at least one, or nothing would ever move
 
 
 def test_the_next_lease_acks_the_batch_before_it_in_the_same_commit(queue: Queue) -> None:
@@ -125,7 +131,9 @@ def test_the_last_batch_is_acked_once_spark_asks_for_what_follows(queue: Queue) 
     assert len(queue._context.ledgers.notes) == commits, "an idle look commits nothing"  # type: ignore[attr-defined]
 
 
-def test_a_batch_whose_deadline_passed_before_spark_asked_is_acked_and_not_run_again(queue: Queue, clock: ManualClock) -> None:
+def test_a_batch_whose_deadline_passed_before_spark_asked_is_acked_and_not_run_again(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a", "b"])
     runner = Runner(queue)
     runner.batch()
@@ -158,20 +166,26 @@ def test_manual_mode_leaves_what_nobody_settled_to_expire(queue: Queue, clock: M
     assert deliveries(again) == {2}
 
 
-def test_what_a_batch_left_on_purpose_is_not_acked_by_its_commit(queue: Queue, clock: ManualClock) -> None:
+def test_what_a_batch_left_on_purpose_is_not_acked_by_its_commit(
+    queue: Queue, clock: ManualClock
+) -> None:
     first, second, third = queue.publish(["a", "b", "c"]).sequences
     runner = Runner(queue, max_messages=2)
     plan = runner.plan() if runner.offer() else BatchPlan()
     runner.group.ack(plan.lease_id, [first])
     assert leave(runner.group._ledger, *_batch_of(plan)) == 1
     assert leave(runner.group._ledger, *_batch_of(plan)) == 1
-    assert [note["operation"] for note in queue._context.ledgers.notes].count("leave") == 1, "once is enough"  # type: ignore[attr-defined]
+    assert [note["operation"] for note in queue._context.ledgers.notes].count("leave") == 1, (
+        "once is enough"
+    )  # type: ignore[attr-defined]
     runner.commit()
     following = runner.batch()  # its lease would ack what is left of the batch before it
     assert sequences(following) == [third]
     assert not runner.offer()
     stats = queue.group("g").stats()
-    assert (stats.acked, stats.in_flight) == (2, 1), "the batch after it left nothing on purpose, and is acked"
+    assert (stats.acked, stats.in_flight) == (2, 1), (
+        "the batch after it left nothing on purpose, and is acked"
+    )
     restarted = Runner(queue, runner.checkpoint)
     assert not restarted.offer()  # nor at the next start
     assert queue.group("g").stats().in_flight == 1
@@ -195,7 +209,9 @@ def test_what_was_left_before_a_crash_is_replayed_and_may_be_acked_then(queue: Q
     queue.publish(["a", "b"])
     dead = Runner(queue)
     assert dead.offer()
-    leave(dead.group._ledger, *_batch_of(dead.plan()))  # and Spark does not come to commit the batch
+    leave(
+        dead.group._ledger, *_batch_of(dead.plan())
+    )  # and Spark does not come to commit the batch
     successor = Runner(queue, dead.checkpoint)
     replayed = successor.batch()
     assert deliveries(replayed) == {2}
@@ -216,7 +232,13 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
         nonlocal looks
         stored, looks = read(group, **given), looks + 1
         if looks == 1:  # as `leave` does it in another process
-            queue._context.ledgers.write(stored, stored.ledger, operation_id="other", note={}, txns=[(auto_ack_app_id(stream), n)])
+            queue._context.ledgers.write(
+                stored,
+                stored.ledger,
+                operation_id="other",
+                note={},
+                txns=[(auto_ack_app_id(stream), n)],
+            )
         return stored
 
     queue._context.ledgers.read = late  # type: ignore[method-assign]
@@ -282,7 +304,11 @@ def test_a_replay_takes_over_what_the_batch_holds_and_counts_it(queue: Queue) ->
     plan = successor.plan()
     assert sequences(plan) == sequences(first) == list(receipt.sequences)
     assert deliveries(plan) == {2}
-    assert parse_lease_id(plan.lease_id) == (successor.checkpoint.offsets[-1]["stream"], 1, successor.source.runner)
+    assert parse_lease_id(plan.lease_id) == (
+        successor.checkpoint.offsets[-1]["stream"],
+        1,
+        successor.source.runner,
+    )
     assert plan.lease_id != first.lease_id
     assert mark(successor) == 4
     assert [alive.lease_id for alive in successor.alive] == [plan.lease_id]
@@ -330,7 +356,9 @@ def test_a_replay_of_an_empty_batch_stays_empty(queue: Queue) -> None:
     assert len(sequences(successor.batch())) == 1
 
 
-def test_a_replay_takes_what_expired_and_nobody_leased_since(queue: Queue, clock: ManualClock) -> None:
+def test_a_replay_takes_what_expired_and_nobody_leased_since(
+    queue: Queue, clock: ManualClock
+) -> None:
     receipt = queue.publish(["a", "b"])
     dead = Runner(queue)
     assert dead.offer()
@@ -341,7 +369,9 @@ def test_a_replay_takes_what_expired_and_nobody_leased_since(queue: Queue, clock
     assert sequences(successor.batch()) == list(receipt.sequences)
 
 
-def test_a_replay_whose_messages_went_to_another_worker_is_empty_and_fails_nothing(queue: Queue, clock: ManualClock) -> None:
+def test_a_replay_whose_messages_went_to_another_worker_is_empty_and_fails_nothing(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(["a", "b"])
     dead = Runner(queue)
     assert dead.offer()
@@ -355,7 +385,9 @@ def test_a_replay_whose_messages_went_to_another_worker_is_empty_and_fails_nothi
     assert other.ack().settled == len(other)
 
 
-def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(queue: Queue, clock: ManualClock) -> None:
+def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
+    queue: Queue, clock: ManualClock
+) -> None:
     receipt = queue.publish([str(i) for i in range(100)])
     first = Runner(queue)
     assert first.offer()
@@ -365,14 +397,18 @@ def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(queue: Qu
     third = Runner(queue, first.checkpoint)
     assert sequences(third.batch()) == []
     ranges = list(queue.group("g")._ledger.current())
-    assert [(r.state, r.suspect, r.lease_id, r.delivery_count) for r in ranges] == [(WAITING, True, None, 2)]
+    assert [(r.state, r.suspect, r.lease_id, r.delivery_count) for r in ranges] == [
+        (WAITING, True, None, 2)
+    ]
     piece = third.batch()
     assert 1 <= len(sequences(piece)) < 100, "suspects come in pieces"
     assert deliveries(piece) == {3}
     assert set(sequences(piece)) < set(receipt.sequences)
 
 
-def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(queue: Queue, clock: ManualClock) -> None:
+def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(
+    queue: Queue, clock: ManualClock
+) -> None:
     receipt = queue.publish([str(i) for i in range(50)])
     poison = receipt.sequences[17]
     checkpoint, delivered = Checkpoint(), dict.fromkeys(receipt.sequences, 0)
@@ -403,8 +439,12 @@ def test_an_innocent_on_its_last_attempt_is_leased_alone(clock: ManualClock) -> 
     queue.publish(["a", "b"])
     runner = Runner(queue)
     runner.batch()
-    successor = Runner(queue, Checkpoint(runner.checkpoint.offsets, runner.checkpoint.committed - 1))
-    queue.group("g").release(successor.plan().lease_id)  # its replay was not counted, and neither message has failed
+    successor = Runner(
+        queue, Checkpoint(runner.checkpoint.offsets, runner.checkpoint.committed - 1)
+    )
+    queue.group("g").release(
+        successor.plan().lease_id
+    )  # its replay was not counted, and neither message has failed
     again = Runner(queue)
     assert again.offer()
     plan = again.plan()
@@ -425,12 +465,16 @@ def test_a_last_attempt_in_company_is_given_back_uncounted(clock: ManualClock) -
     queue.group("g").configure(max_delivery_attempts=3)
     again = Runner(queue, Checkpoint(runner.checkpoint.offsets, runner.checkpoint.committed - 1))
     assert sequences(again.batch()) == []
-    assert [(r.delivery_count, r.suspect) for r in queue.group("g")._ledger.current()] == [(2, True)]
+    assert [(r.delivery_count, r.suspect) for r in queue.group("g")._ledger.current()] == [
+        (2, True)
+    ]
     alone = again.batch()
     assert (len(sequences(alone)), deliveries(alone)) == (1, {3})
 
 
-def test_what_failed_by_itself_is_replayed_in_company_even_for_the_last_time(clock: ManualClock) -> None:
+def test_what_failed_by_itself_is_replayed_in_company_even_for_the_last_time(
+    clock: ManualClock,
+) -> None:
     """Given back, it would be leased in another batch: a sink that had it before the crash would write it twice."""
     queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
     receipt = queue.publish(["a", "b"])
@@ -482,8 +526,13 @@ def test_a_replay_acks_the_batches_before_it(queue: Queue) -> None:
     assert queue.group("g").stats().acked == 1
 
 
-@pytest.mark.parametrize("died", ["before the lease", "before the sink", "before the ack", "before the commit", "nowhere"])
-def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent_sink(queue: Queue, died: str) -> None:
+@pytest.mark.parametrize(
+    "died",
+    ["before the lease", "before the sink", "before the ack", "before the commit", "nowhere"],
+)
+def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent_sink(
+    queue: Queue, died: str
+) -> None:
     receipt = queue.publish([str(i) for i in range(10)])
     sink: dict[int, list[int]] = {}
     checkpoint = Checkpoint()
@@ -513,7 +562,9 @@ def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent
 
 @pytest.mark.parametrize("more", [False, True], ids=["nothing more", "more to do"])
 @pytest.mark.parametrize("pause", ["1s", "1h"], ids=["at once", "after the deadline"])
-def test_a_start_after_a_stop_acks_the_last_batch(queue: Queue, clock: ManualClock, more: bool, pause: str) -> None:
+def test_a_start_after_a_stop_acks_the_last_batch(
+    queue: Queue, clock: ManualClock, more: bool, pause: str
+) -> None:
     receipt = queue.publish(["a", "b"])
     stopped = Runner(queue)
     stopped.batch()
@@ -622,7 +673,9 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(queue: Queue, start_over: 
 # -- AvailableNow
 
 
-def test_available_now_drains_what_was_there_and_due_at_its_start(queue: Queue, clock: ManualClock) -> None:
+def test_available_now_drains_what_was_there_and_due_at_its_start(
+    queue: Queue, clock: ManualClock
+) -> None:
     receipt = queue.publish(["a", "b", "c"])
     first = queue.group("g").lease("other")
     assert first is not None
@@ -680,7 +733,11 @@ def test_a_lease_is_kept_alive_until_spark_asks_for_the_next_batch(queue: Queue)
     runner = Runner(queue, max_messages=1, max_lease_duration=600 * SECOND)
     plan = runner.batch()
     (alive,) = runner.alive
-    assert (alive.lease_id, alive.timeout, alive.limit) == (plan.lease_id, 60 * SECOND, 600 * SECOND)
+    assert (alive.lease_id, alive.timeout, alive.limit) == (
+        plan.lease_id,
+        60 * SECOND,
+        600 * SECOND,
+    )
     assert not alive.stopped
     assert runner.offer()
     assert alive.stopped
@@ -689,7 +746,9 @@ def test_a_lease_is_kept_alive_until_spark_asks_for_the_next_batch(queue: Queue)
     assert runner.alive[1].stopped
 
 
-def test_no_lease_is_longer_than_the_longest_lease_duration(queue: Queue, clock: ManualClock) -> None:
+def test_no_lease_is_longer_than_the_longest_lease_duration(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish("a")
     runner = Runner(queue, visibility_timeout=3600 * SECOND, max_lease_duration=300 * SECOND)
     plan = runner.batch()
@@ -697,7 +756,9 @@ def test_no_lease_is_longer_than_the_longest_lease_duration(queue: Queue, clock:
     assert runner.alive[0].timeout == 300 * SECOND
 
 
-def test_a_hung_batch_loses_its_lease_after_the_longest_lease_duration(queue: Queue, clock: ManualClock) -> None:
+def test_a_hung_batch_loses_its_lease_after_the_longest_lease_duration(
+    queue: Queue, clock: ManualClock
+) -> None:
     """The real thread: it extends by the wall clock, the deadlines are those of the clock that stands still."""
     asked: list[int] = []
     ended = threading.Event()
@@ -805,7 +866,14 @@ def test_a_group_without_a_limit_of_attempts_streams(clock: ManualClock) -> None
 
 @pytest.mark.parametrize(
     "offset",
-    [{}, None, {"partition-0": 7}, {"batch": -1, "stream": "0" * 36}, {"batch": True, "stream": "0" * 36}, {"batch": 1, "stream": "../x"}],
+    [
+        {},
+        None,
+        {"partition-0": 7},
+        {"batch": -1, "stream": "0" * 36},
+        {"batch": True, "stream": "0" * 36},
+        {"batch": 1, "stream": "../x"},
+    ],
     ids=["empty", "none", "another source's", "negative", "bool", "not a uuid"],
 )
 def test_a_checkpoint_of_another_source_is_refused(queue: Queue, offset: Any) -> None:
@@ -825,10 +893,22 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
     assert runner.offer()
     told = runner.source.progress()
     assert told.pop("oldest_unsettled_age") == 0
-    assert told == {"ready": 3, "delayed": 1, "in_flight": 1, "dead": 0, "blocked": 0, "blocked_because": ""}
+    assert told == {
+        "ready": 3,
+        "delayed": 1,
+        "in_flight": 1,
+        "dead": 0,
+        "blocked": 0,
+        "blocked_because": "",
+    }
     runner.plan()
     runner.commit()
     blocked = Runner(queue)
     assert not blocked.offer()
     told = blocked.source.progress()
-    assert (told["ready"], told["delayed"], told["in_flight"], told["blocked_because"]) == (2, 1, 2, "max_in_flight")
+    assert (told["ready"], told["delayed"], told["in_flight"], told["blocked_because"]) == (
+        2,
+        1,
+        2,
+        "max_in_flight",
+    )

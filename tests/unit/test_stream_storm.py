@@ -28,7 +28,13 @@ class _Storm:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.clock = ManualClock()
-        self.queue = memory_queue(self.clock, visibility_timeout="60s", clock_skew="0s", retry_delay="1s", max_delivery_attempts=None)
+        self.queue = memory_queue(
+            self.clock,
+            visibility_timeout="60s",
+            clock_skew="0s",
+            retry_delay="1s",
+            max_delivery_attempts=None,
+        )
         self.published: set[int] = set()
         self.sink: dict[tuple[str, int], frozenset[int]] = {}
         self.written_by_others: set[int] = set()
@@ -61,7 +67,9 @@ class _Storm:
 
     def _others(self) -> None:
         """A worker without Spark."""
-        if self.random.random() < 0.2 and (lease := self.queue.group("g").lease("other", max_messages=3)):
+        if self.random.random() < 0.2 and (
+            lease := self.queue.group("g").lease("other", max_messages=3)
+        ):
             fate = self.random.choice(["ack", "nack", "expire"])
             if fate == "ack":
                 self.written_by_others.update(message.sequence for message in lease.messages)
@@ -119,10 +127,14 @@ class _Storm:
         before = self.queue.group("g")._ledger.current()
         owners = {r.lease_id for r in before if r.state == LEASED}
         outcome = runner.group._ledger.settle([SettleCommand(ACK, plan.lease_id)])[0]
-        assert not outcome.settled or plan.lease_id in owners | {r.lease_id for r in before if r.state == WAITING}
+        assert not outcome.settled or plan.lease_id in owners | {
+            r.lease_id for r in before if r.state == WAITING
+        }
 
     def _freeze(self, runner: Runner, plan: BatchPlan | None) -> None:
-        zombie = Runner(self.queue, Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed))
+        zombie = Runner(
+            self.queue, Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed)
+        )
         zombie.source = runner.source
         self.zombies.append((zombie, lambda: self._wake(zombie, plan, runner.checkpoint)))
 

@@ -30,7 +30,13 @@ def clock() -> ManualClock:
 
 
 def queues(clock: ManualClock, count: int = 2, **settings: Any) -> list[Queue]:
-    made = [memory_queue(clock, **{"visibility_timeout": "60s", "clock_skew": "0s", "retry_delay": "1s", **settings}) for _ in range(count)]
+    made = [
+        memory_queue(
+            clock,
+            **{"visibility_timeout": "60s", "clock_skew": "0s", "retry_delay": "1s", **settings},
+        )
+        for _ in range(count)
+    ]
     for number, queue in enumerate(made):
         queue._context.path = f"memory/{number}"
     return made
@@ -39,9 +45,15 @@ def queues(clock: ManualClock, count: int = 2, **settings: Any) -> list[Queue]:
 class Runner:
     """One run of a query over several queues as Spark drives it, step by step."""
 
-    def __init__(self, queues: list[Queue], checkpoint: Checkpoint | None = None, **options: Any) -> None:
+    def __init__(
+        self, queues: list[Queue], checkpoint: Checkpoint | None = None, **options: Any
+    ) -> None:
         self.checkpoint = checkpoint or Checkpoint()
-        self.source = MultiQueueSource([queue.group("g")._ledger for queue in queues], StreamOptions(**options), keep_alive=StubAlive)
+        self.source = MultiQueueSource(
+            [queue.group("g")._ledger for queue in queues],
+            StreamOptions(**options),
+            keep_alive=StubAlive,
+        )
 
     def offer(self) -> bool:
         log = self.checkpoint
@@ -82,8 +94,14 @@ def sizes(plans: Plans) -> dict[str, int]:
 # -- fair_shares
 
 
-@given(limit=st.integers(1, 200), could=st.lists(st.integers(0, 100), min_size=1, max_size=6), turn=st.integers(0, 50))
-def test_shares_are_of_the_total_and_none_gets_less_unless_it_can_take_no_more(limit: int, could: list[int], turn: int) -> None:
+@given(
+    limit=st.integers(1, 200),
+    could=st.lists(st.integers(0, 100), min_size=1, max_size=6),
+    turn=st.integers(0, 50),
+)
+def test_shares_are_of_the_total_and_none_gets_less_unless_it_can_take_no_more(
+    limit: int, could: list[int], turn: int
+) -> None:
     taken = fair_shares(limit, could, turn)
     assert sum(taken) == min(limit, sum(could))
     assert all(mine <= most for mine, most in zip(taken, could, strict=True))
@@ -143,7 +161,9 @@ def test_leases_of_one_batch_have_an_id_of_their_own_in_each_queue(clock: Manual
     runner = Runner(both)
     ids = {group.queue_path: plan.lease_id for group, plan in runner.batch()}
     stream = runner.checkpoint.offsets[-1]["stream"]
-    assert ids == {path: f"{stream_id_in_queue(stream, path)}/1/{runner.source.runner}" for path in ids}
+    assert ids == {
+        path: f"{stream_id_in_queue(stream, path)}/1/{runner.source.runner}" for path in ids
+    }
     assert runner.checkpoint.offsets[-1] == {"batch": 1, "queues": 2, "stream": stream}
 
 
@@ -172,7 +192,9 @@ def test_a_queue_without_a_share_has_its_last_batch_acked_all_the_same(clock: Ma
     assert acked == {one: 1, other: 0}
 
 
-def test_a_replay_takes_over_what_the_batch_holds_in_each_queue_and_leases_nothing_anew(clock: ManualClock) -> None:
+def test_a_replay_takes_over_what_the_batch_holds_in_each_queue_and_leases_nothing_anew(
+    clock: ManualClock,
+) -> None:
     both = queues(clock)
     both[0].publish(["x"] * 3)
     first = Runner(both)
@@ -184,7 +206,9 @@ def test_a_replay_takes_over_what_the_batch_holds_in_each_queue_and_leases_nothi
     assert both[1].group("g").stats().ready == 1
 
 
-def test_a_zombie_frozen_between_two_queues_leases_is_refused_in_the_second(clock: ManualClock) -> None:
+def test_a_zombie_frozen_between_two_queues_leases_is_refused_in_the_second(
+    clock: ManualClock,
+) -> None:
     both = queues(clock)
     for queue in both:
         queue.publish(["x"])
@@ -218,7 +242,9 @@ def test_a_checkpoint_of_one_queue_and_one_of_several_are_not_mixed(clock: Manua
     several = Runner(both)
     several.batch()
     with pytest.raises(InvalidOption, match="several queues"):
-        StreamSource(both[0].group("g")._ledger, StreamOptions()).latest(several.checkpoint.offsets[-1])
+        StreamSource(both[0].group("g")._ledger, StreamOptions()).latest(
+            several.checkpoint.offsets[-1]
+        )
     single = {"batch": 1, "stream": several.checkpoint.offsets[-1]["stream"]}
     with pytest.raises(InvalidOption, match="one queue"):
         Runner(both).source.latest(single)
@@ -244,13 +270,18 @@ def test_progress_tells_of_each_queue(clock: ManualClock) -> None:
     both[1].publish(["x"])
     runner = Runner(both)
     runner.offer()
-    assert {path: told["ready"] for path, told in runner.source.progress().items()} == {"memory/0": 0, "memory/1": 1}
+    assert {path: told["ready"] for path, told in runner.source.progress().items()} == {
+        "memory/0": 0,
+        "memory/1": 1,
+    }
 
 
 # -- a hard limit
 
 
-def test_a_group_that_a_hard_limit_cut_is_told_by_the_stream_or_counts_the_loss(clock: ManualClock) -> None:
+def test_a_group_that_a_hard_limit_cut_is_told_by_the_stream_or_counts_the_loss(
+    clock: ManualClock,
+) -> None:
     both = queues(clock, hard_retention="1h")
     both[0].group("g").ensure()
     both[0].publish(["gone"])
@@ -288,7 +319,10 @@ class _Storm:
     def run(self) -> None:
         for _ in range(40):
             queue = self.random.choice(self.queues)
-            self.published |= {(queue.path, seq) for seq in queue.publish(["x"] * self.random.randint(1, 6)).sequences}
+            self.published |= {
+                (queue.path, seq)
+                for seq in queue.publish(["x"] * self.random.randint(1, 6)).sequences
+            }
             self._life(calm=False)
             self._other()
             for zombie in [z for z in self.zombies if self.random.random() < 0.5]:
@@ -303,11 +337,15 @@ class _Storm:
             stats = queue.group("g").stats()
             assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 0, 0)
         assert sum(queue.group("g").stats().acked for queue in self.queues) == len(self.published)
-        assert set().union(self.others, *self.sink.values()) == self.published, "acked, and never written"
+        assert set().union(self.others, *self.sink.values()) == self.published, (
+            "acked, and never written"
+        )
 
     def _other(self) -> None:
         queue = self.random.choice(self.queues)
-        if self.random.random() < 0.2 and (lease := queue.group("g").lease("other", max_messages=3)):
+        if self.random.random() < 0.2 and (
+            lease := queue.group("g").lease("other", max_messages=3)
+        ):
             self.others |= {(queue.path, m.sequence) for m in lease.messages}
             lease.ack()
 
@@ -372,9 +410,15 @@ class _Storm:
             zombie.checkpoint, zombie.source = own, runner.source
             try:
                 second = runner.source.sources[1]
-                if leased and (stream, n) in runner.source._offered and runner.source._offered[stream, n][1]:
+                if (
+                    leased
+                    and (stream, n) in runner.source._offered
+                    and runner.source._offered[stream, n][1]
+                ):
                     plan = second.lease(stream_id_in_queue(stream, self.queues[1].path), n)
-                    taken = {(self.queues[0].path, s) for s in sequences(leased[0])} | {(self.queues[1].path, s) for s in sequences(plan)}
+                    taken = {(self.queues[0].path, s) for s in sequences(leased[0])} | {
+                        (self.queues[1].path, s) for s in sequences(plan)
+                    }
                     self._write(own, taken)
                 elif not leased:
                     self._write(own, rows(zombie.plan()))

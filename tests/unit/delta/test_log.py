@@ -19,8 +19,20 @@ from spark_mq.delta.actions import AddFile, Change, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.parse import parse
-from spark_mq.delta.tables import create_table, last_checkpoint, wait_for_checkpoints, write_checkpoint
-from spark_mq.errors import CommitConflict, ContentionTimeout, CorruptLog, NotAQueue, StorageError, UnsupportedTable
+from spark_mq.delta.tables import (
+    create_table,
+    last_checkpoint,
+    wait_for_checkpoints,
+    write_checkpoint,
+)
+from spark_mq.errors import (
+    CommitConflict,
+    ContentionTimeout,
+    CorruptLog,
+    NotAQueue,
+    StorageError,
+    UnsupportedTable,
+)
 
 SCHEMA = pa.schema([("part", pa.string()), ("value", pa.int64())])
 
@@ -102,7 +114,9 @@ def test_a_follower_sees_commits_of_others(store: InjectedStore, log: DeltaLog) 
 
 
 @pytest.mark.parametrize("track_files", [True, False])
-def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(store: InjectedStore, track_files: bool) -> None:
+def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(
+    store: InjectedStore, track_files: bool
+) -> None:
     other(store, change("one", txns=[("app", 7)]), change("two"))
     assert write_checkpoint(store) == 2 == last_checkpoint(store)
     other(store, change("three", removes=[AddFile("part=a/one.parquet", 1, 1, {"part": "a"})]))
@@ -111,7 +125,9 @@ def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(store: Injec
             store.delete(log_path(version))
     state = DeltaLog(store, track_files=track_files).refresh()
     assert (state.version, state.description, state.txns) == (3, "d", {"app": 7})
-    assert {f.path for f in state.files()} == ({"part=a/two.parquet", "part=a/three.parquet"} if track_files else set())
+    assert {f.path for f in state.files()} == (
+        {"part=a/two.parquet", "part=a/three.parquet"} if track_files else set()
+    )
 
 
 def test_a_cold_start_needs_no_hint(store: InjectedStore) -> None:
@@ -133,14 +149,18 @@ def test_a_checkpoint_whose_writer_died_before_its_hint_gets_one(store: Injected
     assert DeltaTable(store.root).version() == 1
 
 
-@pytest.mark.parametrize("hint", [b"", b"{}", b"[]", b'{"version": 77}', b'{"version": "x"}', b"\xff"])
+@pytest.mark.parametrize(
+    "hint", [b"", b"{}", b"[]", b'{"version": 77}', b'{"version": "x"}', b"\xff"]
+)
 def test_a_broken_hint_is_none(store: InjectedStore, hint: bytes) -> None:
     other(store, change("one"))
     store.write("_delta_log/_last_checkpoint", hint)
     assert DeltaLog(store).refresh().version == 1
 
 
-def test_a_hint_to_a_checkpoint_behind_the_cleaned_log_finds_the_newer_one(store: InjectedStore) -> None:
+def test_a_hint_to_a_checkpoint_behind_the_cleaned_log_finds_the_newer_one(
+    store: InjectedStore,
+) -> None:
     other(store, change("one"))
     write_checkpoint(store)
     hint = store.read("_delta_log/_last_checkpoint")
@@ -184,7 +204,9 @@ def test_a_table_made_again_is_noticed(store: InjectedStore, log: DeltaLog, tmp_
         log.refresh()
 
 
-def test_a_table_made_again_and_longer_is_noticed_right_after_an_own_commit(store: InjectedStore, log: DeltaLog, tmp_path: Path) -> None:
+def test_a_table_made_again_and_longer_is_noticed_right_after_an_own_commit(
+    store: InjectedStore, log: DeltaLog, tmp_path: Path
+) -> None:
     log.commit(change("mine"), log.refresh().version)
     os.rename(tmp_path / "table", tmp_path / "old")
     create_table(ObjectStore(store.root), SCHEMA, description="again")
@@ -207,7 +229,9 @@ def test_a_commit_that_follows_another_one_opens_the_table_again(
     assert log.generation == 2
 
 
-def test_a_table_that_may_be_made_again_is_opened_again(store: InjectedStore, tmp_path: Path) -> None:
+def test_a_table_that_may_be_made_again_is_opened_again(
+    store: InjectedStore, tmp_path: Path
+) -> None:
     log = DeltaLog(store, replaceable=True)
     other(store, change("one"))
     assert log.refresh().version == 1
@@ -234,7 +258,9 @@ def test_a_log_that_went_back_is_refused(store: InjectedStore, log: DeltaLog) ->
         log.refresh()
 
 
-def test_a_gap_is_refused(store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_refused(
+    store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(follower, "GAP_CHECK_SECONDS", 0)
     log.refresh()
     other(store, change("one"), change("two"))
@@ -246,12 +272,21 @@ def test_a_gap_is_refused(store: InjectedStore, log: DeltaLog, monkeypatch: pyte
 @pytest.mark.parametrize(
     "action",
     [
-        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"], "writerFeatures": []}},
+        {
+            "protocol": {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": ["deletionVectors"],
+                "writerFeatures": [],
+            }
+        },
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}},
         {"add": {"path": "x", "size": 1, "deletionVector": {"storageType": "u"}}},
     ],
 )
-def test_a_feature_that_comes_later_is_refused_by_an_open_handle(store: InjectedStore, log: DeltaLog, action: dict[str, Any]) -> None:
+def test_a_feature_that_comes_later_is_refused_by_an_open_handle(
+    store: InjectedStore, log: DeltaLog, action: dict[str, Any]
+) -> None:
     log.refresh()
     ObjectStore(store.root).create(log_path(1), json.dumps(action).encode())
     for _ in range(2):
@@ -281,7 +316,11 @@ def test_commits_of_other_partitions_pass(store: InjectedStore, log: DeltaLog) -
     base = log.refresh().version
     other(store, change("one", "b"), change("two", "c"))
     assert log.commit(change("mine", partition={"part": "a"}), base) == 3
-    assert paths(DeltaLog(store)) == {"part=b/one.parquet", "part=c/two.parquet", "part=a/mine.parquet"}
+    assert paths(DeltaLog(store)) == {
+        "part=b/one.parquet",
+        "part=c/two.parquet",
+        "part=a/mine.parquet",
+    }
 
 
 METADATA = {"id": "other", "schemaString": "{}", "partitionColumns": [], "configuration": {}}
@@ -291,10 +330,16 @@ METADATA = {"id": "other", "schemaString": "{}", "partitionColumns": [], "config
     ("theirs", "mine"),
     [
         (change("theirs"), {"partition": {"part": "a"}}),
-        (change("theirs", adds=(), removes=[AddFile("part=a/x", 1, 1, {"part": "a"})]), {"partition": {"part": "a"}}),
+        (
+            change("theirs", adds=(), removes=[AddFile("part=a/x", 1, 1, {"part": "a"})]),
+            {"partition": {"part": "a"}},
+        ),
         (change("theirs", "b"), {"whole_table": True}),
         (change("theirs", "b", txns=[("app", 1)]), {"txns": [("app", 2)]}),
-        (change("theirs", adds=(), removes=[AddFile("part=b/x", 1, 1, {"part": "b"})]), {"removes": [AddFile("part=b/x", 1)]}),
+        (
+            change("theirs", adds=(), removes=[AddFile("part=b/x", 1, 1, {"part": "b"})]),
+            {"removes": [AddFile("part=b/x", 1)]},
+        ),
     ],
 )
 @pytest.mark.parametrize("seen", [False, True])
@@ -363,7 +408,9 @@ def fails(error: OSError) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("error", [FileExistsError("412"), OSError("500"), TimeoutError("reset")])
-def test_a_put_that_landed_without_its_reply_is_a_success(store: InjectedStore, log: DeltaLog, error: OSError) -> None:
+def test_a_put_that_landed_without_its_reply_is_a_success(
+    store: InjectedStore, log: DeltaLog, error: OSError
+) -> None:
     base = log.refresh().version
     store.injected["create"] = [lands_then(error)]
     assert log.commit(change("mine"), base) == 1
@@ -389,7 +436,9 @@ def test_a_put_whose_fate_cannot_be_read_is_unknown(store: InjectedStore, log: D
     assert log.refresh().operation_id == "mine"
 
 
-def test_a_failed_put_on_a_number_that_another_writer_took_is_a_race(store: InjectedStore, log: DeltaLog) -> None:
+def test_a_failed_put_on_a_number_that_another_writer_took_is_a_race(
+    store: InjectedStore, log: DeltaLog
+) -> None:
     base = log.refresh().version
 
     def create(real: Callable[[], None], *_: Any) -> None:
@@ -424,7 +473,9 @@ def clean_to(store: ObjectStore, version: int) -> None:
         store.delete(f"_delta_log/{old:020d}.checkpoint.parquet")
 
 
-def test_a_writer_frozen_across_a_cleaning_withdraws_its_commit(store: InjectedStore, log: DeltaLog) -> None:
+def test_a_writer_frozen_across_a_cleaning_withdraws_its_commit(
+    store: InjectedStore, log: DeltaLog
+) -> None:
     base = log.refresh().version
 
     def frozen(real: Callable[[], None], *_: Any) -> None:
@@ -441,7 +492,9 @@ def test_a_writer_frozen_across_a_cleaning_withdraws_its_commit(store: InjectedS
 
 
 @pytest.mark.parametrize("kept_from", [1, 2, 3])
-def test_a_commit_that_landed_before_a_cleaning_counts(store: InjectedStore, log: DeltaLog, kept_from: int) -> None:
+def test_a_commit_that_landed_before_a_cleaning_counts(
+    store: InjectedStore, log: DeltaLog, kept_from: int
+) -> None:
     base = log.refresh().version
 
     def frozen(real: Callable[[], None], *_: Any) -> None:
@@ -458,7 +511,9 @@ def test_a_commit_that_landed_before_a_cleaning_counts(store: InjectedStore, log
     assert "part=a/mine.parquet" in paths(DeltaLog(store))
 
 
-def test_a_stray_right_below_the_kept_log_is_told_apart_by_its_successor(store: InjectedStore, log: DeltaLog) -> None:
+def test_a_stray_right_below_the_kept_log_is_told_apart_by_its_successor(
+    store: InjectedStore, log: DeltaLog
+) -> None:
     base = log.refresh().version
 
     def frozen(real: Callable[[], None], *_: Any) -> None:
@@ -544,7 +599,9 @@ def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(
 
 
 def test_deltalake_reads_and_appends(store: InjectedStore, log: DeltaLog) -> None:
-    write_deltalake(store.root, pa.table({"part": ["a"], "value": [1]}, schema=SCHEMA), mode="append")
+    write_deltalake(
+        store.root, pa.table({"part": ["a"], "value": [1]}, schema=SCHEMA), mode="append"
+    )
     base = log.refresh().version
     theirs = next(iter(log.state.files()))
     moved = AddFile("part=a/copy of %41.parquet", theirs.size, 1, {"part": "a"})
@@ -566,13 +623,18 @@ def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: Injected
     wait_for_checkpoints(store.root)
 
 
-def test_parsed_commits_are_as_readers_of_the_log_have_them(store: InjectedStore, log: DeltaLog) -> None:
+def test_parsed_commits_are_as_readers_of_the_log_have_them(
+    store: InjectedStore, log: DeltaLog
+) -> None:
     log.commit(change("mine", txns=[("app", 1)]), log.refresh().version)
     mine, read = log.read_commit(1), DeltaLog(store).read_commit(1)
     for name in ("txns", "adds", "removes", "operation_id", "note", "version"):
         left, right = getattr(mine, name), getattr(read, name)
         if name == "adds":
-            left, right = ([{k: one[k] for k in ("path", "size", "stats", "dataChange")} for one in side] for side in (left, right))
+            left, right = (
+                [{k: one[k] for k in ("path", "size", "stats", "dataChange")} for one in side]
+                for side in (left, right)
+            )
         assert left == right, name
     assert parse(store.read(log_path(1)))
 

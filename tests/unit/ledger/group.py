@@ -26,7 +26,11 @@ class Group:
     now: int = 1_000 * SECOND
 
     def __post_init__(self):
-        files = [DataFile(0, self.messages, "a", self.messages * 10, 0)] if self.files is None else self.files
+        files = (
+            [DataFile(0, self.messages, "a", self.messages * 10, 0)]
+            if self.files is None
+            else self.files
+        )
         self.index = MessageIndex(files, 9)
         self.ledger = Ledger(LedgerHeader())
 
@@ -35,7 +39,9 @@ class Group:
 
     def ask(self, lease_id: str, limit: int = 1, **more) -> Grant:
         self.fold()
-        wanted = AcquireRequest(lease_id, f"worker of {lease_id}", limit, self.now + TIMEOUT, **more)
+        wanted = AcquireRequest(
+            lease_id, f"worker of {lease_id}", limit, self.now + TIMEOUT, **more
+        )
         self.ledger, grant = lease(self.ledger, self.index, self.now, self.rules, wanted)
         return grant
 
@@ -49,10 +55,16 @@ class Group:
             for seq in range(piece.first, piece.first + piece.rows)
         ]
 
-    def settle(self, verb: str, lease_id: str, seqs: list[int] | None = None, **more) -> SettleOutcome:
+    def settle(
+        self, verb: str, lease_id: str, seqs: list[int] | None = None, **more
+    ) -> SettleOutcome:
         self.fold(lease_id)
-        wanted = SettleCommand(verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more)
-        self.ledger, outcome = settle_rules.settle(self.ledger, self.index, self.now, self.rules, wanted)
+        wanted = SettleCommand(
+            verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more
+        )
+        self.ledger, outcome = settle_rules.settle(
+            self.ledger, self.index, self.now, self.rules, wanted
+        )
         return outcome
 
     def extend(self, lease_id: str, timeout: int = TIMEOUT) -> SettleOutcome:

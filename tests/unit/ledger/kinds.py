@@ -9,16 +9,53 @@ from hypothesis import strategies as st
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, WAITING, Ledger, LedgerHeader, Range
 
-FILES = [DataFile(0, 5, "a", 5, 0), DataFile(sequence(2, 0), 4, "b", 4, 0), DataFile(sequence(2, 4), 3, "c", 3, 0)]
+FILES = [
+    DataFile(0, 5, "a", 5, 0),
+    DataFile(sequence(2, 0), 4, "b", 4, 0),
+    DataFile(sequence(2, 4), 3, "c", 3, 0),
+]
 INDEX = MessageIndex(FILES, 2)
 SEQS = [f.first + row for f in FILES for row in range(f.rows)]
 
 KINDS = [
     Range(0, 0, SETTLED, 1),
     Range(0, 0, WAITING, 1, available_at=5, delivery_count=1, failure_count=1, first_leased_at=1),
-    Range(0, 0, WAITING, 1, available_at=5, delivery_count=1, failure_count=1, first_leased_at=1, suspect=True, lease_id="a"),
-    Range(0, 0, LEASED, 1, lease_id="a", worker_id="w", leased_at=1, expires_at=9, first_leased_at=1, delivery_count=1),
-    Range(0, 0, LEASED, 1, lease_id="b", worker_id="w", leased_at=1, expires_at=9, first_leased_at=1, delivery_count=1),
+    Range(
+        0,
+        0,
+        WAITING,
+        1,
+        available_at=5,
+        delivery_count=1,
+        failure_count=1,
+        first_leased_at=1,
+        suspect=True,
+        lease_id="a",
+    ),
+    Range(
+        0,
+        0,
+        LEASED,
+        1,
+        lease_id="a",
+        worker_id="w",
+        leased_at=1,
+        expires_at=9,
+        first_leased_at=1,
+        delivery_count=1,
+    ),
+    Range(
+        0,
+        0,
+        LEASED,
+        1,
+        lease_id="b",
+        worker_id="w",
+        leased_at=1,
+        expires_at=9,
+        first_leased_at=1,
+        delivery_count=1,
+    ),
     Range(0, 0, DEAD, 1, reason="rejected", error="é\n"),
 ]
 """What a message may be; two are leased, two waiting, and differ in little."""
@@ -29,7 +66,9 @@ def ranges_of(kinds, first=0) -> list[Range]:
     out = []
     for kind, run in groupby(enumerate(kinds, first), key=lambda pair: pair[1]):
         at = [number for number, _ in run]
-        out.append(KINDS[kind]._replace(first=SEQS[at[0]], last=SEQS[at[-1]], message_count=len(at)))
+        out.append(
+            KINDS[kind]._replace(first=SEQS[at[0]], last=SEQS[at[-1]], message_count=len(at))
+        )
     return out
 
 

@@ -37,7 +37,9 @@ def test_unread_messages_are_leased_in_order_and_counted():
 
 
 def test_a_lease_spans_commits_and_their_gaps():
-    group = Group(files=[DataFile(sequence(1, 0), 2, "a", 2, 0), DataFile(sequence(5, 0), 3, "b", 3, 0)])
+    group = Group(
+        files=[DataFile(sequence(1, 0), 2, "a", 2, 0), DataFile(sequence(5, 0), 3, "b", 3, 0)]
+    )
     assert group.lease("a", 3) == [sequence(1, 0), sequence(1, 1), sequence(5, 0)]
     (held,) = group.ledger
     assert (held.first, held.last, held.message_count) == (sequence(1, 0), sequence(5, 0), 3)
@@ -71,7 +73,9 @@ def test_a_first_lease_is_remembered_over_redelivery():
 # -- isolation and turns
 
 
-@pytest.mark.parametrize(("deliveries", "size"), [(1, 1000), (2, 100), (3, 10), (4, 1), (5, 1), (9, 1)])
+@pytest.mark.parametrize(
+    ("deliveries", "size"), [(1, 1000), (2, 100), (3, 10), (4, 1), (5, 1), (9, 1)]
+)
 def test_isolation_of_ten_thousand_in_five_attempts(deliveries, size):
     assert isolation_size(10_000, deliveries, 5) == size
 
@@ -83,7 +87,9 @@ def test_isolation_ends_alone_and_never_grows(limit, n):
     assert sizes[0] == limit
     assert sizes[n - 1 :] == [1, 1, 1]
     assert sizes == sorted(sizes, reverse=True)
-    for d, size in enumerate(sizes[: n - 1]):  # exactly: size is the floor of limit ** ((n-1-d)/(n-1))
+    for d, size in enumerate(
+        sizes[: n - 1]
+    ):  # exactly: size is the floor of limit ** ((n-1-d)/(n-1))
         assert size ** (n - 1) <= limit ** (n - 1 - d) < (size + 1) ** (n - 1)
 
 
@@ -114,7 +120,9 @@ def test_a_suspect_piece_never_spans_two_ranges():
     group.now += 1
     group.lease("c", 1)
     group.expire()
-    assert len([r for r in group.ledger if r.suspect]) == 3, "their last errors differ: each is a range"
+    assert len([r for r in group.ledger if r.suspect]) == 3, (
+        "their last errors differ: each is a range"
+    )
     assert len(group.lease("d", 10_000)) == 3
 
 
@@ -263,7 +271,9 @@ def test_available_now_does_not_wait_for_what_became_due_later():
     assert group.lease("e", 100)
 
 
-@pytest.mark.parametrize(("max_bytes", "taken"), [(0, 1), (9, 1), (10, 1), (35, 3), (100, 10), (1000, 10)])
+@pytest.mark.parametrize(
+    ("max_bytes", "taken"), [(0, 1), (9, 1), (10, 1), (35, 3), (100, 10), (1000, 10)]
+)
 def test_max_bytes_cuts_but_always_leaves_one(max_bytes, taken):
     group = Group()  # of 10 bytes a message
     assert len(group.lease("a", 100, max_bytes=max_bytes)) == taken
@@ -284,7 +294,7 @@ def test_what_max_bytes_leaves_out_goes_back_as_it_was():
     group.settle(RELEASE, "a")
     before = {seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(6)}
     assert group.lease("b", 100, max_bytes=20) == [0, 1]
-    assert {seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(2, 6)} == {
-        seq: before[seq] for seq in range(2, 6)
-    }
+    assert {
+        seq: group.at(seq)._replace(first=0, last=0, message_count=0) for seq in range(2, 6)
+    } == {seq: before[seq] for seq in range(2, 6)}
     assert group.states() == "LLWWWWUUUU"

@@ -30,7 +30,11 @@ def test_a_seek_back_makes_settled_messages_unread_again():
     group.lease("a", 8)
     group.settle(ACK, "a")
     seek(group, 2)
-    assert (group.states(), group.ledger.head.floor, group.ledger.head.forgotten) == ("SSUUUUUUUU", 1, 2)
+    assert (group.states(), group.ledger.head.floor, group.ledger.head.forgotten) == (
+        "SSUUUUUUUU",
+        1,
+        2,
+    )
     assert "skipped" not in group.ledger.head.counters
 
 

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from spark_mq.errors import IllegalTransition
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.ranges import LEASED, SETTLED, UNREAD, WAITING, Ledger, LedgerHeader, Range, State, validate_transition
+from spark_mq.ledger.ranges import (
+    LEASED,
+    SETTLED,
+    UNREAD,
+    WAITING,
+    Ledger,
+    LedgerHeader,
+    Range,
+    State,
+    validate_transition,
+)
 
 from .kinds import KINDS, SEQS, kind_lists, ledger_of
 
@@ -55,7 +65,9 @@ def test_an_event_shows_the_new_state_and_the_old_lease():
 
 def kinds_after(state: str) -> list[int]:
     """The kinds that a message in a state may become."""
-    return [at for at, kind in enumerate(KINDS) if kind.state == state or kind.state in LEGAL[state]]
+    return [
+        at for at, kind in enumerate(KINDS) if kind.state == state or kind.state in LEGAL[state]
+    ]
 
 
 @given(kind_lists, st.data())
@@ -81,7 +93,10 @@ def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
     finished = editor.build()
     expected = ledger_of(after)
     assert list(finished) == list(expected)
-    assert (finished.head.floor, finished.head.forgotten) == (expected.head.floor, expected.head.forgotten)
+    assert (finished.head.floor, finished.head.forgotten) == (
+        expected.head.floor,
+        expected.head.forgotten,
+    )
     assert finished.head.forgotten >= floor
     assert list(ledger) == list(ledger_of(kinds)), "the ledger before is as it was"
 
@@ -121,7 +136,10 @@ def test_alike_ranges_with_another_between_stay_apart():
 def test_ranges_join_across_a_gap_of_the_log():
     """Commits are far apart in sequence, yet neighbours: nothing lies between."""
     editor = LedgerEditor(ledger_of([3, 3, 3, 3, 3]))
-    editor.add(KINDS[3]._replace(first=SEQS[5], last=SEQS[6], message_count=2), Range(SEQS[5], SEQS[6], UNREAD, 2))
+    editor.add(
+        KINDS[3]._replace(first=SEQS[5], last=SEQS[6], message_count=2),
+        Range(SEQS[5], SEQS[6], UNREAD, 2),
+    )
     assert [(r.first, r.last, r.message_count) for r in editor.build()] == [(0, SEQS[6], 7)]
 
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.intervals import from_sequences, normalise, subtract
 
-spans = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+spans = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(
+    lambda pair: (pair[0], pair[0] + pair[1])
+)
 some = st.lists(spans, max_size=8)
 
 
@@ -21,7 +23,9 @@ def members(intervals):
 
 def is_normal(intervals):
     """Ascending, each with something in it, and a gap before the next."""
-    return all(first <= last for first, last in intervals) and all(one[1] + 1 < other[0] for one, other in pairwise(intervals))
+    return all(first <= last for first, last in intervals) and all(
+        one[1] + 1 < other[0] for one, other in pairwise(intervals)
+    )
 
 
 @given(some)

@@ -20,7 +20,15 @@ def logs(draw):
         ordinal = 0
         for number in range(draw(st.integers(1, 3))):
             rows = draw(st.integers(0, 5))
-            files.append(DataFile(sequence(version, ordinal), rows, f"{version}-{number}", draw(st.integers(0, 50)), version * 10))
+            files.append(
+                DataFile(
+                    sequence(version, ordinal),
+                    rows,
+                    f"{version}-{number}",
+                    draw(st.integers(0, 50)),
+                    version * 10,
+                )
+            )
             ordinal += rows
     return files, version
 
@@ -55,17 +63,25 @@ def test_totals(log):
 def test_count_and_neighbours(log, data):
     files, version = log
     index, seqs = MessageIndex(files, version), everything(files)
-    first, last = data.draw(st.sampled_from(places(files))), data.draw(st.sampled_from(places(files)))
+    first, last = (
+        data.draw(st.sampled_from(places(files))),
+        data.draw(st.sampled_from(places(files))),
+    )
     assert index.count(first, last) == len([seq for seq in seqs if first <= seq <= last])
     assert index.at_or_after(first) == next((seq for seq in seqs if seq >= first), None)
-    assert index.last_at_or_before(last) == next((seq for seq in reversed(seqs) if seq <= last), None)
+    assert index.last_at_or_before(last) == next(
+        (seq for seq in reversed(seqs) if seq <= last), None
+    )
 
 
 @given(logs(), st.data())
 def test_cut(log, data):
     files, version = log
     index, seqs = MessageIndex(files, version), everything(files)
-    first, count = data.draw(st.sampled_from(places(files))), data.draw(st.integers(-1, len(seqs) + 1))
+    first, count = (
+        data.draw(st.sampled_from(places(files))),
+        data.draw(st.integers(-1, len(seqs) + 1)),
+    )
     at = bisect_left(seqs, first) + count - 1
     if count >= 1 and at < len(seqs):
         assert index.nth_from(first, count) == seqs[at]
@@ -79,9 +95,14 @@ def test_cut(log, data):
 def test_slices_hold_exactly_what_was_asked(log, data):
     files, version = log
     index = MessageIndex(files, version)
-    first, last = data.draw(st.sampled_from(places(files))), data.draw(st.sampled_from(places(files)))
+    first, last = (
+        data.draw(st.sampled_from(places(files))),
+        data.draw(st.sampled_from(places(files))),
+    )
     slices = list(index.slices(first, last))
-    assert [piece.first + row for piece in slices for row in range(piece.rows)] == [s for s in everything(files) if first <= s <= last]
+    assert [piece.first + row for piece in slices for row in range(piece.rows)] == [
+        s for s in everything(files) if first <= s <= last
+    ]
     by_path = {f.path: f for f in files}
     for piece in slices:
         file = by_path[piece.path]
@@ -99,19 +120,38 @@ def test_growing_is_as_being_built_at_once(log, at):
     index = MessageIndex(files[:at], 0)
     index.extend(files[at:], version)
     whole = MessageIndex(files, version)
-    assert (index.files, index.total, index.last_sequence, index.version) == (whole.files, whole.total, whole.last_sequence, version)
-    assert [index.count(0, place) for place in places(files)] == [whole.count(0, place) for place in places(files)]
+    assert (index.files, index.total, index.last_sequence, index.version) == (
+        whole.files,
+        whole.total,
+        whole.last_sequence,
+        version,
+    )
+    assert [index.count(0, place) for place in places(files)] == [
+        whole.count(0, place) for place in places(files)
+    ]
 
 
 def test_an_empty_log():
     index = MessageIndex()
-    assert (index.total, index.last_sequence, index.version, index.count(0, 2**62)) == (0, -1, -1, 0)
+    assert (index.total, index.last_sequence, index.version, index.count(0, 2**62)) == (
+        0,
+        -1,
+        -1,
+        0,
+    )
     assert index.at_or_after(0) is index.last_at_or_before(2**62) is None
     assert list(index.slices(0, 2**62)) == []
 
 
 def test_a_slice_across_files_and_commits():
-    index = MessageIndex([DataFile(0, 3, "a", 30, 1), DataFile(3, 2, "b", 8, 1), DataFile(sequence(2, 0), 4, "c", 100, 2)], 2)
+    index = MessageIndex(
+        [
+            DataFile(0, 3, "a", 30, 1),
+            DataFile(3, 2, "b", 8, 1),
+            DataFile(sequence(2, 0), 4, "c", 100, 2),
+        ],
+        2,
+    )
     assert list(index.slices(1, sequence(2, 1))) == [
         FileSlice("a", 1, 2, 1, 1, 20),
         FileSlice("b", 0, 2, 3, 1, 8),
@@ -133,7 +173,10 @@ def test_commits_without_messages_move_the_version_and_it_never_steps_back():
     assert index.version == 7
 
 
-@pytest.mark.parametrize(("instant", "expected"), [(0, 0), (10, 0), (11, sequence(1, 0)), (20, sequence(1, 0)), (21, sequence(1, 1) + 1)])
+@pytest.mark.parametrize(
+    ("instant", "expected"),
+    [(0, 0), (10, 0), (11, sequence(1, 0)), (20, sequence(1, 0)), (21, sequence(1, 1) + 1)],
+)
 def test_the_first_sequence_published_since(instant, expected):
     index = MessageIndex([DataFile(0, 3, "a", 1, 10), DataFile(sequence(1, 0), 2, "b", 1, 20)], 1)
     assert index.first_published_since(instant) == expected
@@ -141,6 +184,13 @@ def test_the_first_sequence_published_since(instant, expected):
 
 def test_a_clock_that_stepped_back_skips_no_message():
     """The commit that is late enough comes first, though a later one bears an earlier time."""
-    index = MessageIndex([DataFile(0, 1, "a", 1, 50), DataFile(sequence(1, 0), 1, "b", 1, 40), DataFile(sequence(2, 0), 1, "c", 1, 60)], 2)
+    index = MessageIndex(
+        [
+            DataFile(0, 1, "a", 1, 50),
+            DataFile(sequence(1, 0), 1, "b", 1, 40),
+            DataFile(sequence(2, 0), 1, "c", 1, 60),
+        ],
+        2,
+    )
     assert index.first_published_since(45) == 0
     assert index.first_published_since(55) == sequence(2, 0)

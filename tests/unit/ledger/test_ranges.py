@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from spark_mq.errors import NotAQueue
 from spark_mq.ledger.message_index import sequence
-from spark_mq.ledger.ranges import DEAD, LEASED, RANGE_SCHEMA, ROUTING, SETTLED, STATES, Ledger, LedgerHeader, Range
+from spark_mq.ledger.ranges import (
+    DEAD,
+    LEASED,
+    RANGE_SCHEMA,
+    ROUTING,
+    SETTLED,
+    STATES,
+    Ledger,
+    LedgerHeader,
+    Range,
+)
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 
 from .kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
@@ -21,7 +31,9 @@ from .kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
 # -- Range
 
 
-@pytest.mark.parametrize("field", [f for f in RANGE_SCHEMA.names if f not in ("first", "last", "message_count")])
+@pytest.mark.parametrize(
+    "field", [f for f in RANGE_SCHEMA.names if f not in ("first", "last", "message_count")]
+)
 def test_ranges_are_alike_only_if_they_differ_in_nothing_but_place(field):
     one = KINDS[3]
     other = one._replace(first=7, last=9, message_count=3)
@@ -47,9 +59,14 @@ def test_a_part_begins_and_ends_with_messages(first, last, expected):
     assert part.same_state_as(whole)
 
 
-@pytest.mark.parametrize(("first", "last"), [(5, sequence(2, 0) - 1), (3, 2), (sequence(9, 0), sequence(9, 9))])
+@pytest.mark.parametrize(
+    ("first", "last"), [(5, sequence(2, 0) - 1), (3, 2), (sequence(9, 0), sequence(9, 9))]
+)
 def test_a_part_in_a_gap_is_empty(first, last):
-    assert Range(0, sequence(2, 6), LEASED, 12, lease_id="a").slice(first, last, INDEX).message_count == 0
+    assert (
+        Range(0, sequence(2, 6), LEASED, 12, lease_id="a").slice(first, last, INDEX).message_count
+        == 0
+    )
 
 
 def test_a_settled_range_forgets_all_else():
@@ -81,9 +98,15 @@ def test_a_ledger_gives_back_its_ranges(kinds):
     assert ledger.frontier == (SEQS[len(kinds) - 1] if kinds else -1)
     assert ledger.count() == sum(r.message_count for r in expected)
     for state in STATES:
-        assert ledger.ranges_at(ledger.rows_where(ledger.is_state(state))) == [r for r in expected if r.state == state]
-        assert ledger.count(ledger.is_state(state)) == sum(r.message_count for r in expected if r.state == state)
-    assert ledger.ranges_at(ledger.rows_where(ledger.held_by("a"))) == [r for r in expected if r.lease_id == "a"]
+        assert ledger.ranges_at(ledger.rows_where(ledger.is_state(state))) == [
+            r for r in expected if r.state == state
+        ]
+        assert ledger.count(ledger.is_state(state)) == sum(
+            r.message_count for r in expected if r.state == state
+        )
+    assert ledger.ranges_at(ledger.rows_where(ledger.held_by("a"))) == [
+        r for r in expected if r.lease_id == "a"
+    ]
 
 
 places = st.sampled_from([-1, *SEQS, SEQS[-1] + 1, sequence(1, 0), sequence(9, 0)])
@@ -109,12 +132,32 @@ def test_a_slice_of_a_table_makes_the_same_ledger():
 
 
 def test_the_largest_sequences_and_counts_fit():
-    big = Range(2**63 - 5, 2**63 - 1, LEASED, 5, "a", "w", 2**52, 2**52 + 1, 2**63 - 1, 0, 1, 2**31 - 1, 2**31 - 1, True, None, "r", "e")
+    big = Range(
+        2**63 - 5,
+        2**63 - 1,
+        LEASED,
+        5,
+        "a",
+        "w",
+        2**52,
+        2**52 + 1,
+        2**63 - 1,
+        0,
+        1,
+        2**31 - 1,
+        2**31 - 1,
+        True,
+        None,
+        "r",
+        "e",
+    )
     assert list(Ledger.from_ranges(LedgerHeader(), [big])) == [big]
 
 
 def test_routing_gives_no_hold():
-    ledger = Ledger.from_ranges(LedgerHeader(), [Range(0, 0, ROUTING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")])
+    ledger = Ledger.from_ranges(
+        LedgerHeader(), [Range(0, 0, ROUTING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")]
+    )
     assert ledger.rows_where(ledger.held_by("a")) == []
 
 
@@ -122,7 +165,10 @@ def test_routing_gives_no_hold():
 def test_counting_nothing_is_no_change():
     head = LedgerHeader()
     assert head.counted({}) is head
-    assert head.counted({"acked": 2}).counted({"acked": 3, "skipped": 1}).counters == {"acked": 5, "skipped": 1}
+    assert head.counted({"acked": 2}).counted({"acked": 3, "skipped": 1}).counters == {
+        "acked": 5,
+        "skipped": 1,
+    }
     assert head.counters == {}
 
 
@@ -132,7 +178,13 @@ def test_counting_nothing_is_no_change():
 @given(kind_lists)
 def test_a_ledger_comes_back_from_its_rows(kinds):
     ledger = ledger_of(kinds)
-    head = replace(ledger.head, revision=7, turn="rest", counters={"acked": 3}, settings={"max_delivery_attempts": None})
+    head = replace(
+        ledger.head,
+        revision=7,
+        turn="rest",
+        counters={"acked": 3},
+        settings={"max_delivery_attempts": None},
+    )
     stored = Ledger(head, ledger.ranges)
     rows = to_rows("group", stored)
     assert rows.schema == LEASES_SCHEMA
@@ -148,12 +200,17 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
 @pytest.mark.parametrize("floors", [0, 2])
 def test_rows_without_just_one_floor_are_no_ledger(floors):
     rows = to_rows("group", ledger_of([3, 1]))
-    floor, ranges = rows.filter(pc.equal(rows["state"], "floor")), rows.filter(pc.not_equal(rows["state"], "floor"))
+    floor, ranges = (
+        rows.filter(pc.equal(rows["state"], "floor")),
+        rows.filter(pc.not_equal(rows["state"], "floor")),
+    )
     with pytest.raises(NotAQueue, match=f"has {floors} floor rows"):
         from_rows(pa.concat_tables([ranges, *[floor] * floors]))
 
 
 def test_kinds_of_these_tests_differ_from_each_other():
     """Else neighbours would join that the tests think apart."""
-    assert not any(one.same_state_as(other) for at, one in enumerate(KINDS) for other in KINDS[at + 1 :])
+    assert not any(
+        one.same_state_as(other) for at, one in enumerate(KINDS) for other in KINDS[at + 1 :]
+    )
     assert all(one < other for one, other in pairwise(SEQS))

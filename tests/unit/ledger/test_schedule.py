@@ -43,7 +43,9 @@ def in_seconds(clock: ManualClock, seconds: float) -> Any:
     return clock() + timedelta(seconds=seconds)
 
 
-def test_a_delayed_message_is_not_leased_before_its_time_and_then_comes_first(queue: Queue, clock: ManualClock) -> None:
+def test_a_delayed_message_is_not_leased_before_its_time_and_then_comes_first(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish([Message("late", deliver_at=in_seconds(clock, 60)), Message("now")])
     queue.publish(["after"])
     assert queue.group().stats().ready == 2
@@ -67,7 +69,10 @@ def test_a_delay_is_rounded_up_to_a_second_never_down(queue: Queue, clock: Manua
 
 def test_a_time_may_be_told_from_now(queue: Queue, clock: ManualClock) -> None:
     in_5, in_10 = timedelta(seconds=5), timedelta(seconds=10)
-    queue.publish([Message("a", deliver_at=in_5), Message("short", expires_at=in_5), Message("b")], deliver_at=in_10)
+    queue.publish(
+        [Message("a", deliver_at=in_5), Message("short", expires_at=in_5), Message("b")],
+        deliver_at=in_10,
+    )
     with queue.publisher(max_age="1h") as publisher:
         publisher.publish(Message("c", deliver_at=in_10))
         clock.advance(5)  # from when it was handed in, not from when it is committed
@@ -76,7 +81,11 @@ def test_a_time_may_be_told_from_now(queue: Queue, clock: ManualClock) -> None:
     assert values(queue) == ["b", "c"]
 
 
-@pytest.mark.parametrize("wrong", ["soon", 60, datetime(2026, 1, 1), timedelta(seconds=-1), timedelta(days=36_501)], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    ["soon", 60, datetime(2026, 1, 1), timedelta(seconds=-1), timedelta(days=36_501)],
+    ids=repr,
+)
 def test_a_time_of_a_publish_that_is_none_is_refused_by_name(queue: Queue, wrong: Any) -> None:
     with pytest.raises(InvalidOption, match=r"^deliver_at=.*(time zone|from now)") as caught:
         queue.publish(["a"], deliver_at=wrong)
@@ -84,15 +93,22 @@ def test_a_time_of_a_publish_that_is_none_is_refused_by_name(queue: Queue, wrong
     assert queue.stats()["published"] == 0
 
 
-def test_a_whole_publish_can_be_delayed_but_for_messages_with_a_time_of_their_own(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("a"), Message("b", deliver_at=in_seconds(clock, 5))], deliver_at=in_seconds(clock, 100))
+def test_a_whole_publish_can_be_delayed_but_for_messages_with_a_time_of_their_own(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(
+        [Message("a"), Message("b", deliver_at=in_seconds(clock, 5))],
+        deliver_at=in_seconds(clock, 100),
+    )
     clock.advance(5)
     assert values(queue, auto_ack=True) == ["b"]
     clock.advance(95)
     assert values(queue) == ["a"]
 
 
-def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(queue: Queue, clock: ManualClock) -> None:
+def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish([Message(f"d{n}", deliver_at=in_seconds(clock, 60 + n)) for n in range(50)])
     queue.publish(["now"])
     lease = queue.group().lease("w", max_messages=10)
@@ -105,7 +121,9 @@ def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(queue: Queue,
     assert sum(r.state == WAITING for r in ledger(queue)) == 1
 
 
-def test_delayed_messages_do_not_hold_up_what_lies_behind_them(queue: Queue, clock: ManualClock) -> None:
+def test_delayed_messages_do_not_hold_up_what_lies_behind_them(
+    queue: Queue, clock: ManualClock
+) -> None:
     for _ in range(5):
         queue.publish([Message("late", deliver_at=in_seconds(clock, 60)) for _ in range(20)])
     queue.publish([f"{n}" for n in range(10)])
@@ -113,8 +131,12 @@ def test_delayed_messages_do_not_hold_up_what_lies_behind_them(queue: Queue, clo
     assert values(queue, 100) == [str(n) for n in range(4, 10)]
 
 
-def test_the_limit_cuts_between_due_messages_and_leaves_the_rest_unread(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message(f"{n}", deliver_at=in_seconds(clock, 60) if n % 2 else None) for n in range(10)])
+def test_the_limit_cuts_between_due_messages_and_leaves_the_rest_unread(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(
+        [Message(f"{n}", deliver_at=in_seconds(clock, 60) if n % 2 else None) for n in range(10)]
+    )
     assert values(queue, 2) == ["0", "2"]
     assert values(queue, 2) == ["4", "6"]
     clock.advance(60)
@@ -130,7 +152,9 @@ def test_an_expired_message_is_dropped_and_counted(queue: Queue, clock: ManualCl
     assert (stats.expired, stats.in_flight, stats.ready) == (1, 1, 0)
 
 
-def test_a_message_that_expires_while_it_waits_for_its_next_try_is_dropped(queue: Queue, clock: ManualClock) -> None:
+def test_a_message_that_expires_while_it_waits_for_its_next_try_is_dropped(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
     lease = queue.group().lease("w")
     assert lease is not None
@@ -175,7 +199,9 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
     whole = Range(sequence(1, 0), sequence(1, 4), WAITING, 5)
     pieces = split_by_time(whole, index, now=6_000_000, cutoff=4_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(2, 4)]
-    assert [(r.first & 0xF, r.last & 0xF, r.available_at) for r in pieces.later] == [(0, 1, 5_000_000)]
+    assert [(r.first & 0xF, r.last & 0xF, r.available_at) for r in pieces.later] == [
+        (0, 1, 5_000_000)
+    ]
     pieces = split_by_time(whole, index, now=7_000_000, cutoff=7_000_000)
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(0, 1), (4, 4)]
     assert [(r.first & 0xF, r.last & 0xF) for r in pieces.expired] == [(2, 3)]
@@ -183,8 +209,20 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
 
 def test_the_index_knows_where_times_are(queue: Queue) -> None:
     times = ((1, 5, None), (1, None, None))
-    index = MessageIndex([DataFile(sequence(v, 0), 2, f"f{v}", 10, 0, DeliveryTimes.of(times) if v == 3 else None) for v in range(1, 6)], 5)
-    assert [index.has_times(sequence(v, 0), sequence(v, 1)) for v in range(1, 6)] == [False, False, True, False, False]
+    index = MessageIndex(
+        [
+            DataFile(sequence(v, 0), 2, f"f{v}", 10, 0, DeliveryTimes.of(times) if v == 3 else None)
+            for v in range(1, 6)
+        ],
+        5,
+    )
+    assert [index.has_times(sequence(v, 0), sequence(v, 1)) for v in range(1, 6)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert index.has_times(sequence(1, 0), sequence(5, 0))
     assert index.has_times_after(sequence(3, 0))
     assert not index.has_times_after(sequence(3, 1))
@@ -201,8 +239,12 @@ def test_the_runs_of_a_file_are_found_by_row() -> None:
     assert list(found.between(0, 5)) == [(0, 1, 5, None), (2, 4, None, 9), (5, 5, 7, None)]
 
 
-def test_delayed_messages_behind_the_due_ones_are_set_aside_once(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("now"), *(Message(f"{n}", deliver_at=in_seconds(clock, 60 + n)) for n in range(5))])
+def test_delayed_messages_behind_the_due_ones_are_set_aside_once(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(
+        [Message("now"), *(Message(f"{n}", deliver_at=in_seconds(clock, 60 + n)) for n in range(5))]
+    )
     queue.publish([Message("far", deliver_at=in_seconds(clock, 900))])
     assert values(queue, auto_ack=True) == ["now"]
     waiting = [(r.message_count, r.available_at) for r in ledger(queue) if r.state == WAITING]
@@ -210,11 +252,17 @@ def test_delayed_messages_behind_the_due_ones_are_set_aside_once(queue: Queue, c
     assert ledger(queue).frontier == queue._context.messages.index().tail
 
 
-def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_it(queue: Queue, clock: ManualClock) -> None:
+def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_it(
+    queue: Queue, clock: ManualClock
+) -> None:
     later = in_seconds(clock, 60)
-    queue.publish([Message("a"), Message("x", deliver_at=later), Message("b"), Message("y", deliver_at=later)])
+    queue.publish(
+        [Message("a"), Message("x", deliver_at=later), Message("b"), Message("y", deliver_at=later)]
+    )
     group = queue.group().ensure()
-    granted = grant(group, lambda now, timeout: AcquireRequest("l", "w", 10, now + timeout, max_bytes=1))
+    granted = grant(
+        group, lambda now, timeout: AcquireRequest("l", "w", 10, now + timeout, max_bytes=1)
+    )
     assert [r.message_count for r in granted.ranges] == [1]
     assert ledger(queue).frontier == granted.ranges[-1].last
     assert values(queue, auto_ack=True) == ["b"]
@@ -222,9 +270,22 @@ def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_i
     assert values(queue, auto_ack=True) == ["x", "y"]
 
 
-def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("gone", expires_at=in_seconds(clock, 5)), Message("later", deliver_at=in_seconds(clock, 60))])
-    queue.publish([Message("gone too", expires_at=in_seconds(clock, 5)), Message("now"), Message("last", deliver_at=in_seconds(clock, 60))])
+def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(
+        [
+            Message("gone", expires_at=in_seconds(clock, 5)),
+            Message("later", deliver_at=in_seconds(clock, 60)),
+        ]
+    )
+    queue.publish(
+        [
+            Message("gone too", expires_at=in_seconds(clock, 5)),
+            Message("now"),
+            Message("last", deliver_at=in_seconds(clock, 60)),
+        ]
+    )
     queue.group().ensure()
     clock.advance(6)
     queue.sweep()

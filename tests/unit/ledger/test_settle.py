@@ -21,7 +21,13 @@ def test_a_nack_that_names_messages_blames_them():
     group.lease("a", 3)
     group.settle(NACK, "a", [1], error="no such customer")
     back = group.at(1)
-    assert (back.state, back.suspect, back.lease_id, back.failure_count, back.error) == (WAITING, False, None, 1, "no such customer")
+    assert (back.state, back.suspect, back.lease_id, back.failure_count, back.error) == (
+        WAITING,
+        False,
+        None,
+        1,
+        "no such customer",
+    )
     assert group.states().startswith("LWL")
 
 
@@ -77,7 +83,12 @@ def test_a_nack_of_the_last_attempt_is_death():
         assert group.lease(lease_id) == [0]
         group.settle(NACK, lease_id, [0], delay=0, error=f"failed in {lease_id}")
     dead = group.at(0)
-    assert (dead.state, dead.reason, dead.error, dead.failure_count) == (DEAD, "max_delivery_attempts", "failed in b", 2)
+    assert (dead.state, dead.reason, dead.error, dead.failure_count) == (
+        DEAD,
+        "max_delivery_attempts",
+        "failed in b",
+        2,
+    )
 
 
 # -- reject, release
@@ -88,7 +99,11 @@ def test_reject_is_death_at_once():
     group.lease("a", 2)
     group.settle(REJECT, "a", [1], error="not JSON")
     group.settle(REJECT, "a", [0], reason="payload unreadable")
-    assert (group.at(1).state, group.at(1).reason, group.at(1).error) == (DEAD, "rejected", "not JSON")
+    assert (group.at(1).state, group.at(1).reason, group.at(1).error) == (
+        DEAD,
+        "rejected",
+        "not JSON",
+    )
     assert group.at(0).reason == "payload unreadable"
 
 
@@ -106,7 +121,9 @@ def test_release_restores_a_suspect_and_no_older_lease_id():
     before = group.at(0)
     group.lease("b")
     group.settle(RELEASE, "b")
-    assert group.at(0) == before._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=None, available_at=group.now)
+    assert group.at(0) == before._replace(
+        lease_id=None, worker_id=None, leased_at=None, lease_size=None, available_at=group.now
+    )
     assert group.settle(ACK, "a").settled == 0, "the lease before has no claim any more"
 
 
@@ -139,8 +156,18 @@ def test_a_late_extend_revives():
     leased_at = group.now - 5 - TIMEOUT - 1
     assert group.extend("a").settled == 3
     back = group.at(0)
-    assert (back.state, back.expires_at, back.delivery_count, back.failure_count) == (LEASED, group.now + TIMEOUT, 1, 0)
-    assert (back.lease_id, back.worker_id, back.leased_at, back.available_at) == ("a", "worker of a", leased_at, None)
+    assert (back.state, back.expires_at, back.delivery_count, back.failure_count) == (
+        LEASED,
+        group.now + TIMEOUT,
+        1,
+        0,
+    )
+    assert (back.lease_id, back.worker_id, back.leased_at, back.available_at) == (
+        "a",
+        "worker of a",
+        leased_at,
+        None,
+    )
     assert group.lease("b", 3) == [3, 4, 5]
     assert group.settle(ACK, "a").settled == 3
 
@@ -148,7 +175,12 @@ def test_a_late_extend_revives():
 def test_a_late_nack_gives_up_the_claim():
     group = late(NACK)
     back = group.at(0)
-    assert (back.state, back.lease_id, back.available_at, back.suspect) == (WAITING, None, group.now, True)
+    assert (back.state, back.lease_id, back.available_at, back.suspect) == (
+        WAITING,
+        None,
+        group.now,
+        True,
+    )
     assert back.failure_count == 1, "its expiry has counted already"
     assert group.settle(ACK, "a", [0]).lost == [(0, 0, "given back")]
     assert group.state(0) == "waiting"
@@ -157,14 +189,23 @@ def test_a_late_nack_gives_up_the_claim():
 def test_a_late_nack_by_name_blames_and_keeps_a_given_delay():
     group = late()
     group.settle(NACK, "a", [1], delay=9)
-    assert (group.at(1).suspect, group.at(1).available_at, group.at(1).lease_id) == (False, group.now + 9, None)
+    assert (group.at(1).suspect, group.at(1).available_at, group.at(1).lease_id) == (
+        False,
+        group.now + 9,
+        None,
+    )
     assert group.at(0).lease_id == group.at(2).lease_id == "a"
 
 
 def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
     group = late(RELEASE)
     back = group.at(0)
-    assert (back.state, back.lease_id, back.suspect, back.delivery_count) == (WAITING, None, True, 1)
+    assert (back.state, back.lease_id, back.suspect, back.delivery_count) == (
+        WAITING,
+        None,
+        True,
+        1,
+    )
     assert (back.worker_id, back.leased_at) == (None, None)
     assert group.extend("a").settled == 0
 
@@ -177,22 +218,33 @@ STATES = {
     "held": ("held", lambda group: None),
     "past its deadline": ("held", lambda group: group.expire()),
     "settled": ("settled", lambda group: group.settle(ACK, "a")),
-    "settled by a later lease": ("settled", lambda group: (group.expire(), group.lease("b", 1), group.settle(ACK, "b"))),
-    "settled, a hole above the floor": ("settled", lambda group: (group.settle(ACK, "a"), reopen(group))),
+    "settled by a later lease": (
+        "settled",
+        lambda group: (group.expire(), group.lease("b", 1), group.settle(ACK, "b")),
+    ),
+    "settled, a hole above the floor": (
+        "settled",
+        lambda group: (group.settle(ACK, "a"), reopen(group)),
+    ),
     "leased by another": ("leased by b", lambda group: (group.expire(), group.lease("b", 1))),
     "dead": ("dead: rejected", lambda group: group.settle(REJECT, "a")),
     "routing": ("dead: rejected", lambda group: (group.settle(REJECT, "a"), freeze(group))),
     "given back": ("given back", lambda group: group.settle(NACK, "a")),
     "unread": ("unread", lambda group: seek(group, 0)),
     "skipped": ("skipped", lambda group: seek(group, 1)),
-    "skipped after it was settled": ("settled", lambda group: (group.settle(ACK, "a"), seek(group, 1))),
+    "skipped after it was settled": (
+        "settled",
+        lambda group: (group.settle(ACK, "a"), seek(group, 1)),
+    ),
     "skipped, then unread again": ("unread", lambda group: (seek(group, 1), seek(group, 0))),
 }
 
 
 def reopen(group: Group) -> None:
     """Puts a floor below message 0 again, as if another message before it were open."""
-    group.ledger = Ledger.from_ranges(replace(group.ledger.head, floor=-1, forgotten=0), [Range(0, 0, SETTLED, 1), *group.ledger])
+    group.ledger = Ledger.from_ranges(
+        replace(group.ledger.head, floor=-1, forgotten=0), [Range(0, 0, SETTLED, 1), *group.ledger]
+    )
 
 
 @pytest.mark.parametrize("verb", [ACK, NACK, REJECT, RELEASE])
@@ -217,7 +269,9 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
         assert not group.ledger.count(group.ledger.held_by("a")), "nothing holds its id any more"
         return
     elif by == "whole lease":
-        assert outcome == SettleOutcome(), "the lease holds nothing any more, and no message was named"
+        assert outcome == SettleOutcome(), (
+            "the lease holds nothing any more, and no message was named"
+        )
     elif expected == "settled":
         assert outcome == SettleOutcome(already_settled=1)
     else:
@@ -248,7 +302,9 @@ def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
     group.settle(ACK, "a", [1])
     group.fold("a")
     wanted = SettleCommand(ACK, "a", [(0, 0), (2, sequence(1, 1))], whole=True)
-    group.ledger, outcome = settle_rules.settle(group.ledger, group.index, group.now, group.rules, wanted)
+    group.ledger, outcome = settle_rules.settle(
+        group.ledger, group.index, group.now, group.rules, wanted
+    )
     assert (outcome.settled, outcome.lost) == (3, [])
 
 
@@ -258,7 +314,10 @@ def test_named_sequences_cut_ranges_and_settled_neighbours_join():
     group.settle(ACK, "a", [2, 3, 5, 7])
     assert group.states() == "LLSSLSLSLL"
     group.settle(ACK, "a", [4])
-    assert [(r.first, r.last, r.message_count) for r in group.ledger if r.state == SETTLED] == [(2, 5, 4), (7, 7, 1)]
+    assert [(r.first, r.last, r.message_count) for r in group.ledger if r.state == SETTLED] == [
+        (2, 5, 4),
+        (7, 7, 1),
+    ]
     group.settle(ACK, "a", [1, 0])
     assert (group.ledger.head.floor, group.ledger.head.forgotten) == (5, 6)
     assert group.states() == "SSSSSSLSLL"
@@ -268,7 +327,9 @@ def test_intervals_may_come_in_any_order_and_overlap():
     group = Group()
     group.lease("a", 10)
     wanted = SettleCommand(ACK, "a", [(7, 9), (0, 3), (2, 4)])
-    group.ledger, outcome = settle_rules.settle(group.ledger, group.index, group.now, group.rules, wanted)
+    group.ledger, outcome = settle_rules.settle(
+        group.ledger, group.index, group.now, group.rules, wanted
+    )
     assert (outcome.settled, group.states()) == (8, "SSSSSLLSSS")
 
 

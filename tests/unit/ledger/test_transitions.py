@@ -17,7 +17,12 @@ def test_expiry_makes_suspect_and_due_since_the_deadline():
     group.lease("a", 3)
     group.expire()
     back = group.at(1)
-    assert (back.state, back.suspect, back.available_at, back.lease_id) == (WAITING, True, deadline, "a")
+    assert (back.state, back.suspect, back.available_at, back.lease_id) == (
+        WAITING,
+        True,
+        deadline,
+        "a",
+    )
     assert (back.delivery_count, back.failure_count) == (1, 1)
     assert "a" in back.error
 
@@ -58,7 +63,12 @@ def test_expiry_on_the_last_attempt_is_death():
         group.lease(lease_id)
         group.expire()
     dead = group.at(0)
-    assert (dead.state, dead.reason, dead.lease_id, dead.suspect) == (DEAD, "max_delivery_attempts", None, False)
+    assert (dead.state, dead.reason, dead.lease_id, dead.suspect) == (
+        DEAD,
+        "max_delivery_attempts",
+        None,
+        False,
+    )
 
 
 def test_without_a_limit_nothing_dies():
@@ -88,9 +98,15 @@ def test_a_replay_takes_over_what_its_batch_holds_and_counts_it():
     group.lease("s/11/x", 2)
     group.settle(ACK, "s/1/x", [0])
     assert group.take_over("s/1/", "s/1/y") == 2
-    assert (group.at(1).lease_id, group.at(1).delivery_count, group.at(1).worker_id) == ("s/1/y", 2, "driver")
+    assert (group.at(1).lease_id, group.at(1).delivery_count, group.at(1).worker_id) == (
+        "s/1/y",
+        2,
+        "driver",
+    )
     assert group.at(3).lease_id == "s/11/x", "another batch"
-    assert group.settle(ACK, "s/1/x", [1]).lost == [(1, 1, "leased by s/1/y")], "the zombie is refused"
+    assert group.settle(ACK, "s/1/x", [1]).lost == [(1, 1, "leased by s/1/y")], (
+        "the zombie is refused"
+    )
 
 
 def test_a_replay_takes_over_what_expired_but_never_what_was_nacked():
@@ -116,7 +132,12 @@ def test_a_batch_is_not_granted_a_second_replay():
     group.take_over("s/1/", "s/1/y")
     assert group.take_over("s/1/", "s/1/z", again=True) == 0
     back = group.at(0)
-    assert (back.state, back.suspect, back.lease_id, back.available_at) == (WAITING, True, None, group.now)
+    assert (back.state, back.suspect, back.lease_id, back.available_at) == (
+        WAITING,
+        True,
+        None,
+        group.now,
+    )
     assert (back.delivery_count, back.failure_count) == (2, 1)
     assert group.settle(ACK, "s/1/y", [0]).lost
 
@@ -125,7 +146,11 @@ def test_a_replay_that_would_be_the_last_attempt_in_company_is_given_back_uncoun
     group = Group(messages=2, rules=limits(max_delivery_attempts=2))
     group.lease("s/1/x", 2)
     assert group.take_over("s/1/", "s/1/y") == 0
-    assert (group.at(0).state, group.at(0).suspect, group.at(0).delivery_count) == (WAITING, True, 1)
+    assert (group.at(0).state, group.at(0).suspect, group.at(0).delivery_count) == (
+        WAITING,
+        True,
+        1,
+    )
 
 
 def test_a_replay_of_one_message_may_be_its_last_attempt():
@@ -169,7 +194,11 @@ def test_routed_settles_its_id_only_and_once():
     group.ledger, _ = transitions.freeze_dead(group.ledger, "r1", 2)
     group.ledger, _ = transitions.freeze_dead(group.ledger, "r2", 2)
     group.ledger, total = transitions.routed(group.ledger, "r1")
-    assert (total, group.states(), group.ledger.head.counters) == (2, "LSLSLRLLUU", {"dead_lettered": 2})
+    assert (total, group.states(), group.ledger.head.counters) == (
+        2,
+        "LSLSLRLLUU",
+        {"dead_lettered": 2},
+    )
     again, total = transitions.routed(group.ledger, "r1")
     assert (total, again) == (0, group.ledger)
 

@@ -33,11 +33,17 @@ def footer(rows: int = 1) -> Footer:
 
 
 def write(folder: Path, *values: bytes) -> None:
-    pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), folder / "f", compression="none")
+    pq.write_table(
+        pa.table({"value": pa.array(values, pa.binary())}), folder / "f", compression="none"
+    )
 
 
 def read(folder: Path, rows: int) -> list[bytes]:
-    return MessageReader(ObjectStore(str(folder)), ["value"]).read(FileSlice("f", 0, rows, 0, 0, 0))["value"].to_pylist()
+    return (
+        MessageReader(ObjectStore(str(folder)), ["value"])
+        .read(FileSlice("f", 0, rows, 0, 0, 0))["value"]
+        .to_pylist()
+    )
 
 
 def test_the_cache_keeps_the_footers_that_were_used_last() -> None:
@@ -65,7 +71,9 @@ def test_the_cache_is_bounded_in_bytes_but_keeps_the_newest() -> None:
     assert small.get("large") is not None
 
 
-def test_a_second_reader_does_not_parse_the_footer_again(tmp_path: Path, cache: FooterCache) -> None:
+def test_a_second_reader_does_not_parse_the_footer_again(
+    tmp_path: Path, cache: FooterCache
+) -> None:
     write(tmp_path, b"a")
     assert read(tmp_path, 1) == [b"a"]
     raw = pa.OSFile(str(tmp_path / "f"))
@@ -75,7 +83,9 @@ def test_a_second_reader_does_not_parse_the_footer_again(tmp_path: Path, cache: 
     assert len(cache) == 1
 
 
-def test_another_file_under_a_known_name_is_read_as_it_is(tmp_path: Path, cache: FooterCache) -> None:
+def test_another_file_under_a_known_name_is_read_as_it_is(
+    tmp_path: Path, cache: FooterCache
+) -> None:
     """Of the same size: a backup was put in its place."""
     write(tmp_path, b"aaaa", b"b")
     size = (tmp_path / "f").stat().st_size
@@ -89,7 +99,14 @@ def test_another_file_under_a_known_name_is_read_as_it_is(tmp_path: Path, cache:
 def test_a_failed_read_forgets_the_footer(tmp_path: Path, cache: FooterCache) -> None:
     values = [b"a" * 100, b"b" * 100]
     table = pa.table({"value": pa.array(values, pa.binary())})
-    pq.write_table(table, tmp_path / "f", compression="none", use_dictionary=False, write_page_checksum=True, write_statistics=False)
+    pq.write_table(
+        table,
+        tmp_path / "f",
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=True,
+        write_statistics=False,
+    )
     good = (tmp_path / "f").read_bytes()
     times = (tmp_path / "f").stat().st_mtime_ns
     assert read(tmp_path, 2) == values
@@ -110,5 +127,8 @@ def test_two_stores_in_memory_share_no_footers(cache: FooterCache) -> None:
         pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), sink, compression="none")
         files = MemoryFiles()
         files.write("f", sink.getvalue().to_pybytes())
-        assert MessageReader(files, ["value"]).read(FileSlice("f", 0, 2, 0, 0, 0))["value"].to_pylist() == values
+        assert (
+            MessageReader(files, ["value"]).read(FileSlice("f", 0, 2, 0, 0, 0))["value"].to_pylist()
+            == values
+        )
     assert len(cache) == 0

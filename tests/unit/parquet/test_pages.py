@@ -43,7 +43,10 @@ def messages(rows: int = ROWS) -> pa.Table:
 def codecs(file: Path) -> dict[str, str]:
     """Of each column of a file's first row group."""
     group = pq.ParquetFile(file).metadata.row_group(0)
-    return {group.column(i).path_in_schema: group.column(i).compression for i in range(group.num_columns)}
+    return {
+        group.column(i).path_in_schema: group.column(i).compression
+        for i in range(group.num_columns)
+    }
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,14 @@ class Written:
 
 @pytest.fixture(
     scope="module",
-    params=["ours", "ours, compressed", "delta-rs", "pyarrow, with an index", "pyarrow, pages of version 2", "pyarrow, without an index"],
+    params=[
+        "ours",
+        "ours, compressed",
+        "delta-rs",
+        "pyarrow, with an index",
+        "pyarrow, pages of version 2",
+        "pyarrow, without an index",
+    ],
 )
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder, table = tmp_path_factory.mktemp("files"), messages()
@@ -67,24 +77,45 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         path = next(p.name for p in Path(folder).glob("*.parquet"))
     elif request.param.startswith("ours"):
         if "compressed" in request.param:
-            padded = pa.array([value + b" " * 60 for value in table["value"].to_pylist()], pa.binary())
+            padded = pa.array(
+                [value + b" " * 60 for value in table["value"].to_pylist()], pa.binary()
+            )
             table = table.set_column(table.schema.get_field_index("value"), "value", padded)
         path = write_file(ObjectStore(str(folder)), table).path
-        assert codecs(folder / path)["value"] == ("SNAPPY" if "compressed" in request.param else "UNCOMPRESSED")
+        assert codecs(folder / path)["value"] == (
+            "SNAPPY" if "compressed" in request.param else "UNCOMPRESSED"
+        )
     else:
         path = "file.parquet"
         more: dict[str, Any] = {
             "write_page_index": "without" not in request.param,
             "data_page_version": "2.0" if "2" in request.param else "1.0",
         }
-        pq.write_table(table, folder / path, row_group_size=ROWS - 10_000, data_page_size=8_000, compression="zstd", **more)
+        pq.write_table(
+            table,
+            folder / path,
+            row_group_size=ROWS - 10_000,
+            data_page_size=8_000,
+            compression="zstd",
+            **more,
+        )
     large = pq.ParquetFile(folder / path).metadata.row_group(0).num_rows > reader._MAX_WHOLE_ROWS
     assert large != request.param.startswith("ours")
     return Written(ObjectStore(str(folder)), path, table)
 
 
 @pytest.mark.parametrize(
-    ("offset", "rows"), [(0, 1), (0, 10), (59_999, 2), (54_000, 12_000), (109_990, 20), (119_999, 1), (3, 0), (19_000, 42_000)]
+    ("offset", "rows"),
+    [
+        (0, 1),
+        (0, 10),
+        (59_999, 2),
+        (54_000, 12_000),
+        (109_990, 20),
+        (119_999, 1),
+        (3, 0),
+        (19_000, 42_000),
+    ],
 )
 def test_any_slice_is_what_was_written(written: Written, offset: int, rows: int) -> None:
     found = MessageReader(written.files).read(written.slice(offset, rows))
@@ -112,7 +143,9 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
     for name in ("key", "value", "headers", "published_at"):
         assert found[name].to_pylist() == wanted[name].to_pylist(), name
     ids = found["message_id"].to_pylist()
-    assert [i for i in ids if i.startswith("m")] == [i for i in wanted["message_id"].to_pylist() if i]
+    assert [i for i in ids if i.startswith("m")] == [
+        i for i in wanted["message_id"].to_pylist() if i
+    ]
 
 
 @pytest.mark.parametrize(
@@ -127,14 +160,27 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
         ("empty", "SNAPPY"),
     ],
 )
-def test_values_that_do_not_shrink_are_not_compressed(kind: str, codec: str, tmp_path: Path) -> None:
+def test_values_that_do_not_shrink_are_not_compressed(
+    kind: str, codec: str, tmp_path: Path
+) -> None:
     """All other columns are. Of few bytes it does not matter."""
     noise, text = random.Random(7).randbytes(500_000), b'{"amount": 12, "currency": "EUR"}' * 15_000
-    many = {"text": text, "random": noise, "half of each": noise[:250_000] + text[:250_000], "few": noise[:10_000]}
+    many = {
+        "text": text,
+        "random": noise,
+        "half of each": noise[:250_000] + text[:250_000],
+        "few": noise[:10_000],
+    }
     sizes = {"one": len(noise), "short": 4}
     size, source = sizes.get(kind, 100), many.get(kind, noise)
-    values = [b""] * 100_000 if kind == "empty" else [source[at : at + size] for at in range(0, len(source), size)]
-    written = write_file(ObjectStore(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary())}))
+    values = (
+        [b""] * 100_000
+        if kind == "empty"
+        else [source[at : at + size] for at in range(0, len(source), size)]
+    )
+    written = write_file(
+        ObjectStore(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary())})
+    )
     found = codecs(tmp_path / written.path)
     assert found.pop("value") == codec
     assert set(found.values()) == {"SNAPPY"}
@@ -145,7 +191,12 @@ def test_columns_that_nobody_wants_are_not_read(written: Written) -> None:
     found = MessageReader(written.files, ["key"]).read(written.slice(70_000, 5))
     assert found.schema.names == ["key"]
     assert found["key"].to_pylist() == written.table["key"].slice(70_000, 5).to_pylist()
-    assert MessageReader(written.files, ["deliver_at"]).read(written.slice(70_000, 5))["deliver_at"].to_pylist() == [None] * 5
+    assert (
+        MessageReader(written.files, ["deliver_at"])
+        .read(written.slice(70_000, 5))["deliver_at"]
+        .to_pylist()
+        == [None] * 5
+    )
 
 
 def test_more_rows_than_the_file_has_are_an_error(written: Written) -> None:
@@ -154,7 +205,9 @@ def test_more_rows_than_the_file_has_are_an_error(written: Written) -> None:
 
 
 @pytest.mark.parametrize(("last", "told"), [(None, True), ([], False), ([("a", None)], False)])
-def test_headers_that_nobody_set_are_not_read(tmp_path: Path, last: list[tuple[str, str]] | None, told: bool) -> None:
+def test_headers_that_nobody_set_are_not_read(
+    tmp_path: Path, last: list[tuple[str, str]] | None, told: bool
+) -> None:
     """But one empty map among a million, or one without a value, is none of these."""
     rows = 60_000
     headers = pa.array([None] * (rows - 1) + [last], pa.map_(pa.string(), pa.string()))
@@ -162,7 +215,11 @@ def test_headers_that_nobody_set_are_not_read(tmp_path: Path, last: list[tuple[s
     name = next(p.name for p in tmp_path.glob("*.parquet"))
     column = PageReader(pa.OSFile(str(tmp_path / name))).column(0, "headers", rows - 2, rows)
     assert (column is not None) == told
-    found = MessageReader(ObjectStore(str(tmp_path))).read(FileSlice(name, rows - 2, 2, 0, 0, 0))["headers"].to_pylist()
+    found = (
+        MessageReader(ObjectStore(str(tmp_path)))
+        .read(FileSlice(name, rows - 2, 2, 0, 0, 0))["headers"]
+        .to_pylist()
+    )
     assert found == [None, last]
 
 
@@ -184,8 +241,17 @@ class Counted:
 
 
 def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path) -> None:
-    values = pa.table({"value": pa.array([bytes([n % 256]) * 100 for n in range(400_000)], pa.binary())})
-    pq.write_table(values, tmp_path / "f", row_group_size=400_000, write_page_index=True, use_dictionary=False, compression="none")
+    values = pa.table(
+        {"value": pa.array([bytes([n % 256]) * 100 for n in range(400_000)], pa.binary())}
+    )
+    pq.write_table(
+        values,
+        tmp_path / "f",
+        row_group_size=400_000,
+        write_page_index=True,
+        use_dictionary=False,
+        compression="none",
+    )
     cost = {}
     for at in (0, 200_000, 399_000):
         raw = Counted(pa.OSFile(str(tmp_path / "f")))
@@ -201,7 +267,13 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     file = tmp_path / "f"
     values = pa.table({"value": pa.array([b"x" * 40] * ROWS, pa.binary())})
     pq.write_table(
-        values, file, row_group_size=ROWS, write_page_index=True, write_page_checksum=True, use_dictionary=False, compression="none"
+        values,
+        file,
+        row_group_size=ROWS,
+        write_page_index=True,
+        write_page_checksum=True,
+        use_dictionary=False,
+        compression="none",
     )
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -209,7 +281,9 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     pieces, wrong = MessageReader(ObjectStore(str(tmp_path))), 0
     for at in range(0, ROWS, 10_000):
         try:
-            assert set(pieces.try_read(FileSlice("f", at, 10_000, at, 0, 0))["value"].to_pylist()) == {b"x" * 40}
+            assert set(
+                pieces.try_read(FileSlice("f", at, 10_000, at, 0, 0))["value"].to_pylist()
+            ) == {b"x" * 40}
         except (OSError, pa.ArrowException):
             wrong += 1
     assert 1 <= wrong <= 2, "the slice with that page, and none without it"
@@ -219,7 +293,14 @@ def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path) ->
     """What tells where the pages are has no checksum. And once the file is restored, it is read as ever."""
     file = tmp_path / "f"
     values = pa.table({"value": pa.array([f"{n:040}".encode() for n in range(ROWS)], pa.binary())})
-    pq.write_table(values, file, row_group_size=ROWS, write_page_index=True, use_dictionary=False, compression="none")
+    pq.write_table(
+        values,
+        file,
+        row_group_size=ROWS,
+        write_page_index=True,
+        use_dictionary=False,
+        compression="none",
+    )
     good = file.read_bytes()
     raw = PageReader(pa.OSFile(str(file)))
     column = thrift.get(thrift.get(raw.index.meta, 4)[0], 1)[0]
@@ -232,9 +313,14 @@ def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path) ->
         for bit in (1, 2, 64):
             file.write_bytes(good[:place] + bytes([good[place] ^ bit]) + good[place + 1 :])
             with contextlib.suppress(OSError, pa.ArrowException):
-                assert MessageReader(ObjectStore(str(tmp_path))).try_read(piece)["value"].to_pylist() == wanted, (place - at, bit)
+                assert (
+                    MessageReader(ObjectStore(str(tmp_path))).try_read(piece)["value"].to_pylist()
+                    == wanted
+                ), (place - at, bit)
             file.write_bytes(good)
-            assert MessageReader(ObjectStore(str(tmp_path))).read(piece)["value"].to_pylist() == wanted
+            assert (
+                MessageReader(ObjectStore(str(tmp_path))).read(piece)["value"].to_pylist() == wanted
+            )
 
 
 @given(st.binary(max_size=60))

@@ -38,7 +38,15 @@ def slice_of(path: str, rows: int, first: int = 0, at: int = 0, offset: int = 0)
 
 
 def leased(first: int, last: int, count: int = 1) -> Range:
-    return Range(first, last, "leased", last - first + 1, delivery_count=count, lease_id="x", expires_at=5 * SECOND)
+    return Range(
+        first,
+        last,
+        "leased",
+        last - first + 1,
+        delivery_count=count,
+        lease_id="x",
+        expires_at=5 * SECOND,
+    )
 
 
 def test_a_file_lies_in_the_root_of_the_table(files: ObjectStore) -> None:
@@ -50,13 +58,26 @@ def test_a_file_lies_in_the_root_of_the_table(files: ObjectStore) -> None:
 def test_what_a_publisher_left_out_is_filled_in_for_each_file(files: ObjectStore) -> None:
     write(files, "a", rows=pa.table({"value": [b"1", b"2"]}))
     instants = pa.array([None, AT], pa.timestamp("us", "UTC"))
-    write(files, "b", rows=pa.table({"value": [b"3", b"4"], "message_id": ["own", None], "published_at": instants}))
-    pieces = [slice_of("a", 2, 10, SECOND), slice_of("b", 2, 20, 2 * SECOND), slice_of("a", 1, 11, SECOND, 1)]
+    write(
+        files,
+        "b",
+        rows=pa.table(
+            {"value": [b"3", b"4"], "message_id": ["own", None], "published_at": instants}
+        ),
+    )
+    pieces = [
+        slice_of("a", 2, 10, SECOND),
+        slice_of("b", 2, 20, 2 * SECOND),
+        slice_of("a", 1, 11, SECOND, 1),
+    ]
     found = MessageReader(files).read(*pieces)
     assert found.schema == FILE_SCHEMA
     assert found["value"].to_pylist() == [b"1", b"2", b"3", b"4", b"2"]
     assert found["message_id"].to_pylist() == ["10", "11", "own", "21", "11"]
-    seconds = [(instant - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() for instant in found["published_at"].to_pylist()]
+    seconds = [
+        (instant - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+        for instant in found["published_at"].to_pylist()
+    ]
     assert seconds == [1, 1, 2, AT.timestamp(), 1]
     assert found["headers"].null_count == 5
 
@@ -96,11 +117,20 @@ def test_the_error_names_the_slice_that_cannot_be_read(files: ObjectStore) -> No
 def test_verify_slice_reads_the_footer_only_unless_it_reads_all(files: ObjectStore) -> None:
     values = pa.array([bytes([n]) * 50 for n in range(4)], pa.binary())
     write(
-        files, "a", rows=pa.table({"value": values}), row_group_size=2, compression="none", use_dictionary=False, write_page_checksum=True
+        files,
+        "a",
+        rows=pa.table({"value": values}),
+        row_group_size=2,
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=True,
     )
     piece = slice_of("a", 3, 100, 0, 1)
     assert list(verify_slice(files, piece, 4)) == [(piece, None)]
-    assert [(part.offset, part.rows, part.first, why) for part, why in verify_slice(files, piece, 4, whole=True)] == [
+    assert [
+        (part.offset, part.rows, part.first, why)
+        for part, why in verify_slice(files, piece, 4, whole=True)
+    ] == [
         (1, 1, 100, None),
         (2, 2, 101, None),
     ]
@@ -117,12 +147,17 @@ def test_verify_slice_reads_the_footer_only_unless_it_reads_all(files: ObjectSto
 
     path.unlink()
     for whole in (False, True):
-        assert list(verify_slice(files, piece, 4, whole=whole)) == [(piece, "data file a is missing")]
+        assert list(verify_slice(files, piece, 4, whole=whole)) == [
+            (piece, "data file a is missing")
+        ]
 
 
 def test_a_delivery_table_has_what_the_ledger_says(files: ObjectStore) -> None:
     write(files, "a", rows=pa.table({"value": [b"1", b"2", b"3"]}))
-    pieces = [(slice_of("a", 2, 10), leased(10, 11)), (slice_of("a", 1, 12, 0, 2), leased(12, 12, 4))]
+    pieces = [
+        (slice_of("a", 2, 10), leased(10, 11)),
+        (slice_of("a", 1, 12, 0, 2), leased(12, 12, 4)),
+    ]
     payload = MessageReader(files, DELIVERED_COLUMNS).read(*(piece for piece, _ in pieces))
     found = to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {"lease_id": "own"})
     assert found.schema == DELIVERY_SCHEMA
@@ -134,20 +169,39 @@ def test_a_delivery_table_has_what_the_ledger_says(files: ObjectStore) -> None:
     later = to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {"lease_expires_at": 9 * SECOND})
     assert {at.timestamp() for at in later["lease_expires_at"].to_pylist()} == {9}
     assert later["lease_id"].to_pylist() == ["x"] * 3
-    only = to_delivery_table(None, pieces, pa.schema([pa.field("sequence", pa.int64()), pa.field("state", pa.string())]), {})
+    only = to_delivery_table(
+        None,
+        pieces,
+        pa.schema([pa.field("sequence", pa.int64()), pa.field("state", pa.string())]),
+        {},
+    )
     assert only.to_pydict() == {"sequence": [10, 11, 12], "state": ["leased"] * 3}
 
 
 def test_messages_are_the_rows_of_a_table(files: ObjectStore) -> None:
     headers = pa.array([None, [("h", "é")], []], pa.map_(pa.string(), pa.string()))
     instants = pa.array([AT, AT, AT.replace(year=2027)], pa.timestamp("us", "UTC"))
-    rows = {"value": [b"\xff", None, b""], "key": ["é", None, ""], "headers": headers, "published_at": instants}
+    rows = {
+        "value": [b"\xff", None, b""],
+        "key": ["é", None, ""],
+        "headers": headers,
+        "published_at": instants,
+    }
     write(files, "a", rows=pa.table(rows))
     pieces = [(slice_of("a", 3, 5), leased(5, 7, 2)), (slice_of("a", 1, 9), leased(9, 9))]
     payload = MessageReader(files).read(*(piece for piece, _ in pieces))
     found = to_received(to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {}))
-    assert [(m.sequence, m.message_id, m.delivery_count) for m in found] == [(5, "5", 2), (6, "6", 2), (7, "7", 2), (9, "9", 1)]
-    assert [(m.key, m.value, m.headers) for m in found[:3]] == [("é", b"\xff", {}), (None, None, {"h": "é"}), ("", b"", {})]
+    assert [(m.sequence, m.message_id, m.delivery_count) for m in found] == [
+        (5, "5", 2),
+        (6, "6", 2),
+        (7, "7", 2),
+        (9, "9", 1),
+    ]
+    assert [(m.key, m.value, m.headers) for m in found[:3]] == [
+        ("é", b"\xff", {}),
+        (None, None, {"h": "é"}),
+        ("", b"", {}),
+    ]
     assert [m.published_at for m in found] == [AT, AT, AT.replace(year=2027), AT]
     assert found[0].headers is not found[2].headers, "a worker may change its own"
 

@@ -18,10 +18,15 @@ def test_pages_are_small(tmp_path: Path, size: int) -> None:
     rows = min(30_000, 2_000_000 // (size or 1))
     values = [n.to_bytes(4, "little") * (size // 4) for n in range(rows)]
     ids = [f"{n:036}" for n in range(rows)]
-    written = write_file(ObjectStore(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary()), "message_id": ids}))
+    written = write_file(
+        ObjectStore(str(tmp_path)),
+        pa.table({"value": pa.array(values, pa.binary()), "message_id": ids}),
+    )
     file = tmp_path / written.path
     meta = pq.ParquetFile(file).metadata
-    assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)][:-1] == [ROW_GROUP_ROWS] * (meta.num_row_groups - 1)
+    assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)][:-1] == [
+        ROW_GROUP_ROWS
+    ] * (meta.num_row_groups - 1)
     reader = PageReader(pa.OSFile(str(file)))
     for name in ("value", "message_id"):
         column = reader.column(0, name, 0, 1)
@@ -43,7 +48,12 @@ def test_a_file_of_no_messages_can_be_written(tmp_path: Path) -> None:
 
 def test_statistics_say_which_files_have_times(tmp_path: Path) -> None:
     instants = pa.array([None, 1], pa.timestamp("us", "UTC"))
-    plain = write_file(ObjectStore(str(tmp_path)), pa.table({"value": [b"a", b"b"], "deliver_at": pa.nulls(2, instants.type)}))
-    timed = write_file(ObjectStore(str(tmp_path)), pa.table({"value": [b"a", b"b"], "expires_at": instants}))
+    plain = write_file(
+        ObjectStore(str(tmp_path)),
+        pa.table({"value": [b"a", b"b"], "deliver_at": pa.nulls(2, instants.type)}),
+    )
+    timed = write_file(
+        ObjectStore(str(tmp_path)), pa.table({"value": [b"a", b"b"], "expires_at": instants})
+    )
     assert plain.stats == '{"numRecords": 2, "nullCount": {"deliver_at": 2, "expires_at": 2}}'
     assert timed.stats == '{"numRecords": 2, "nullCount": {}}'

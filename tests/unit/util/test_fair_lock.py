@@ -66,7 +66,9 @@ def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
     assert (lock._owner, len(lock._queue)) == (None, 0)
 
 
-def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As Ctrl-C does to the main thread."""
 
     class Broken(threading.Event):
@@ -148,7 +150,9 @@ def test_a_frozen_holder_costs_its_patience_once(tmp_path: Path, holder: Any) ->
         os.kill(holder.pid, signal.SIGCONT)
 
 
-def test_where_no_lock_can_be_had_one_goes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_lock_can_be_had_one_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     assert not FileLock(str(tmp_path / "file" / "locks" / "g")).acquire(30)
     with FairLock(FileLock(str(tmp_path / "file" / "locks" / "g"))).hold():
@@ -160,7 +164,11 @@ def test_where_no_lock_can_be_had_one_goes_without(tmp_path: Path, monkeypatch: 
 
 def open_files() -> set[str]:
     """The lock files that this process has open."""
-    paths = (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}"))
+    paths = (
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.islink(f"/proc/self/fd/{fd}")
+    )
     return {os.path.basename(path) for path in paths if path.endswith((".lock", ".next"))}
 
 

@@ -38,13 +38,33 @@ class Callable:
         pass
 
 
-@pytest.mark.parametrize("good", [two, lambda *_: None, Callable(), Callable().method, partial(two, lease=1).func, max, dict.update])
+@pytest.mark.parametrize(
+    "good",
+    [
+        two,
+        lambda *_: None,
+        Callable(),
+        Callable().method,
+        partial(two, lease=1).func,
+        max,
+        dict.update,
+    ],
+)
 def test_a_function_that_can_be_called_so_is_taken_and_one_of_which_that_cannot_be_told(good):
     check_callable("process", good, "batch", "lease")
 
 
 @pytest.mark.parametrize(
-    "bad", [lambda b: None, lambda: None, lambda b, *, lease: None, Callable, Callable.method, partial(two, lease=1), 7]
+    "bad",
+    [
+        lambda b: None,
+        lambda: None,
+        lambda b, *, lease: None,
+        Callable,
+        Callable.method,
+        partial(two, lease=1),
+        7,
+    ],
 )
 def test_a_function_that_cannot_be_called_so_is_refused(bad):
     with pytest.raises(InvalidOption, match=r"^process=.*batch, lease\)") as caught:
@@ -79,10 +99,30 @@ def test_a_duration_comes_in_many_forms(value, expected):
 
 @pytest.mark.parametrize(
     "value",
-    [-1, "-1s", float("nan"), float("inf"), True, None, "", "s", "1 week", "1s 2m", "1,5s", "1e3", b"1s", [1], 10**12, timedelta(-1), 1e-9],
+    [
+        -1,
+        "-1s",
+        float("nan"),
+        float("inf"),
+        True,
+        None,
+        "",
+        "s",
+        "1 week",
+        "1s 2m",
+        "1,5s",
+        "1e3",
+        b"1s",
+        [1],
+        10**12,
+        timedelta(-1),
+        1e-9,
+    ],
 )
 def test_what_is_no_duration_is_refused(value):
-    with pytest.raises(InvalidOption, match=r"^timeout=.* is not a duration: give more than zero") as caught:
+    with pytest.raises(
+        InvalidOption, match=r"^timeout=.* is not a duration: give more than zero"
+    ) as caught:
         check_duration("timeout", value)
     assert caught.value.option == "timeout"
     assert caught.value.value is value
@@ -101,20 +141,26 @@ def test_good_names(name):
     assert check_name("group", name) == name
 
 
-@pytest.mark.parametrize("name", ["", "x" * 129, "a b", "a/b", "a'b", "é", "a\n", "__horizon", None, 3, b"a"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 129, "a b", "a/b", "a'b", "é", "a\n", "__horizon", None, 3, b"a"]
+)
 def test_bad_names_are_refused(name):
     with pytest.raises(InvalidOption, match=r"^group=.* is not a valid name: use 1 to 128"):
         check_name("group", name)
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1, 1), ("12", 12), (" +5 ", 5), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1, 1), ("12", 12), (" +5 ", 5), (2**31 - 1, 2**31 - 1)]
+)
 def test_good_counts(value, expected):
     assert check_count("n", value) == expected
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, "1.0", "one", "", None, True, "1_000", "²"])
 def test_bad_counts_are_refused(value):
-    with pytest.raises(InvalidOption, match=r"^n=.* is not valid: give a whole number from 1 to 2,147,483,647"):
+    with pytest.raises(
+        InvalidOption, match=r"^n=.* is not valid: give a whole number from 1 to 2,147,483,647"
+    ):
         check_count("n", value)
 
 
@@ -130,7 +176,10 @@ def test_a_choice_is_compared_without_case_and_returned_as_documented():
     assert check_choice("ackMode", "manual", iter(["onCommit", "manual"])) == "manual"
 
 
-@pytest.mark.parametrize(("value", "hint"), [("manul", r" \(did you mean 'manual'\?\)$"), ("xyz", "onCommit, manual$"), (None, "manual$")])
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [("manul", r" \(did you mean 'manual'\?\)$"), ("xyz", "onCommit, manual$"), (None, "manual$")],
+)
 def test_a_wrong_choice_gets_a_hint_where_one_is_near(value, hint):
     with pytest.raises(InvalidOption, match="use one of onCommit, manual") as caught:
         check_choice("ackMode", value, ["onCommit", "manual"])
@@ -138,7 +187,10 @@ def test_a_wrong_choice_gets_a_hint_where_one_is_near(value, hint):
 
 
 def test_the_nearest_word():
-    assert nearest("MAXMESSAGESPERTRIGER", ["maxMessagesPerTrigger", "maxBytesPerTrigger"]) == "maxMessagesPerTrigger"
+    assert (
+        nearest("MAXMESSAGESPERTRIGER", ["maxMessagesPerTrigger", "maxBytesPerTrigger"])
+        == "maxMessagesPerTrigger"
+    )
     assert nearest("colour", ["ackMode"]) is None
     assert nearest("x", []) is None
 
@@ -150,7 +202,11 @@ def test_an_instant_needs_a_time_zone():
 
 def test_an_instant_is_the_same_in_every_zone():
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    assert micros(noon) == micros(noon.astimezone(timezone(timedelta(hours=-5)))) == 1_767_268_800 * SECOND
+    assert (
+        micros(noon)
+        == micros(noon.astimezone(timezone(timedelta(hours=-5))))
+        == 1_767_268_800 * SECOND
+    )
     assert micros(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == -1
 
 
@@ -164,17 +220,32 @@ def test_instants_come_back_exactly(instant):
 
 def test_settings_of_a_group_are_checked():
     clean = GroupSettings.validated(
-        visibility_timeout="2m", max_delivery_attempts="3", clock_skew=0, retry_delay=timedelta(seconds=1), max_in_flight=None
+        visibility_timeout="2m",
+        max_delivery_attempts="3",
+        clock_skew=0,
+        retry_delay=timedelta(seconds=1),
+        max_in_flight=None,
     )
     assert clean == GroupSettings(
-        visibility_timeout=120 * SECOND, max_delivery_attempts=3, clock_skew=0, retry_delay=SECOND, max_in_flight=None
+        visibility_timeout=120 * SECOND,
+        max_delivery_attempts=3,
+        clock_skew=0,
+        retry_delay=SECOND,
+        max_in_flight=None,
     )
     assert GroupSettings.validated() == GroupSettings()
     assert GroupSettings.validated(max_delivery_attempts=None).max_delivery_attempts is None
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"visibility_timeout": 0}, {"max_delivery_attempts": 0}, {"max_ledger_ranges": None}, {"max_in_flight": -1}, {"colour": 1}]
+    "wrong",
+    [
+        {"visibility_timeout": 0},
+        {"max_delivery_attempts": 0},
+        {"max_ledger_ranges": None},
+        {"max_in_flight": -1},
+        {"colour": 1},
+    ],
 )
 def test_wrong_settings_of_a_group_are_refused(wrong):
     with pytest.raises(InvalidOption) as caught:
@@ -184,15 +255,28 @@ def test_wrong_settings_of_a_group_are_refused(wrong):
 
 def test_backoff_has_a_cap_however_many_failures():
     rules = GroupSettings(retry_delay=10, max_retry_delay=75)
-    assert [rules.delay(failures) for failures in (1, 2, 3, 4, 5, 10**6)] == [10, 20, 40, 75, 75, 75]
+    assert [rules.delay(failures) for failures in (1, 2, 3, 4, 5, 10**6)] == [
+        10,
+        20,
+        40,
+        75,
+        75,
+        75,
+    ]
 
 
 def test_settings_of_a_queue_come_back_from_its_description():
-    given_settings = QueueSettings(GroupSettings(max_delivery_attempts=None, max_in_flight=7), retention=5, dead_letter_path="/dlq")
+    given_settings = QueueSettings(
+        GroupSettings(max_delivery_attempts=None, max_in_flight=7),
+        retention=5,
+        dead_letter_path="/dlq",
+    )
     assert QueueSettings.from_json(given_settings.to_json()) == given_settings
 
 
-@pytest.mark.parametrize("text", [None, "", "a table", "[]", "3", "{}", '{"format": "something else"}'])
+@pytest.mark.parametrize(
+    "text", [None, "", "a table", "[]", "3", "{}", '{"format": "something else"}']
+)
 def test_the_description_of_another_table_is_none_of_a_queue(text):
     assert QueueSettings.from_json(text) is None
 
