@@ -109,7 +109,8 @@ def test_a_setting_of_the_queue_is_none_of_a_group(queue: Queue) -> None:
         "dead_letter_path",
     ):
         with pytest.raises(
-            InvalidOption, match=f"{name!r}: it is a setting of the queue, fixed at its creation"
+            InvalidOption,
+            match=f"{name!r} is a setting of the queue: it is fixed when the queue is made",
         ) as caught:
             queue.group("new").configure(**{name: "1d"})
         assert caught.value.data["option"] == name

@@ -386,13 +386,16 @@ def test_lost_data_ends_the_loop(make: Make, clock: ManualClock) -> None:
 
 
 def _worker(path: str, started: Any, go_on: Any) -> None:
-    """Handles the first lease until it is told to go on."""
+    """Handle the first lease until the signal has arrived and the handler may go on."""
+    stop = threading.Event()
 
     def handle(_: Lease) -> None:
         started.set()
         go_on.wait(60)
+        assert stop.wait(60)
 
-    summary = Queue.open(path).group().work(handle, worker_id="w", graceful_timeout="30s")
+    work = Queue.open(path).group().work
+    summary = work(handle, worker_id="w", graceful_timeout="30s", stop=stop)
     os._exit(10 + summary.settled)
 
 
