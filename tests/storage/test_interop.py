@@ -233,22 +233,22 @@ def test_other_columns_and_null_values_of_foreign_writers_are_delivered(queue: Q
 @pytest.mark.parametrize("value", [pa.array([b"a"], pa.binary()), pa.array(["a"], pa.string())], ids=["binary", "text"])
 def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(queue: Queue, value: pa.Array) -> None:
     """delta-rs 1.6 refuses a table with fewer columns otherwise. Merging changes nothing in the schema."""
-    before = DeltaTable(queue.log.path).schema().to_json()
-    write_deltalake(queue.log.path, pa.table({"value": value}), mode="append", schema_mode="merge")
-    assert DeltaTable(queue.log.path).schema().to_json() == before
+    before = DeltaTable(queue._context.messages.path).schema().to_json()
+    write_deltalake(queue._context.messages.path, pa.table({"value": value}), mode="append", schema_mode="merge")
+    assert DeltaTable(queue._context.messages.path).schema().to_json() == before
     assert drain(queue) == [b"a"]
 
 
 def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue) -> None:
     """Once this fails, delta-rs fills missing columns with null, and the documentation can drop schema_mode."""
     with pytest.raises(DeltaError, match="number of fields does not match: 1 vs 7"):
-        write_deltalake(queue.log.path, pa.table({"value": [b"a"]}), mode="append")
+        write_deltalake(queue._context.messages.path, pa.table({"value": [b"a"]}), mode="append")
     assert drain(queue) == []
 
 
 def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> None:
     columns = [pa.array([b"a"], f.type) if f.name == "value" else pa.nulls(1, f.type) for f in MESSAGE_SCHEMA]
-    write_deltalake(queue.log.path, pa.table(columns, schema=MESSAGE_SCHEMA), mode="append")
+    write_deltalake(queue._context.messages.path, pa.table(columns, schema=MESSAGE_SCHEMA), mode="append")
     (message,) = lease(queue).messages
     assert (message.value, message.message_id) == (b"a", str(message.sequence))
 
@@ -256,10 +256,10 @@ def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> N
 def test_messages_has_no_partitions_and_its_files_lie_in_its_root(queue: Queue) -> None:
     queue.publish(["a"])
     foreign(queue, b"b")
-    table = DeltaTable(queue.log.path)
+    table = DeltaTable(queue._context.messages.path)
     assert table.metadata().partition_columns == []
-    assert all("/" not in file.path for file in queue.log.index().files)
-    assert {entry.name for entry in Path(queue.log.path).iterdir() if entry.is_dir()} == {"_delta_log"}
+    assert all("/" not in file.path for file in queue._context.messages.index().files)
+    assert {entry.name for entry in Path(queue._context.messages.path).iterdir() if entry.is_dir()} == {"_delta_log"}
 
 
 def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> None:
@@ -321,7 +321,7 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(delta_q
 
     steps: list[Callable[[], object]] = [
         publish, take, lambda: held.pop().ack(), take, lambda: held.pop().nack(delay=0), take, lambda: held.pop().reject(),
-        lambda: worker.group("other").ensure(), lambda: worker.group("gone").ensure(), lambda: queue.drop_group("gone"), queue.sweep,
+        worker.group("other").ensure, worker.group("gone").ensure, lambda: queue.drop_group("gone"), queue.sweep,
         take, lambda: held[-1].extend(), publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"), queue.sweep,
         lambda: queue.group().configure(max_failures=7), lambda: index_commits(queue), trim,
     ]  # fmt: skip
