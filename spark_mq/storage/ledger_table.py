@@ -312,15 +312,15 @@ class LedgerTable:
     def _commit_of(self, commit: Commit) -> LedgerCommit:
         note = commit.note
         # A RESTORE by another engine adds files again: their events are those of older commits.
-        own = commit.operation_id is not None
-        adds = [add for add in commit.adds if own and add.get("dataChange", True)]
+        operation_id = commit.operation_id
+        adds = [add for add in commit.adds if operation_id and add.get("dataChange", True)]
         rows = [self._rows(commit.version, add) for add in adds]
         return LedgerCommit(
             commit.version,
             commit.timestamp,
             note.get("group"),
             note.get("operation"),
-            commit.operation_id,
+            operation_id,
             pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
         )
 
