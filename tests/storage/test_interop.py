@@ -381,7 +381,7 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
     steps: list[Callable[[], object]] = [
         publish, take, lambda: held.pop().ack(), take, lambda: held.pop().nack(delay=0), take, lambda: held.pop().reject(),
         worker.group("other").ensure, worker.group("gone").ensure, lambda: queue.drop_group("gone"), queue.sweep,
-        take, lambda: held[-1].extend(), publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"), queue.sweep,
+        take, lambda: held[-1].extend(), publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"), queue.sweep,  # noqa: PLW0108 - what is held last is known only then
         lambda: queue.group().configure(max_failures=7), lambda: index_commits(queue), trim,
     ]  # fmt: skip
     for step in steps:
