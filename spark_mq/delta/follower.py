@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from spark_mq.delta.actions import LOG_FOLDER, Commit, log_path, missing_commit_error, parse_commit
+from spark_mq.delta.actions import (
+    LOG_FOLDER,
+    AddFile,
+    Commit,
+    log_path,
+    missing_commit_error,
+    parse_commit,
+)
 from spark_mq.delta.cold_start import find_start, listed_checkpoint, starting_state
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
@@ -135,6 +142,18 @@ class LogFollower:
         if self._local and (self._base_tag is None or self._base_tag[0] != state.version):
             self._base_is_there()  # remembers it; over a store that would cost a request
         return state
+
+    def partition_at(
+        self, values: Mapping[str, str | None], *, look: bool = True
+    ) -> tuple[int, tuple[AddFile, ...]]:
+        """Return the table's version, and the files of one partition at that version.
+
+        Other threads advance the state, so both are taken under the lock.
+        """
+        with self._lock:
+            state = self.refresh() if look or self._state is None else self._state
+            files = state.partition(values).values()
+            return state.version, tuple(sorted(files, key=lambda file: file.path))
 
     def read_commit(self, version: int) -> Commit:
         """Return one commit. Raise FileNotFoundError if the log has it no more, CorruptLog if

@@ -54,9 +54,10 @@ class TableState:
         """The table's description."""
         return self.metadata.get("description")
 
-    def files(self) -> Iterable[AddFile]:
+    def files(self) -> list[AddFile]:
         """Return all data files."""
-        return (file for files in self.partitions.values() for file in files.values())
+        # Other threads may apply commits: the list of partitions is taken at once.
+        return [file for files in list(self.partitions.values()) for file in files.values()]
 
     def partition(self, values: Mapping[str, str | None]) -> dict[str, AddFile]:
         """Return the data files of one partition, by path."""

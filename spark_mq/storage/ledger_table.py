@@ -129,8 +129,8 @@ class LedgerTable:
         seen = -1
         while True:
             looked = look or seen >= 0
-            state, files = self._partition(group, looked)
-            token = _Token(state.version, files, time.monotonic())
+            version, files = self._partition(group, looked)
+            token = _Token(version, files, time.monotonic())
             if blind:
                 return LedgerSnapshot(group, None, token, looked)
             try:
@@ -147,13 +147,12 @@ class LedgerTable:
                     raise self._unreadable(group, files, error) from error
                 raise to_storage_error(self.path, error, "reading") from error
 
-    def _partition(self, group: str, look: bool) -> tuple[TableState, tuple[AddFile, ...]]:
+    def _partition(self, group: str, look: bool) -> tuple[int, tuple[AddFile, ...]]:
         with wrap_store_errors(self.path, "reading"), self._lock:
-            state = self.log.refresh() if look else self.log.state
-            if state.version != self._seen:
-                self._see_requests(state.version)
-            files = state.partition({_PARTITION: group}).values()
-            return state, tuple(sorted(files, key=lambda file: file.path))
+            version, files = self.log.partition_at({_PARTITION: group}, look=look)
+            if version != self._seen:
+                self._see_requests(version)
+            return version, files
 
     def _ledger(self, group: str, files: tuple[AddFile, ...]) -> Ledger | None:
         if not files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from spark_mq.delta.actions import AddFile, Change, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.parse import parse
+from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import (
     create_table,
     last_checkpoint,
@@ -307,6 +309,26 @@ def test_a_checkpoint_whose_hint_was_lost_gets_one(store: InjectedStore) -> None
     store.delete("_delta_log/_last_checkpoint")
     assert write_checkpoint(store) == 1 == last_checkpoint(store)
     assert DeltaTable(store.root).version() == 1
+
+
+def test_a_partition_is_read_at_the_version_that_it_had(
+    store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, real = log.refresh().version, TableState.partition
+    theirs = threading.Thread(target=lambda: log.commit(change("theirs"), base))
+
+    def partition(state: TableState, values: Any) -> Any:
+        found = real(state, values)
+        if theirs.ident is None:  # another thread commits right now
+            theirs.start()
+            theirs.join(0.5)
+        return found
+
+    monkeypatch.setattr(TableState, "partition", partition)
+    assert log.partition_at({"part": "a"}) == (base, ())
+    theirs.join(60)
+    version, files = log.partition_at({"part": "a"})
+    assert (version, [file.path for file in files]) == (base + 1, ["part=a/theirs.parquet"])
 
 
 # -- the conflict rule
