@@ -105,11 +105,11 @@ def test_a_half_made_queue_is_finished_by_making_it_again(tmp_path: Path, monkey
     class Killed(BaseException):
         pass
 
-    def dying(real: Callable[..., None]) -> Callable[..., None]:
-        def create(table: Any, description: str) -> None:
+    def dying(real: Callable[..., bool]) -> Callable[..., bool]:
+        def create(table: Any, description: str) -> bool:
             if table.path == str(tmp_path / "q" / died_before):
                 raise Killed
-            real(table, description)
+            return real(table, description)
 
         return create
 
