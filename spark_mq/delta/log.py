@@ -125,9 +125,7 @@ class DeltaLog(LogFollower):
             version += 1
             started, now = time.monotonic(), int(time.time() * 1000)
             winner = self._known_winner(version, change)
-            if winner is None and not self._create(
-                version, encode(change, previous, operation, now)
-            ):
+            if winner is None and not self.put(version, encode(change, previous, operation, now)):
                 winner = self._winner(version, change)
             if winner is None:
                 self._landed(Commit.of(version, change, now), change, started)
@@ -150,8 +148,11 @@ class DeltaLog(LogFollower):
                 return None
         return self._winner(version, change)
 
-    def _create(self, version: int, data: bytes) -> bool:
-        """Put a commit if its number is free. Return whether this put certainly landed."""
+    def put(self, version: int, data: bytes) -> bool:
+        """Put a commit if its number is free. Return whether this put certainly landed.
+
+        If not, the caller reads the commit that has the number: it may be its own. Raises StorageError.
+        """
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 self.store.create(log_path(version), data)

@@ -20,7 +20,6 @@ from spark_mq.delta.actions import (
     OPERATION_ID,
     checkpoint_path,
     encode_actions,
-    log_path,
 )
 from spark_mq.delta.cold_start import check_start
 from spark_mq.delta.log import DeltaLog
@@ -84,11 +83,8 @@ def create_table(
             {"metaData": metadata},
         ]
     )
-    try:
-        store.create(log_path(0), data)
-        return True
-    except FileExistsError:
-        return DeltaLog(store, track_files=False).read_commit(0).operation_id == operation
+    log = DeltaLog(store, track_files=False)
+    return log.put(0, data) or log.read_commit(0).operation_id == operation
 
 
 def write_checkpoint(store: ObjectStore) -> int:

@@ -100,6 +100,24 @@ def test_a_table_is_created_once(store: InjectedStore) -> None:
     assert DeltaLog(store).refresh().description == "d"
 
 
+@pytest.mark.parametrize("error", [FileExistsError("412"), OSError("500"), TimeoutError("reset")])
+def test_a_table_whose_creation_landed_without_its_reply_is_created(
+    tmp_path: Path, error: OSError
+) -> None:
+    made = InjectedStore(str(tmp_path / "table"))
+    made.injected["create"] = [lands_then(error)]
+    assert create_table(made, SCHEMA, description="d")
+    assert DeltaLog(made).refresh().description == "d"
+
+
+def test_the_creation_of_a_table_is_tried_again_over_a_store(tmp_path: Path) -> None:
+    made = RemoteStore(str(tmp_path / "table"))
+    made.injected["create"] = [fails(OSError("503")), fails(TimeoutError("reset"))]
+    assert create_table(made, SCHEMA, description="d")
+    made.injected["create"] = [fails(OSError("503"))]
+    assert not create_table(made, SCHEMA, description="other")
+
+
 def test_no_table_is_none_to_open_and_an_error_to_refresh(tmp_path: Path) -> None:
     log = DeltaLog(ObjectStore(str(tmp_path / "none")))
     assert log.open() is None
