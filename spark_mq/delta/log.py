@@ -151,7 +151,8 @@ class DeltaLog(LogFollower):
     def put(self, version: int, data: bytes) -> bool:
         """Put a commit if its number is free. Return whether this put certainly landed.
 
-        If not, the caller reads the commit that has the number: it may be its own. Raises StorageError.
+        If not, the caller reads the commit that has the number: it may be its own. Raises
+        StorageError.
         """
         for attempt in range(_CREATE_ATTEMPTS):
             try:

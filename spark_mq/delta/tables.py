@@ -102,11 +102,7 @@ def write_checkpoint(store: ObjectStore) -> int:
                 table.create_checkpoint()
                 # A cleaner deletes the commits before it, so it must survive a power cut.
                 store.sync(checkpoint_path(version))
-                if (
-                    last_checkpoint(store) < version
-                ):  # an earlier writer died before it wrote the hint
-                    _write_hint(store, version)
-                store.sync(_HINT)
+                _write_hint(store, version)
             return version
         except (DeltaError, OSError, pa.ArrowException) as error:
             if not left:
@@ -116,6 +112,10 @@ def write_checkpoint(store: ObjectStore) -> int:
 
 
 def _write_hint(store: ObjectStore, version: int) -> None:
+    """Write ``_last_checkpoint``.
+
+    delta-rs never syncs it, and leaves it out if the checkpoint was there already.
+    """
     with store.open(checkpoint_path(version)) as file:
         rows = pq.ParquetFile(file).metadata.num_rows
     store.write(_HINT, json.dumps({"version": version, "size": rows}).encode())

@@ -39,18 +39,20 @@ import sys
 sys.path.insert(0, {jobs!r})
 import _common, publish
 from spark_mq import Queue
-from spark_mq.dead_letters import route
-from spark_mq.spark import routing
+from spark_mq.maintenance.dead_letters import route_dead_letters
+from spark_mq.spark import dead_letter_copy
 
 def main():
     for arguments in {runs!r}:
         sys.argv = ["publish.py", *arguments]
         publish.main()
-    routing.CHUNK_SLICES = 2
-    group = Queue.open({queue!r}).group("g")
+    dead_letter_copy.CHUNK_SLICES = 2
+    queue = Queue.open({queue!r})
+    group = queue.group("g")
     lease = group.lease("w", max_messages=100)
     lease.reject([m.sequence for m in lease.messages][::2], error="even")
-    print("routed", route(group, routing.spark_copy(_common.session("test"))))
+    copy = dead_letter_copy.spark_copy(_common.session("test"))
+    print("routed", route_dead_letters(queue._context, queue._context.group("g"), copy))
 
 _common.run(main)
 """
