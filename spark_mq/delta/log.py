@@ -218,9 +218,9 @@ class DeltaLog(LogFollower):
         """Delete an own commit that nobody will read. Its writer was slower than the cleaner.
 
         The commit before it is gone. If the cleaner deleted the number's first commit too, the put
-        found a free number in the past. If the number is the newest or the first of the log, or the
-        next commit names
-        this one as its predecessor, the cleaner came after the put.
+        found a free number in the past. The cleaner came after the put if it deleted this commit as
+        well, if the number has a checkpoint, or if the next commit names this one as its
+        predecessor.
         """
         if not self.store.exists(log_path(version)) or self.store.exists(checkpoint_path(version)):
             return

@@ -63,10 +63,6 @@ class TableState:
         """Return the data files of one partition, by path."""
         return self.partitions.get(partition_key(values), _NO_FILES)
 
-    def has_file(self, path: str) -> bool:
-        """Whether the table has a data file."""
-        return path in self._partition_of
-
     def apply(self, commit: Commit) -> None:
         """Take in the next commit."""
         if commit.metadata is not None:

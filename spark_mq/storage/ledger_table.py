@@ -246,8 +246,7 @@ class LedgerTable:
                 _log.debug("a request for way in %s failed: %s", self.path, error)
 
     def _is_final(self, error: StorageError) -> bool:
-        """Whether the commit certainly never lands. In an object store a failed put may land
-        later."""
+        """Whether the commit certainly never lands: over a store, a failed put may land later."""
         return error.data["landed"] is False and self.files.is_local
 
     def _write_file(self, group: str, rows: pa.Table) -> AddFile:
