@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.states import (
@@ -81,7 +82,8 @@ class Range(NamedTuple):
     leased_at: int | None = None
     expires_at: int | None = None
     lease_size: int | None = None
-    """Messages in the lease. A message that was alone in its lease failed by itself."""
+    """Messages in the lease. A message that was alone in its lease failed by itself.
+    While a suspect waits: the size of the lease that failed."""
     first_leased_at: int | None = None
     first_failed_at: int | None = None
     delivery_count: int = 0
@@ -146,13 +148,15 @@ class LedgerHeader:
     """The number of messages up to the ack floor."""
     revision: int = 0
     """Grows by one with each commit."""
-    next_kind: str = ""
-    """The kind of message that the next lease tries first."""
+    passed_over: int = 0
+    """Leases in a row that isolated suspects while unread messages were due."""
     counters: dict[str, int] = field(default_factory=dict)
     """Settled messages by outcome since the group began."""
     settings: dict[str, Any] = field(default_factory=dict)
     skipped_intervals: tuple[Interval, ...] = ()
     """The newest intervals that a seek skipped. A later settle of them is refused."""
+    breaker: Breaker = field(default_factory=Breaker)
+    """The switch that stops a group whose handler fails, and the owner's pause."""
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
         """Return a header with some messages more for each outcome."""
@@ -164,10 +168,11 @@ class LedgerHeader:
     def to_json(self) -> str:
         """Return the fields without a column of their own as JSON."""
         data = {
-            "turn": self.next_kind,
+            "passed_over": self.passed_over,
             "counters": self.counters,
             "settings": self.settings,
             "skipped": self.skipped_intervals,
+            "breaker": self.breaker.to_stored(),
         }
         return json.dumps(data, sort_keys=True)
 

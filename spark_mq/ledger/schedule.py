@@ -223,13 +223,16 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
     Returns
     -------
     int or None
-        The end of the first lease or delay in microseconds. None if there is none.
+        The end of the first lease, delay or breaker's wait in microseconds. None if there is none.
     """
     deadlines = ledger.ranges.filter(ledger.is_state(LEASED))["expires_at"].cast("int64")
     delays = ledger.ranges.filter(ledger.is_state(WAITING))["available_at"].cast("int64")
     ends = [pc.min(delays.filter(pc.greater(delays, now))).as_py()]
     if len(deadlines):
         ends.append(pc.min(deadlines).as_py() + rules.clock_skew + 1)
+    breaker = ledger.head.breaker
+    if breaker.is_open(rules):
+        ends.append(breaker.next_probe_at)
     if index.has_times_after(ledger.tracked_up_to) and (unread := unread_range(ledger, index)):
         ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
     return min((end for end in ends if end is not None), default=None)

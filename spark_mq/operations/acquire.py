@@ -58,6 +58,13 @@ class Acquired:
     expires_at: int
     ranges: tuple[Range, ...] = ()
     blocked_because: str = ""
+    blocked_for_now: bool = False
+    """Whether the reason ends without the owner, or is the owner's pause."""
+
+    @property
+    def breaker_stops(self) -> bool:
+        """Return whether a pause or the breaker is the reason."""
+        return self.blocked_for_now and self.blocked_because != acquiring.MAX_IN_FLIGHT
 
 
 def acquire_lease(ledger: GroupLedger, options: LeaseOptions) -> Acquired:
@@ -98,7 +105,8 @@ def lease_operation(ledger: GroupLedger, options: LeaseOptions) -> LedgerOperati
             raise damage
         info = grant.commit_info(request) if grant.ranges else {"operation": "cut"}
         changed = bool(grant.ranges) or kept is not folded
-        acquired = Acquired(lease_id, expires_at, tuple(grant.ranges), grant.blocked_because)
+        why, for_now = grant.blocked_because, grant.blocked_for_now
+        acquired = Acquired(lease_id, expires_at, tuple(grant.ranges), why, for_now)
         return after if changed else None, acquired, info
 
     return LedgerOperation(compute, priority=Priority.LEASE)
@@ -132,7 +140,7 @@ def wait_for_lease(
         Without ranges if the time is up.
     """
     ledger.create_if_missing()
-    pause = FIRST_PAUSE
+    pause, known = FIRST_PAUSE, ""
     clock = getattr(ledger.clock, "bell", None)  # of a clock that a test moves
     notifiers = (ledger.messages.bell, ledger.ledgers.bell, clock, wake_on)
     with subscribed(*filter(None, notifiers)) as changed:
@@ -141,7 +149,13 @@ def wait_for_lease(
             acquired = acquire_lease(ledger, options)
             if acquired.ranges or (left := time_left()) <= 0:
                 return acquired
-            changed.wait(max(0.0, min(left, pause, poll, _seconds_until_due(ledger))))
+            if acquired.breaker_stops and acquired.blocked_because != known:
+                known = acquired.blocked_because
+                _log.warning("group %s leases nothing for now: %s", ledger.name, known)
+            due = _seconds_until_due(ledger)
+            if acquired.blocked_because and due <= 0:
+                due = poll  # it is due already, and the group grants nothing
+            changed.wait(max(0.0, min(left, pause, poll, due)))
             pause *= 1.5
 
 

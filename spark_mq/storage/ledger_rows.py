@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import NotAQueue
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.ranges import EVENT, FLOOR, RANGE_SCHEMA, Ledger, LedgerHeader, to_table
 
 __all__ = ["LEASES_SCHEMA", "events_of", "from_rows", "to_rows"]
@@ -99,13 +100,14 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
         floor["last"],
         floor["message_count"],
         floor["revision"],
-        detail["turn"],
+        detail.get("passed_over", 0),  # an older version left it out
         detail["counters"],
         detail["settings"],
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
+        Breaker.from_stored(detail.get("breaker", {})),
     )
     if None in (head.ack_floor, head.settled_count, head.revision) or not isinstance(
-        head.next_kind, str
+        head.passed_over, int
     ):
         raise ValueError("a number is missing")
     if not isinstance(head.settings, dict) or not all(

@@ -49,6 +49,7 @@ PROGRESS: Final = (
     "blocked",
     "oldest_unsettled_age",
     "blocked_because",
+    "breaker",
 )
 """What of a group's stats the stream's progress shows."""
 

@@ -12,6 +12,7 @@ from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.editor import end_reason_of
+from spark_mq.ledger.extend import extend
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -56,8 +57,13 @@ class LedgerMachine(RuleBasedStateMachine):
         failures=st.sampled_from([None, None, 1, 2, 3]),
         age=st.sampled_from([None, None, 10 * SECOND]),
         exhausted=st.sampled_from(["dead_letter", "dead_letter", "drop", "block"]),
+        reject=st.sampled_from(["dead_letter", "dead_letter", "drop"]),
+        threshold=st.sampled_from([None, 1, 2, 3]),
     )
-    def begin(self, *, n, skew, in_flight, ranges, floor, rows, retry, failures, age, exhausted):
+    def begin(
+        self, *, n, skew, in_flight, ranges, floor, rows, retry, failures, age, exhausted, reject,
+        threshold,
+    ):  # fmt: skip
         self.rules = GroupSettings(
             max_delivery_attempts=n,
             clock_skew=skew,
@@ -69,10 +75,15 @@ class LedgerMachine(RuleBasedStateMachine):
             max_failures=failures,
             max_retry_age=age,
             on_exhausted=exhausted,
+            on_reject=reject,
+            breaker_threshold=threshold,
+            breaker_wait=3 * SECOND,
+            breaker_max_wait=10 * SECOND,
         )
         self.naive = Naive(
-            n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted
-        )
+            n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted,
+            reject, threshold, 3 * SECOND, 10 * SECOND,
+        )  # fmt: skip
         self.index = MessageIndex()
         self.ledger = Ledger(LedgerHeader(ack_floor=floor))
         self.now = 1_000 * SECOND
@@ -130,7 +141,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         limit=limits,
         timeout=seconds,
-        reserved_attempts=st.sampled_from([0, 1]),
+        spare=st.sampled_from([0, 1]),
         stream=st.booleans(),
     )
     def lease(self, limit, timeout, spare, stream):
@@ -140,7 +151,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         limit=limits,
         max_bytes=st.sampled_from([None, 0, 1, 9, 60]),
-        max_sequence=st.one_of(st.none(), numbers),
+        upto=st.one_of(st.none(), numbers),
         back=st.sampled_from([None, 0, 5]),
     )
     def lease_less(self, limit, max_bytes, upto, back):
@@ -191,11 +202,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(which=numbers, timeout=seconds)
     def extend(self, which, timeout):
-        lease_id = self.some_acquire(which)
+        lease_id = self.some_lease(which)
         self.expire_leases([lease_id])
-        self.ledger, outcome = settle_rules.extend(
-            self.ledger, lease_id, self.now + timeout * SECOND
-        )
+        self.ledger, outcome = extend(self.ledger, lease_id, self.now + timeout * SECOND)
         assert outcome.settled == self.naive.extend(lease_id, self.now + timeout * SECOND)
 
     @precondition(lambda self: self.batches)
@@ -229,7 +238,7 @@ class LedgerMachine(RuleBasedStateMachine):
         delay=st.one_of(st.none(), seconds),
     )
     def settle_all(self, which, verb, delay):
-        self.settle(verb, self.some_acquire(which), None, delay=delay)
+        self.settle(verb, self.some_lease(which), None, delay=delay)
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -242,7 +251,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Sequences from anywhere: of other leases, settled, unread, in gaps, not yet published."""
         pool = self.pool()
         self.settle(
-            verb, self.some_acquire(which), [pool[name % len(pool)] for name in names], delay=delay
+            verb, self.some_lease(which), [pool[name % len(pool)] for name in names], delay=delay
         )
 
     @precondition(lambda self: self.leases)
@@ -257,7 +266,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def settle_some(self, *, which, verb, start, length, step, whole, jitter):
         """Part of what a lease holds, or held: named, or as a holder that counts what it has left."""
-        lease_id = self.some_acquire(which)
+        lease_id = self.some_lease(which)
         held = [m.seq for m in self.naive.held_mask(lease_id)] or [
             m.seq for m in self.naive.messages
         ]
@@ -328,6 +337,19 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, total = admin.unblock(self.ledger, self.index, self.now, how, intervals)
         assert total == self.naive.unblock(how, self.now, seqs)
 
+    @rule(really=st.sampled_from([False] * 7 + [True]))
+    def pause(self, really):
+        if not really:  # most of what is to be seen needs leases
+            return
+        self.ledger = admin.pause(self.ledger, "maintenance", self.now)
+        self.naive.paused = self.now if self.naive.paused is None else self.naive.paused
+
+    @rule()
+    def resume(self):
+        self.ledger = admin.resume(self.ledger)
+        self.naive.paused = None
+        self.naive.resume_breaker()
+
     @precondition(lambda self: self.ids > 3)
     @rule(where=numbers)
     def cut(self, where):
@@ -395,6 +417,12 @@ class LedgerMachine(RuleBasedStateMachine):
         assert head.settled_count == sum(m.seq <= head.ack_floor for m in messages)
         assert len(ranges) == len(self.naive.runs())
         assert head.counters == self.naive.counters
+        assert head.passed_over == self.naive.passed_over
+        breaker, naive = head.breaker, self.naive
+        assert (list(breaker.failed), breaker.opened_at, breaker.next_probe_at, breaker.probe) == (
+            naive.streak, naive.opened, naive.probe_from, naive.probe,
+        )  # fmt: skip
+        assert (breaker.failed_probes, breaker.paused_at) == (naive.probes_failed, naive.paused)
         for m in messages:
             assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
             if m.info["reason"] not in (None, "rejected"):

@@ -33,7 +33,7 @@ class World:
     messages: int
     poison: set[int]
     flaky: dict[int, int]
-    spare: int = 0
+    reserved_attempts: int = 0
     replays: bool = False
     whole_nacks: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(0))
@@ -192,7 +192,7 @@ def test_what_never_failed_by_itself_is_acked(**given_world):
     seed = given_world.pop("seed")
     if given_world["n"] < 3:
         # A replay needs an attempt of its own: the source wants 3 at least.
-        given_world |= {"spare": 0, "replays": False}
+        given_world |= {"reserved_attempts": 0, "replays": False}
     world = World(**given_world, chance=random.Random(seed))
     world.run()
     dead = world.dead()

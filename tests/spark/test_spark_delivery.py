@@ -244,6 +244,7 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
         "dead": 0,
         "blocked": 0,
         "blocked_because": "max_in_flight",
+        "breaker": "closed",
     }
     other.ack()
     until(lambda: queue.group("g").stats().acked == 5, "the rest went on once it was settled")

@@ -900,6 +900,7 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
         "dead": 0,
         "blocked": 0,
         "blocked_because": "",
+        "breaker": "closed",
     }
     runner.plan()
     runner.commit()
