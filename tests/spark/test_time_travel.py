@@ -63,7 +63,9 @@ def test_spark_reads_every_kept_version_however_old(spark: Any, queue: Queue) ->
     for name in TABLES:
         read(spark, queue, name, 0)
         read(spark, queue, name, version(queue, name))
-    notes = {row.version: json.loads(row.userMetadata or "{}") for row in history(spark, queue, "leases")}
+    notes = {
+        row.version: json.loads(row.userMetadata or "{}") for row in history(spark, queue, "leases")
+    }
     for at in range(5, version(queue, "leases") + 1, 6):
         leased = [row for row in read(spark, queue, "leases", at) if row.state == "leased"]
         assert len(leased) == (notes[at]["operation"] == "lease")

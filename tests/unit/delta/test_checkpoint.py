@@ -196,9 +196,7 @@ def test_a_checkpoint_does_not_grow_with_the_commits_behind_it(store: ObjectStor
     commit(store, "start", adds=[current])
     for n in range(200):
         new = file(f"{n:05}")
-        log.commit(
-            Change(f"{n:05}", {}, adds=[new], removes=[current]), log.refresh().version
-        )
+        log.commit(Change(f"{n:05}", {}, adds=[new], removes=[current]), log.refresh().version)
         current = new
         if n % 100 == 99:
             sizes.append(len(store.read(checkpoint_path(write_checkpoint(store)))))
