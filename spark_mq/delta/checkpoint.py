@@ -35,9 +35,7 @@ _ADD: Final = pa.struct(
 )
 _SCHEMA: Final = pa.schema(
     {
-        "txn": pa.struct(
-            {"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()}
-        ),
+        "txn": pa.struct({"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()}),
         "add": _ADD,
         "metaData": pa.struct(
             {
