@@ -3,7 +3,8 @@ pyspark imported."""
 
 from __future__ import annotations
 
-from spark_mq.spark.foreach_batch import BatchLease, for_each_batch
+from spark_mq.spark.batch_lease import BatchLease
+from spark_mq.spark.foreach_batch import for_each_batch
 from spark_mq.spark.python_check import check_interpreter
 from spark_mq.spark.settle_rows import ack, nack, reject
 from spark_mq.spark.source import SparkMQDataSource

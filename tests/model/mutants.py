@@ -19,6 +19,7 @@ from spark_mq.maintenance import dead_letters, redrive, retention, transfer
 from spark_mq.operations import group_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
+from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.streaming import source as stream
 
 from . import actors
@@ -146,9 +147,9 @@ ALL = [
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.LeaseRouter.check,
            "if holders or mark > self._marks.get(lease_id, 2 * n + 1):", "if False:", "zombie_and_crashes"),
-    Mutant(SETTLING, "a sink's transaction is the stream, never a constant", foreach.BatchLease.delta_options.fget,
+    Mutant(SETTLING, "a sink's transaction is the stream, never a constant", BatchLease.delta_options.fget,
            '"txnAppId": parts[0]', '"txnAppId": "app"', "company"),
-    Mutant(SETTLING, "and n, which never repeats", foreach.BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
+    Mutant(SETTLING, "and n, which never repeats", BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
     Mutant(SETTLING, "what is settled is the lease minus the failures", foreach.ForEachBatch._run, "result = self._verdicts(returned, lease)",
            "result = []", "returner"),
     Mutant(SETTLING, "what is left on purpose is put down before Spark commits the batch", foreach.ForEachBatch.__call__,

@@ -66,7 +66,7 @@ def test_spark_reads_every_kept_version_however_old(spark: Any, queue: Queue) ->
     notes = {
         row.version: json.loads(row.userMetadata or "{}") for row in history(spark, queue, "leases")
     }
-    for at in range(5, version(queue, "leases") + 1, 6):
+    for at in (5, 12, 21, 38):
         leased = [row for row in read(spark, queue, "leases", at) if row.state == "leased"]
         assert len(leased) == (notes[at]["operation"] == "lease")
         assert {row.lease_id for row in leased} <= {notes[at].get("lease_id")}
@@ -85,7 +85,7 @@ def test_a_version_that_was_cleaned_is_refused_by_name(spark: Any, queue: Queue)
     latest = version(queue, "leases")
     lease = queue.group("g").lease("w")
     assert lease is not None
-    housekeep(queue, keep_versions=1, keep_seconds=0)
+    housekeep(queue._context, keep_versions=1, keep_seconds=0)
     with pytest.raises(Exception, match=r"Available versions: \[\d+, \d+\]"):
         read(spark, queue, "leases", 3)
     assert len(read(spark, queue, "leases", latest)) > 0
