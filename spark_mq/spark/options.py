@@ -17,7 +17,7 @@ from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.queue import Queue
-from spark_mq.streaming.source import StreamOptions
+from spark_mq.streaming.options import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
     suggest,
