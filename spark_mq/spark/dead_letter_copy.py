@@ -1,5 +1,4 @@
-"""Routing in parallel: Spark tasks copy dead letters into files of the DLQ; the driver commits, as
-it does without Spark."""
+"""Copy dead letters in Spark tasks. The driver commits the files, as it does without Spark."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Finds the leases of a foreachBatch batch, without a Spark job if the session allows it.
+"""Find the leases of a foreachBatch batch, without a Spark job if the session allows it.
 
-The batch's offsets hold the batch number n of each stream. The runner's nonce is in the slices of
-Spark's plan, and is learned from them once a run. Spark Connect shows no plan, so there the rows
-are asked. A worker's name says nothing, because a zombie driver has the same.
+The batch's offsets hold the batch number n of each stream. The runner's random id is in the slices
+of Spark's plan, and is read from them once a run. Spark Connect shows no plan, so there a job reads
+it from the rows. A worker's name does not help, because a zombie driver has the same.
 """
 
 from __future__ import annotations
@@ -28,14 +28,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchLeases:
-    """The leases of a batch. ``fresh``: they may belong to a replay, as the first batch of a run
-    may.
+    """The leases of a batch.
 
-    ``base``: stream and n of a batch over several queues, each of which knows the stream by an id
-    of its own. ``batches``: (stream, n, over
-    several queues) of each stream in the batch, also of one without a row, where the session tells.
-    ``scan``: what the batch reads, if
-    it is the source's output and nothing else.
+    Attributes
+    ----------
+    lease_ids
+        Their ids.
+    fresh
+        Whether the batch may be a replay. Only the first batch of a run may be one.
+    base
+        Stream and n of a batch over several queues. Each queue knows the stream by an id of its
+        own.
+    batches
+        Stream, n and "over several queues" of each stream in the batch, also of one without a row.
+        Empty over Spark Connect.
+    scan
+        What the batch reads, if it is the source's output and nothing else.
     """
 
     lease_ids: list[str]
@@ -72,7 +80,7 @@ class LeaseLookup:
 
     def _leases(self, batch: DataFrame, query: Any) -> BatchLeases:
         batches = self._batches(query)
-        told = tuple((stream, n, several) for stream, (n, several) in batches.items())
+        shown = tuple((stream, n, several) for stream, (n, several) in batches.items())
         single = {stream: n for stream, (n, several) in batches.items() if not several}
         if (
             batches
@@ -82,7 +90,7 @@ class LeaseLookup:
             return BatchLeases(
                 [f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()],
                 False,
-                batches=told,
+                batches=shown,
             )
         # A filter may have dropped every row, which only the rows show.
         ids = self._from_plan(query, batches) if self._reads_source_only(query) else None
@@ -98,10 +106,10 @@ class LeaseLookup:
             if len(batches) == 1
             else None
         )
-        return BatchLeases(ids, not known, base, told)
+        return BatchLeases(ids, not known, base, shown)
 
     def runner(self, stream: str) -> str | None:
-        """The runner of a stream in this run, once a batch has told."""
+        """Return the runner of a stream in this run, or None before its first batch."""
         return self._runners.get(stream)
 
     @staticmethod
@@ -181,12 +189,10 @@ class LeaseLookup:
 
 
 def _offsets(query: Any) -> Iterator[tuple[str, tuple[int, bool]]]:
-    """(stream, (n, over several queues)) of each spark_mq source that the current batch of a
-    running query reads, from its end offsets.
+    """Return (stream, (n, over several queues)) of each spark_mq source in a query's batch.
 
-    Ours are told by their form: asking the plan for the sources' formats took 15 to 150 ms. One
-    that had nothing new (of several) stands
-    where it stood: its last lease is none of this batch's.
+    Our offsets are known by their form, because the plan is slow to show the sources' formats. A
+    source that had nothing new keeps its offset: its last lease is not of this batch.
     """
     sources, starts, ends = query.sources(), query.committedOffsets(), query.availableOffsets()
     for source in (sources.apply(i) for i in range(sources.size())):
