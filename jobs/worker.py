@@ -181,12 +181,14 @@ def main() -> None:
     handler, directory = load_handler(args.handler)
     grace = validate_duration("--graceful-timeout", args.graceful_timeout) / SECOND
 
-    from spark_mq.spark import for_each_batch
+    from spark_mq import Queue
+    from spark_mq.spark import for_each_batch, on_sigterm, stop_query
     from spark_mq.spark.options import ReadOptions
-    from spark_mq.spark.shutdown import on_sigterm, stop_query
 
     options = source_options(args)
-    group, *others = ReadOptions.parse(options).open()
+    read = ReadOptions.parse(options)
+    queues = [Queue.open(path, storage_options=read.storage_options) for path in read.paths]
+    group, *others = (queue.group(read.group, start=read.start) for queue in queues)
 
     spark = session(APP, module_path=directory)
     each = for_each_batch(group, handler, on_error=args.on_error, also=others, ack=args.ack)

@@ -12,7 +12,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import Schema
 
 from spark_mq.delta.actions import (
     LOG_FOLDER,
@@ -66,6 +65,8 @@ def create_table(
     Features stay plain (reader version 1, writer version 2), so that every engine can read and
     append.
     """
+    from deltalake import Schema  # here, because it is slow to load and few processes create tables
+
     metadata = {
         "id": str(uuid.uuid4()),
         "name": None,

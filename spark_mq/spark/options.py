@@ -14,8 +14,9 @@ from typing import Final
 
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
-from spark_mq.group import ConsumerGroup
-from spark_mq.queue import Queue
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.create import open_context
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.streaming.options import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
@@ -125,12 +126,10 @@ class ReadOptions:
             ),
         )
 
-    def open(self) -> list[ConsumerGroup]:
+    def open(self) -> list[GroupLedger]:
         """Return the group in the queue at each path. Raise NotAQueue."""
         return [
-            Queue.open(path, storage_options=self.storage_options).group(
-                self.group, start=self.start
-            )
+            open_context(absolute_path(path), self.storage_options).group(self.group, self.start)
             for path in self.paths
         ]
 
@@ -153,9 +152,9 @@ class WriteOptions:
             )
         return cls(path, storage)
 
-    def open(self) -> Queue:
+    def open(self) -> QueueContext:
         """Open the queue. Raise NotAQueue."""
-        return Queue.open(self.path, storage_options=self.storage_options)
+        return open_context(absolute_path(self.path), self.storage_options)
 
 
 def _split(

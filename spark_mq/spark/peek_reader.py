@@ -45,9 +45,7 @@ class PeekReader(DataSourceReader):
         NotAQueue
             There is no queue at the path.
         """
-        plans = [
-            (group._ledger.queue_path, _all_pieces(group._ledger)) for group in self.options.open()
-        ]
+        plans = [(group.queue_path, _all_pieces(group)) for group in self.options.open()]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

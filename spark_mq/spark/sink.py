@@ -21,8 +21,8 @@ from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.parquet.publishable import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.queue import producer_txn
 from spark_mq.spark.options import WriteOptions
+from spark_mq.storage.message_store import producer_txn
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "check_dataframe"]
 
@@ -67,7 +67,7 @@ def write_files(
             table = to_publish(
                 pa.Table.from_batches(pending), now, queue.settings.default_times(now)
             )
-            files.append(write_file(queue._context.messages.files, table))
+            files.append(write_file(queue.messages.files, table))
             pending.clear()
 
     try:
@@ -80,7 +80,7 @@ def write_files(
     except InvalidSchema:
         for file in files:  # no commit has them yet
             with contextlib.suppress(OSError):
-                queue._context.messages.files.delete(file.path)
+                queue.messages.files.delete(file.path)
         raise
     return tuple(files)
 
@@ -138,7 +138,7 @@ class QueueWriter(DataSourceArrowWriter):
         Spark calls this once, near the driver, after all tasks have succeeded.
         """
         if files := collect_files(messages):
-            self.options.open()._context.messages.commit(files)
+            self.options.open().messages.commit(files)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the files that stay unpublished. Spark calls this once if the write failed."""
@@ -196,7 +196,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             )
         # Never a name that the user gave: with a new checkpoint, batches count from 0 again.
         producer = f"query-{queries.pop()}"
-        log = self.options.open()._context.messages
+        log = self.options.open().messages
         try:
             log.commit(files, mark=(producer_txn(producer), batchId))
         except DuplicatePublish:

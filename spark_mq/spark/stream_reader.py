@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -19,11 +19,13 @@ from pyspark.sql.types import StructType
 
 from spark_mq.errors import InvalidOption
 from spark_mq.spark import partitions
-from spark_mq.spark.options import ReadOptions
 from spark_mq.spark.schema import check_projection
-from spark_mq.streaming.multi_source import MultiQueueSource
-from spark_mq.streaming.source import StreamSource
 from spark_mq.util.clock import SECOND
+
+if TYPE_CHECKING:
+    from spark_mq.spark.options import ReadOptions
+    from spark_mq.streaming.multi_source import MultiQueueSource
+    from spark_mq.streaming.source import StreamSource
 
 __all__ = ["LeaseReader"]
 
@@ -33,7 +35,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Spark calls the hooks one at a time, in a Python process of its own for each run of a query.
     That process has no session. A second process builds the reader too, and pickles it for the
-    tasks. So ``__init__`` does nothing, and the first hook opens the queue.
+    tasks. So ``__init__`` does nothing, and the first hook opens the queue. The modules that only
+    the hooks need are loaded there too, because each new task process would wait for them.
 
     Parameters
     ----------
@@ -54,6 +57,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark would hide an error that is raised while it builds the reader.
         """
+        from spark_mq.spark.options import ReadOptions
+
         options = ReadOptions.parse(self._given)
         check_projection(self.schema, options.several)
         return options
@@ -61,7 +66,10 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def source(self) -> StreamSource | MultiQueueSource:
         """The rules of the stream, which the first hook asks for. They stay in this process."""
-        groups = [group._ledger for group in self.options.open()]
+        from spark_mq.streaming.multi_source import MultiQueueSource
+        from spark_mq.streaming.source import StreamSource
+
+        groups = self.options.open()
         options = self.options.stream
         return (
             MultiQueueSource(groups, options)
@@ -70,7 +78,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "source"}
+        return {"_given": self._given, "schema": self.schema, "_idle": self._idle}
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset before the first batch.
