@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, pages
 from deltalake import DeltaTable
+from support.blocks import ROOT, pages
 
 from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, errors
 
