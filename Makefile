@@ -39,7 +39,7 @@ setup: .venv/.installed ## create .venv with everything that the tests and jobs 
 
 .PHONY: demo
 demo: setup .venv/.demo-data ## run the demonstration
-	@$(with_spark) $(python) jobs/demo.py
+	@$(with_spark) $(python) examples/demo/run.py
 
 # Side by side, for what starts Spark mostly waits. Told one after the other: the log of test-core once it is through.
 log :=
