@@ -55,7 +55,7 @@ def commits(folder: Path, rounds: int) -> Iterator[Result]:
 def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
     """Why a ledger commit replaces its partition: the same change by that, and by a MERGE of the changed rows, in turn."""
     for ranges in (2, 16_000):
-        ledger = Ledger.of(
+        ledger = Ledger.from_ranges(
             LedgerHeader(),
             [
                 Range(i * 2, i * 2, "waiting", 1, available_at=i, delivery_count=1)

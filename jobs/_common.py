@@ -19,7 +19,7 @@ from spark_mq.errors import (
     QueueNotFound,
     SparkMQError,
 )
-from spark_mq.util.validation import check_duration
+from spark_mq.util.validation import validate_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ def pair(text: str) -> tuple[str, str]:
 def duration(text: str) -> str:
     """The text of a duration, once it is known to be one."""
     try:
-        check_duration("", text)
+        validate_duration("", text)
     except InvalidOption:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a duration: give seconds, or 30s, 5m, '5 minutes', 250ms"

@@ -12,7 +12,8 @@ import logging
 from _common import Parser, duration, run, session
 
 from spark_mq import Queue
-from spark_mq.util.validation import SECOND, check_duration
+from spark_mq.util.clock import SECOND
+from spark_mq.util.validation import validate_duration
 
 EXAMPLES = """examples:
   sweep.py --queue /tmp/orders
@@ -38,7 +39,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    pause = check_duration("--every", args.every) / SECOND if args.every else None
+    pause = validate_duration("--every", args.every) / SECOND if args.every else None
     queue = Queue.open(args.queue, storage_options=dict(args.storage_options))
 
     from spark_mq.spark.dead_letter_copy import spark_copy

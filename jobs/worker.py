@@ -30,7 +30,8 @@ from _common import Parser, duration, run, session
 from pyspark.errors import PySparkRuntimeError
 
 from spark_mq.errors import InvalidOption
-from spark_mq.util.validation import SECOND, check_duration
+from spark_mq.util.clock import SECOND
+from spark_mq.util.validation import validate_duration
 
 EXAMPLES = """examples:
   worker.py --queue /tmp/orders --handler billing:process --checkpoint /tmp/checkpoints/billing-1 --group billing
@@ -130,7 +131,7 @@ def trigger(text: str) -> dict[str, Any]:
     if text == "available-now":
         return {"availableNow": True}
     try:
-        return {"processingTime": f"{check_duration('--trigger', text) // 1000} milliseconds"}
+        return {"processingTime": f"{validate_duration('--trigger', text) // 1000} milliseconds"}
     except InvalidOption:
         told = f"{text!r} is neither default nor available-now nor a duration like '5 seconds'"
         raise argparse.ArgumentTypeError(told) from None
@@ -178,7 +179,7 @@ def load_handler(text: str) -> tuple[Handler, str]:
 def main() -> None:
     args = arguments()
     handler, directory = load_handler(args.handler)
-    grace = check_duration("--graceful-timeout", args.graceful_timeout) / SECOND
+    grace = validate_duration("--graceful-timeout", args.graceful_timeout) / SECOND
 
     from spark_mq.spark import for_each_batch
     from spark_mq.spark.options import ReadOptions

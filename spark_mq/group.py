@@ -18,15 +18,14 @@ from spark_mq.operations.acquire import LeaseOptions, wait_for_lease
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
-from spark_mq.util.clock import Duration
+from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
-    SECOND,
-    check_count,
-    check_duration,
-    check_error,
-    check_lease_id,
-    check_name,
-    check_position,
+    validate_count,
+    validate_duration,
+    validate_error,
+    validate_lease_id,
+    validate_name,
+    validate_position,
 )
 from spark_mq.worker import Handler, WorkSummary, run_worker
 
@@ -51,9 +50,9 @@ class ConsumerGroup:
         name: str = "default",
         start: str | int | datetime = "earliest",
     ) -> None:
-        self.name = check_name("group", name)
+        self.name = validate_name("group", name)
         self._context = context
-        self._start = check_position("start", start)
+        self._start = validate_position("start", start)
         self._ledger: GroupLedger = context.group(self.name, self._start)
 
     def __repr__(self) -> str:
@@ -84,7 +83,7 @@ class ConsumerGroup:
             "earliest", "latest", a sequence, or an instant: an aware datetime, or text with a zone
             such as "2026-01-31T12:00:00Z".
         """
-        self._ledger.seek(check_position("to", to))
+        self._ledger.seek(validate_position("to", to))
 
     def configure(self, **settings: Unpack[GroupSettingsOptions]) -> GroupSettings:
         """Change settings of the group in one commit, and return all of them.
@@ -187,13 +186,13 @@ class ConsumerGroup:
         DataLossError
             The queue's hard limit dropped unsettled messages.
         """
-        check_name("worker_id", worker_id)
-        check_count("max_messages", max_messages)
-        patience = check_duration("wait", wait, zero=True) / SECOND
-        poll = check_duration("max_poll_interval", max_poll_interval) / SECOND
+        validate_name("worker_id", worker_id)
+        validate_count("max_messages", max_messages)
+        patience = validate_duration("wait", wait, zero=True) / SECOND
+        poll = validate_duration("max_poll_interval", max_poll_interval) / SECOND
         timeout = None
         if visibility_timeout is not None:
-            timeout = check_duration("visibility_timeout", visibility_timeout)
+            timeout = validate_duration("visibility_timeout", visibility_timeout)
         options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
         deadline = time.monotonic() + patience
         acquired = wait_for_lease(self._ledger, options, lambda: deadline - time.monotonic(), poll)
@@ -358,8 +357,8 @@ class ConsumerGroup:
             NACK,
             sequences=sequences,
             message_ids=message_ids,
-            delay=None if delay is None else check_duration("delay", delay, zero=True),
-            error=check_error(error),
+            delay=None if delay is None else validate_duration("delay", delay, zero=True),
+            error=validate_error(error),
             jitter=random.random(),
         )
 
@@ -378,7 +377,7 @@ class ConsumerGroup:
             REJECT,
             sequences=sequences,
             message_ids=message_ids,
-            error=check_error(error),
+            error=validate_error(error),
         )
 
     def release(self, leases: LeaseSelector) -> SettleResult:
@@ -395,8 +394,8 @@ class ConsumerGroup:
         timeout
             Default: the group's visibility timeout.
         """
-        given = None if timeout is None else check_duration("timeout", timeout)
-        return extend(self._ledger, check_lease_id(lease_id), given)[0]
+        given = None if timeout is None else validate_duration("timeout", timeout)
+        return extend(self._ledger, validate_lease_id(lease_id), given)[0]
 
     # -- in a stream
 

@@ -15,7 +15,8 @@ from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.ledger.intervals import Interval, from_sequences, normalise, subtract
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
-from spark_mq.util.validation import check_choice, check_duration, to_datetime
+from spark_mq.util.clock import to_datetime
+from spark_mq.util.validation import validate_choice, validate_duration
 
 __all__ = [
     "OUTCOMES",
@@ -65,9 +66,11 @@ class HandlerPolicy:
     ack: str = "after"
 
     @classmethod
-    def checked(cls, on_error: object = "nack", ack: object = "after") -> HandlerPolicy:
+    def validated(cls, on_error: object = "nack", ack: object = "after") -> HandlerPolicy:
         """Build a policy from what a user gave. Raises InvalidOption."""
-        return cls(check_choice("on_error", on_error, ON_ERROR), check_choice("ack", ack, WHEN))
+        return cls(
+            validate_choice("on_error", on_error, ON_ERROR), validate_choice("ack", ack, WHEN)
+        )
 
     @property
     def failure_verb(self) -> str:
@@ -115,7 +118,7 @@ def verdict(
             value=outcome,
         )
     try:
-        pause = None if delay is None else check_duration("delay", delay, zero=True)
+        pause = None if delay is None else validate_duration("delay", delay, zero=True)
     except InvalidOption as wrong:
         raise InvalidHandlerResult(str(wrong), option="delay", value=delay) from wrong
     text = None if error is None else str(error)
@@ -248,7 +251,7 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, Settl
         counts: dict[str, int] = {}
         for state, count in outcome.states.items():
             counts[_STATES[state]] = counts.get(_STATES[state], 0) + count
-        when = _due(outcome.next_due, now)
+        when = _due(outcome.next_due_at, now)
         ends = ", ".join(
             f"{count} {end}{when if end == _STATES[WAITING] else ''}"
             for end, count in counts.items()

@@ -22,8 +22,8 @@ from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
-from spark_mq.util.clock import Duration
-from spark_mq.util.validation import SECOND, check_duration, check_error, to_datetime
+from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.validation import validate_duration, validate_error
 
 __all__ = ["Lease"]
 
@@ -154,8 +154,8 @@ class Lease:
             NACK,
             sequences=sequences,
             message_ids=message_ids,
-            delay=None if delay is None else check_duration("delay", delay, zero=True),
-            error=check_error(error),
+            delay=None if delay is None else validate_duration("delay", delay, zero=True),
+            error=validate_error(error),
             jitter=random.random(),
         )
 
@@ -173,7 +173,7 @@ class Lease:
             REJECT,
             sequences=sequences,
             message_ids=message_ids,
-            error=check_error(error),
+            error=validate_error(error),
         )
 
     def release(self) -> SettleResult:
@@ -193,7 +193,7 @@ class Lease:
         LeaseLost
             Nothing is held any more.
         """
-        given = None if timeout is None else check_duration("timeout", timeout)
+        given = None if timeout is None else validate_duration("timeout", timeout)
         result, deadline = extend(self._ledger, self.lease_id, given)
         with self._lock:
             self._expires_at = max(self._expires_at, deadline)
@@ -214,7 +214,7 @@ class Lease:
         ...     work_on(lease.messages)
         ...     lease.ack()
         """
-        limit = check_duration("max_lease_duration", max_lease_duration)
+        limit = validate_duration("max_lease_duration", max_lease_duration)
         keep_alive = self._start_keep_alive(limit)
         try:
             yield self

@@ -15,14 +15,8 @@ import pyarrow.compute as pc
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.parquet.publishable import check_publishable, simple_type
 from spark_mq.parquet.schema import INSTANT, MESSAGE_SCHEMA, TIME_COLUMNS
-from spark_mq.util.validation import (
-    EARLIEST,
-    LATEST,
-    check_duration,
-    micros,
-    shown,
-    to_datetime,
-)
+from spark_mq.util.clock import EARLIEST, LATEST, to_datetime, to_micros
+from spark_mq.util.validation import short_repr, validate_duration
 
 __all__ = [
     "Message",
@@ -293,15 +287,15 @@ def _header_texts(headers: Any) -> list[str] | None:
 def check_time(option: str, at: Any, now: int) -> int:
     """Return a deliver_at or expires_at in microseconds since 1970. Raises InvalidOption."""
     if problem := _time_problem(at):
-        raise InvalidOption(f"{option}={shown(at)} is {problem}", option=option, value=at)
+        raise InvalidOption(f"{option}={short_repr(at)} is {problem}", option=option, value=at)
     if isinstance(at, datetime):
-        return micros(at)
-    return now + check_duration(option, at, zero=True)
+        return to_micros(at)
+    return now + validate_duration(option, at, zero=True)
 
 
 def _at(given: datetime | timedelta | None, now: Callable[[], int]) -> datetime | None:
     if isinstance(given, timedelta):
-        return to_datetime(now() + check_duration("time", given, zero=True))
+        return to_datetime(now() + validate_duration("time", given, zero=True))
     return given
 
 
@@ -310,14 +304,14 @@ def _time_problem(at: Any) -> str:
         return ""
     if isinstance(at, timedelta):
         try:
-            check_duration("time", at, zero=True)
+            validate_duration("time", at, zero=True)
         except InvalidOption:
             return "no time from now: use a timedelta of none or more, up to 100 years"
         return ""
     if not (isinstance(at, datetime) and at.tzinfo is not None):
         return "no datetime with a time zone, nor a timedelta from now"
     try:
-        micros(at)
+        to_micros(at)
     except InvalidOption:
         return "out of range in UTC: use years 1 to 9999"
     return ""

@@ -28,8 +28,8 @@ from spark_mq.errors import (
 from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.util.clock import Duration
-from spark_mq.util.validation import SECOND, check_count, check_duration, check_size
+from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.validation import validate_count, validate_duration, validate_size
 
 __all__ = ["BufferedPublisher", "PendingMessage"]
 
@@ -107,10 +107,10 @@ class BufferedPublisher:
         retry_timeout: Duration,
     ) -> None:
         self._context = context
-        self._max_messages = check_count("max_messages", max_messages)
-        self._max_bytes = check_size("max_bytes", max_bytes)
-        self._max_age = check_duration("max_age", max_age) / SECOND
-        self._patience = check_duration("retry_timeout", retry_timeout, zero=True) / SECOND
+        self._max_messages = validate_count("max_messages", max_messages)
+        self._max_bytes = validate_size("max_bytes", max_bytes)
+        self._max_age = validate_duration("max_age", max_age) / SECOND
+        self._patience = validate_duration("retry_timeout", retry_timeout, zero=True) / SECOND
         # A producer of its own: a commit that is tried again after a lost reply is known by its
         # number.
         self._app, self._number = f"spark_mq.publisher:{uuid.uuid4().hex}", 0
@@ -249,7 +249,7 @@ class BufferedPublisher:
             try:
                 if written is None:
                     now = self._context.now()
-                    times = self._context.settings.times(now)
+                    times = self._context.settings.default_times(now)
                     table = to_publish(from_rows(batch.rows), now, times)
                     written = write_file(self._context.messages.files, table)
                 return self._commit(written)

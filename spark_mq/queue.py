@@ -26,7 +26,7 @@ from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt
 from spark_mq.util.clock import Clock, Duration
-from spark_mq.util.validation import check_choice, check_count, check_name
+from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = ["Queue", "producer_txn"]
 
@@ -117,7 +117,7 @@ class Queue:
         InvalidOption
             A setting is unknown or its value is invalid.
         """
-        group = GroupSettings.checked(
+        group = GroupSettings.validated(
             visibility_timeout=visibility_timeout,
             max_delivery_attempts=max_delivery_attempts,
             **group_settings,
@@ -125,7 +125,7 @@ class Queue:
         dead_letters = None
         if dead_letter_path is not None:
             dead_letters = absolute_path(dead_letter_path, "dead_letter_path")
-        settings = QueueSettings.checked(
+        settings = QueueSettings.validated(
             group,
             retention=retention,
             hard_retention=hard_retention,
@@ -238,7 +238,7 @@ class Queue:
         txn = _publish_txn(producer_id, producer_sequence, on_duplicate)
         context = self._context
         now = context.now()
-        times = context.settings.times(now)
+        times = context.settings.default_times(now)
         if deliver_at is not None:
             times = {**times, "deliver_at": check_time("deliver_at", deliver_at, now)}
         table = to_publish(messages, now, times)
@@ -323,7 +323,7 @@ class Queue:
         GroupNotFound
             There is no such group.
         """
-        self._context.group(check_name("group", name)).drop()
+        self._context.group(validate_name("group", name)).drop()
 
     # -- look after it
 
@@ -476,7 +476,7 @@ class Queue:
         index = self._context.messages.index()
         return {
             "published": index.total,
-            "tail": index.tail,
+            "tail": index.last_sequence,
             "version": index.version,
             "horizon": self._context.horizon(),
             "groups": {group.name: group.stats() for group in self._context.groups()},
@@ -485,7 +485,7 @@ class Queue:
 
 def producer_txn(producer_id: str) -> str:
     """Return the app id of a producer's numbers in ``messages/``."""
-    return "spark_mq.producer:" + check_name("producer_id", producer_id)
+    return "spark_mq.producer:" + validate_name("producer_id", producer_id)
 
 
 def _check_not_own(root: str, dead_letter_path: str | None) -> None:
@@ -507,7 +507,7 @@ def _publish_txn(
             option="producer_sequence",
             value=producer_sequence,
         )
-    skip = check_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
+    skip = validate_choice("on_duplicate", on_duplicate, ("raise", "skip")) == "skip"
     if skip and producer_id is None:
         raise InvalidOption(
             "on_duplicate='skip' needs a producer_id and a producer_sequence: without these no "
@@ -517,5 +517,5 @@ def _publish_txn(
         )
     if producer_id is None:
         return None
-    number = check_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1)
+    number = validate_count("producer_sequence", producer_sequence, least=0, most=2**63 - 1)
     return producer_txn(producer_id), number

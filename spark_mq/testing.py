@@ -25,9 +25,9 @@ from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions, QueueS
 from spark_mq.operations.context import QueueContext
 from spark_mq.queue import Queue
 from spark_mq.storage.memory import MemoryLedgers, MemoryMessages
-from spark_mq.util.clock import Clock, Duration, system_clock
+from spark_mq.util.clock import Clock, Duration, system_clock, to_micros
 from spark_mq.util.notifier import Notifier
-from spark_mq.util.validation import check_duration, micros
+from spark_mq.util.validation import validate_duration
 
 __all__ = ["ManualClock", "memory_queue"]
 
@@ -60,14 +60,14 @@ class ManualClock:
 
     def advance(self, duration: Duration) -> None:
         """Moves on by seconds, a timedelta, or text like "30s"."""
-        self._now += timedelta(microseconds=check_duration("duration", duration, zero=True))
-        self.bell.ring()
+        self._now += timedelta(microseconds=validate_duration("duration", duration, zero=True))
+        self.bell.notify()
 
     def set(self, to: datetime) -> None:
         """Moves to an aware datetime, also back."""
-        micros(to)  # refuses a naive one
+        to_micros(to)  # refuses a naive one
         self._now = to.astimezone(UTC)
-        self.bell.ring()
+        self.bell.notify()
 
     def __reduce__(self) -> Any:
         return ManualClock, (self._now,)
@@ -95,8 +95,8 @@ def memory_queue(
 
     ``clock`` gives the time of commits too, so that retention follows it.
     """
-    settings = QueueSettings.checked(
-        GroupSettings.checked(**group_settings),
+    settings = QueueSettings.validated(
+        GroupSettings.validated(**group_settings),
         retention=retention,
         hard_retention=hard_retention,
         delivery_delay=delivery_delay,
@@ -104,7 +104,7 @@ def memory_queue(
     )
     ticking = clock or system_clock
     dead_path = "memory/dead_letters"
-    dead = _memory_context(dead_path, QueueSettings.of_dead_letters(dead_path), ticking)
+    dead = _memory_context(dead_path, QueueSettings.for_dead_letters(dead_path), ticking)
     return Queue(_memory_context("memory", settings, ticking, dead))
 
 

@@ -36,14 +36,13 @@ from spark_mq.operations.acquire import (
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.settle import summarize
-from spark_mq.util.clock import Duration
+from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import (
-    SECOND,
-    check_callable,
-    check_count,
-    check_duration,
-    check_name,
+    validate_callable,
+    validate_count,
+    validate_duration,
+    validate_name,
 )
 
 __all__ = ["Handler", "WorkSummary", "run_worker"]
@@ -96,25 +95,25 @@ def run_worker(
     fail_on_data_loss: bool = True,
 ) -> WorkSummary:
     """Run a handler for one lease after the other: see :meth:`spark_mq.ConsumerGroup.work`."""
-    check_callable("handler", handler, "lease")
-    limit = check_duration("max_lease_duration", max_lease_duration)
+    validate_callable("handler", handler, "lease")
+    limit = validate_duration("max_lease_duration", max_lease_duration)
     timeout = None
     if visibility_timeout is not None:
-        timeout = check_duration("visibility_timeout", visibility_timeout)
-    name = check_name("worker_id", worker_id or _default_worker_id())
-    messages = check_count("max_messages", max_messages)
+        timeout = validate_duration("visibility_timeout", visibility_timeout)
+    name = validate_name("worker_id", worker_id or _default_worker_id())
+    messages = validate_count("max_messages", max_messages)
     loop = _WorkerLoop(
         ledger,
         handler,
         LeaseOptions(name, messages, timeout, fail_on_data_loss),
-        HandlerPolicy.checked(on_error, ack),
+        HandlerPolicy.validated(on_error, ack),
         limit,
         stop or threading.Event(),
-        check_duration("max_poll_interval", max_poll_interval) / SECOND,
+        validate_duration("max_poll_interval", max_poll_interval) / SECOND,
         until_empty,
     )
-    grace = check_duration("graceful_timeout", graceful_timeout, zero=True) / SECOND
-    return loop.run(check_count("threads", threads, most=1_000), grace)
+    grace = validate_duration("graceful_timeout", graceful_timeout, zero=True) / SECOND
+    return loop.run(validate_count("threads", threads, most=1_000), grace)
 
 
 def _default_worker_id() -> str:
@@ -168,7 +167,7 @@ class _WorkerLoop:
 
     def _end(self) -> None:
         self.stop.set()
-        self._ending.ring()
+        self._ending.notify()
 
     def _join(self, running: list[threading.Thread], grace: float) -> None:
         deadline = time.monotonic() + grace

@@ -92,7 +92,7 @@ def one(path: str, reader: str, group: str, start: int) -> float:
 def probe(path: str, reader: str, rounds: int) -> dict[str, object]:
     """In a new process: milliseconds by position, and the most memory that this process ever had, in MB."""
     index = Queue.open(path)._context.messages.index()
-    starts = {at: index.cut(0, index.total * at // 100 + 1) for at in POSITIONS}
+    starts = {at: index.nth_from(0, index.total * at // 100 + 1) for at in POSITIONS}
     one(path, reader, "first", starts[0])
     times: dict[int, list[float]] = {at: [] for at in POSITIONS}
     for number in range(rounds):

@@ -28,7 +28,7 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     Range,
 )
-from spark_mq.ledger.schedule import add_scheduled, split_due, tidy
+from spark_mq.ledger.schedule import add_scheduled, split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.taking import limit_bytes, take_unread, take_waiting
 
@@ -36,9 +36,8 @@ __all__ = [
     "AcquireKind",
     "AcquireRequest",
     "Grant",
+    "acquire",
     "isolation_size",
-    "lease",
-    "tidy",
 ]
 
 
@@ -73,9 +72,9 @@ class AcquireRequest:
     expires_at: int
     max_bytes: int | None = None
     """Estimated bytes in the data files. None for no limit."""
-    spare: int = 0
+    reserved_attempts: int = 0
     """Attempts to reserve for a replay. The stream source reserves one."""
-    upto: int | None = None
+    max_sequence: int | None = None
     """The last sequence that may be leased. None for no limit."""
     due_by: int | None = None
     """Only messages that were due at this time. None for now."""
@@ -132,7 +131,7 @@ def isolation_size(limit: int, deliveries: int, attempts: int) -> int:
     return max(1, min(limit, int(limit**exponent + 1e-9)))
 
 
-def lease(
+def acquire(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, request: AcquireRequest
 ) -> tuple[Ledger, Grant]:
     """Lease the messages that the rules allow.
@@ -160,7 +159,9 @@ def lease(
     acquiring = _Acquiring(split, index, now, rules, request)
     if acquiring.limit < 1:
         return ledger, Grant(blocked_because="max_in_flight" if acquiring.has_due() else "")
-    start = _KINDS.index(AcquireKind(ledger.head.turn)) if ledger.head.turn in _KINDS else 0
+    start = (
+        _KINDS.index(AcquireKind(ledger.head.next_kind)) if ledger.head.next_kind in _KINDS else 0
+    )
     for kind in (*_KINDS[start:], *_KINDS[:start]):
         if (found := acquiring.acquire(kind)) is not None:
             return found
@@ -180,7 +181,7 @@ class _Acquiring:
         request: AcquireRequest,
     ) -> None:
         self.ledger, self.index, self.now, self.request = ledger, index, now, request
-        self.attempts = rules.attempts_before_isolation(request.spare)
+        self.attempts = rules.attempts_before_isolation(request.reserved_attempts)
         self.limit = 1 if self.attempts == 1 else request.max_messages
         if rules.max_in_flight is not None:
             in_flight = ledger.count(ledger.is_state(LEASED))
@@ -229,11 +230,11 @@ class _Acquiring:
             deliveries = self.ledger.range_at(row).delivery_count
             limit = isolation_size(limit, deliveries, self.attempts or _DEFAULT_ATTEMPTS)
             rows = [row]
-        return take_waiting(editor, rows, limit, self.request.upto, self.index)
+        return take_waiting(editor, rows, limit, self.request.max_sequence, self.index)
 
 
 def _with_next_kind(head: LedgerHeader, kind: AcquireKind) -> LedgerHeader:
-    return replace(head, turn=str(_KINDS[(_KINDS.index(kind) + 1) % len(_KINDS)]))
+    return replace(head, next_kind=str(_KINDS[(_KINDS.index(kind) + 1) % len(_KINDS)]))
 
 
 def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
@@ -243,8 +244,10 @@ def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[Acquir
         return request, ""
     first = ledger.range_at(blocked[0])
     before = first.first - 1
-    upto = before if request.upto is None else min(before, request.upto)
-    return replace(request, upto=upto), f"message {first.first} is past its limit ({first.reason})"
+    max_sequence = before if request.max_sequence is None else min(before, request.max_sequence)
+    return replace(
+        request, max_sequence=max_sequence
+    ), f"message {first.first} is past its limit ({first.reason})"
 
 
 def _due_rows(
@@ -253,8 +256,8 @@ def _due_rows(
     """Return the waiting rows that are due, by kind."""
     available_at = ledger.column("available_at").cast(pa.int64())
     due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
-    if request.upto is not None:
-        due = pc.and_(due, pc.less_equal(ledger.column("first"), request.upto))
+    if request.max_sequence is not None:
+        due = pc.and_(due, pc.less_equal(ledger.column("first"), request.max_sequence))
     suspect = ledger.column("suspect")
     count = ledger.column("delivery_count")
     before_last = _MAX_INT32 if attempts is None else attempts - 1
@@ -299,11 +302,11 @@ def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
 def _end(index: MessageIndex, request: AcquireRequest) -> int:
     """Return the last sequence that a request may read."""
     last = index.last_sequence
-    return last if request.upto is None else min(last, request.upto)
+    return last if request.max_sequence is None else min(last, request.max_sequence)
 
 
 def _has_unread(ledger: Ledger, index: MessageIndex, request: AcquireRequest) -> bool:
-    return index.count(ledger.frontier + 1, _end(index, request)) > 0
+    return index.count(ledger.tracked_up_to + 1, _end(index, request)) > 0
 
 
 def _due_cutoff(now: int, request: AcquireRequest) -> int:

@@ -21,9 +21,8 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     Range,
 )
-from spark_mq.ledger.routing import set_aside
 
-__all__ = ["DROP", "RETRY", "ROUTE", "cut", "seek", "set_aside", "unblock", "unsettled"]
+__all__ = ["DROP", "RETRY", "ROUTE", "seek", "settle_lost", "unblock", "unsettled_ranges"]
 
 MAX_SKIPPED_INTERVALS: Final = 100
 """Skipped intervals that a group remembers, so that a later settle of them is refused."""
@@ -60,10 +59,10 @@ def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
         reach = r.last + 1
     # After the last routing range only skipped messages need a range. The others are unread.
     ranges += _ranges_after_seek(reach, target - 1, target, index)
-    skipped = list(unsettled(ledger, index, target - 1))
+    skipped = list(unsettled_ranges(ledger, index, target - 1))
     recorded = _record_seek(ledger, index, target, skipped)
     head = _with_skipped(recorded.head, skipped, target)
-    head = replace(head, floor=floor, forgotten=below)
+    head = replace(head, ack_floor=floor, settled_count=below)
     return Ledger.from_ranges(head, ranges, recorded.events)
 
 
@@ -78,17 +77,17 @@ def _record_seek(
         if r.last >= target:
             piece = r.slice(target, r.last, index)
             editor.record_event("fenced", piece._replace(state=UNREAD))
-    if (again := index.count(target, ledger.frontier)) > 0:
+    if (again := index.count(target, ledger.tracked_up_to)) > 0:
         first = index.nth_from(target, 1)
-        editor.record_event("sought", Range(first, ledger.frontier, UNREAD, again))
+        editor.record_event("sought", Range(first, ledger.tracked_up_to, UNREAD, again))
     return editor.build()
 
 
 def _with_skipped(head: LedgerHeader, skipped: Iterable[Range], target: int) -> LedgerHeader:
     """Return the header with the skipped intervals before the target, the newest only."""
-    known = normalise([*head.skipped, *((r.first, r.last) for r in skipped)])
+    known = normalise([*head.skipped_intervals, *((r.first, r.last) for r in skipped)])
     before = subtract(known, [(target, _MAX_SEQUENCE)])
-    return replace(head, skipped=tuple(before[-MAX_SKIPPED_INTERVALS:]))
+    return replace(head, skipped_intervals=tuple(before[-MAX_SKIPPED_INTERVALS:]))
 
 
 def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) -> list[Range]:
@@ -110,7 +109,7 @@ def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) 
     ]
 
 
-def unsettled(
+def unsettled_ranges(
     ledger: Ledger, index: MessageIndex, last: int, but: Sequence[str] = (SETTLED, ROUTING)
 ) -> Iterable[Range]:
     """Yield the ranges up to `last` that are in none of some states, with unread messages."""
@@ -119,12 +118,12 @@ def unsettled(
             piece = r.slice(r.first, min(r.last, last), index)
             if piece.message_count:
                 yield piece
-    first = ledger.frontier + 1
+    first = ledger.tracked_up_to + 1
     if unread := index.count(first, last):
         yield Range(index.nth_from(first, 1), index.nth_from(first, unread), UNREAD, unread)
 
 
-def cut(ledger: Ledger, index: MessageIndex, horizon: int) -> tuple[Ledger, int]:
+def settle_lost(ledger: Ledger, index: MessageIndex, horizon: int) -> tuple[Ledger, int]:
     """Settle the messages up to a trim horizon as lost, because their data may be gone.
 
     Leased messages stay, because their holder may have read them. They are lost if they fail.
@@ -134,10 +133,10 @@ def cut(ledger: Ledger, index: MessageIndex, horizon: int) -> tuple[Ledger, int]
     tuple of Ledger and int
         The next ledger and the number of lost messages.
     """
-    if horizon <= ledger.head.floor:
+    if horizon <= ledger.head.ack_floor:
         return ledger, 0
     editor, total = LedgerEditor(ledger), 0
-    for piece in list(unsettled(ledger, index, horizon, but=(SETTLED, ROUTING, LEASED))):
+    for piece in list(unsettled_ranges(ledger, index, horizon, but=(SETTLED, ROUTING, LEASED))):
         for row in ledger.overlapping(piece.first, piece.first):
             r = editor.remove([row])[0]
             editor.add(r.slice(piece.last + 1, r.last, index), r)

@@ -20,19 +20,19 @@ from spark_mq.ledger.ranges import (
     validate_transition,
 )
 
-__all__ = ["OUTCOMES", "LedgerEditor", "outcome_of"]
+__all__ = ["END_REASONS", "LedgerEditor", "end_reason_of"]
 
 _OWN_NAMES: Final = ("acked", "skipped", "expired", "lost", "redriven")
-OUTCOMES: Final = {name: name for name in _OWN_NAMES} | {"routed": "dead_lettered"}
+END_REASONS: Final = {name: name for name in _OWN_NAMES} | {"routed": "dead_lettered"}
 """The outcome of messages, by the event that settled them. Any other event dropped them."""
 
 _Span = tuple[int, int, int]
 """First sequence, last sequence, number of messages."""
 
 
-def outcome_of(event: str) -> str:
+def end_reason_of(event: str) -> str:
     """Return the outcome of messages that an event settled."""
-    return OUTCOMES.get(event, "dropped")
+    return END_REASONS.get(event, "dropped")
 
 
 class LedgerEditor:
@@ -100,7 +100,7 @@ class LedgerEditor:
         ended: Counter[str] = Counter()
         for event, r in self._events:
             if r.state == SETTLED:
-                ended[outcome_of(event)] += r.message_count
+                ended[end_reason_of(event)] += r.message_count
         return ended
 
     def _raise_floor(self, head: LedgerHeader, merged: list[Range]) -> LedgerHeader:
@@ -115,7 +115,9 @@ class LedgerEditor:
             lowest = merged.pop(0)
         if lowest is None:
             return head
-        return replace(head, floor=lowest.last, forgotten=head.forgotten + lowest.message_count)
+        return replace(
+            head, ack_floor=lowest.last, settled_count=head.settled_count + lowest.message_count
+        )
 
     def _merge(self) -> list[Range]:
         """Join the added ranges with each other and with equal neighbours in the ledger."""

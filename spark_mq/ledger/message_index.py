@@ -168,7 +168,7 @@ class MessageIndex:
         at = bisect_right(self._before, rank) - 1
         return self._firsts[at] + rank - self._before[at]
 
-    def at_or_after(self, seq: int) -> int | None:
+    def first_at_or_after(self, seq: int) -> int | None:
         """Return the first message at or after `seq`, or None."""
         at = bisect_right(self._firsts, seq) - 1
         if at >= 0 and seq <= self.files[at].last:
@@ -222,6 +222,3 @@ class MessageIndex:
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""
         return sum(piece.size for piece in self.slices(first, last))
-
-    # Old names, until callers outside the package have changed.
-    cut, tail = nth_from, last_sequence

@@ -113,10 +113,6 @@ class Range(NamedTuple):
         """Return this range as settled, without any other detail."""
         return Range(self.first, self.last, SETTLED, self.message_count)
 
-    def part(self, first: int, last: int, index: MessageIndex) -> Range:
-        """Call :meth:`slice`. Old name, until callers outside the package have changed."""
-        return self.slice(first, last, index)
-
 
 _FIELDS: Final = Range._fields
 _state_fields: Final = attrgetter(
@@ -144,18 +140,18 @@ Event = tuple[str, Range]
 class LedgerHeader:
     """The state of a ledger that belongs to no range. The store keeps it in the floor row."""
 
-    floor: int = -1
+    ack_floor: int = -1
     """All messages up to this sequence are settled."""
-    forgotten: int = 0
-    """The number of messages up to the floor."""
+    settled_count: int = 0
+    """The number of messages up to the ack floor."""
     revision: int = 0
     """Grows by one with each commit."""
-    turn: str = ""
+    next_kind: str = ""
     """The kind of message that the next lease tries first."""
     counters: dict[str, int] = field(default_factory=dict)
     """Settled messages by outcome since the group began."""
     settings: dict[str, Any] = field(default_factory=dict)
-    skipped: tuple[Interval, ...] = ()
+    skipped_intervals: tuple[Interval, ...] = ()
     """The newest intervals that a seek skipped. A later settle of them is refused."""
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
@@ -168,10 +164,10 @@ class LedgerHeader:
     def to_json(self) -> str:
         """Return the fields without a column of their own as JSON."""
         data = {
-            "turn": self.turn,
+            "turn": self.next_kind,
             "counters": self.counters,
             "settings": self.settings,
-            "skipped": self.skipped,
+            "skipped": self.skipped_intervals,
         }
         return json.dumps(data, sort_keys=True)
 
@@ -235,9 +231,9 @@ class Ledger:
         ]
 
     @cached_property
-    def frontier(self) -> int:
+    def tracked_up_to(self) -> int:
         """Return the last sequence that is not unread."""
-        return self.last_sequences[-1] if len(self) else self.head.floor
+        return self.last_sequences[-1] if len(self) else self.head.ack_floor
 
     def range_at(self, row: int) -> Range:
         """Return the range in a row."""
@@ -275,14 +271,14 @@ class Ledger:
         table = self.ranges if mask is None else self.ranges.filter(mask)
         return pc.sum(table["message_count"]).as_py() or 0
 
-    def held_by(self, lease_id: str) -> pa.ChunkedArray:
+    def held_mask(self, lease_id: str) -> pa.ChunkedArray:
         """Return a mask of the ranges that a lease holds. It may hold expired ranges too."""
         own = pc.equal(self.ranges["lease_id"], lease_id)
         return pc.and_(self.is_state(LEASED, WAITING), own)
 
     def held(self, lease_id: str) -> list[Range]:
         """Return the ranges that a lease holds."""
-        return self.ranges_at(self.rows_where(self.held_by(lease_id)))
+        return self.ranges_at(self.rows_where(self.held_mask(lease_id)))
 
     def overlapping(self, first: int, last: int) -> range:
         """Return the rows of the ranges that overlap ``first..last``, as sequences.
@@ -295,9 +291,6 @@ class Ledger:
         if start < 0 or self.last_sequences[start] < first:
             start += 1
         return range(start, bisect_left(self.first_sequences, last + 1))
-
-    # Old names, until callers outside the package have changed.
-    of, at, where, select = from_ranges, range_at, rows_where, ranges_at
 
 
 def _longs(table: pa.Table, name: str) -> Sequence[int]:

@@ -14,7 +14,7 @@ from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import DEAD, ROUTING, UNREAD, WAITING, Ledger, Range
 
-__all__ = ["freeze_dead", "routed", "set_aside"]
+__all__ = ["freeze", "freeze_dead", "settle_routed"]
 
 
 def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, list[Range]]:
@@ -33,7 +33,7 @@ def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, li
     return editor.build(), frozen
 
 
-def set_aside(
+def freeze(
     ledger: Ledger, index: MessageIndex, routing_id: str, intervals: Sequence[Interval]
 ) -> tuple[Ledger, int]:
     """Freeze the waiting and unread messages of some intervals under a routing id.
@@ -67,14 +67,14 @@ def _waiting_or_unread(
     ledger = editor.ledger
     rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
     found = editor.remove([row for row in rows if ledger.state_at(row) == WAITING])
-    first, last = ledger.frontier + 1, max((last for _, last in wanted), default=-1)
+    first, last = ledger.tracked_up_to + 1, max((last for _, last in wanted), default=-1)
     if unread := index.count(first, last):
         low, high = index.nth_from(first, 1), index.nth_from(first, unread)
         found.append(Range(low, high, UNREAD, unread))
     return found
 
 
-def routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tuple[Ledger, int]:
+def settle_routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tuple[Ledger, int]:
     """Settle the ranges under a routing id. This is the last step of routing.
 
     Returns

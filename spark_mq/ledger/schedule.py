@@ -20,10 +20,10 @@ from spark_mq.ledger.settings import GroupSettings
 __all__ = [
     "TimeSplit",
     "add_scheduled",
-    "next_due",
+    "next_due_at",
+    "settle_expired_unread",
     "split_by_time",
     "split_due",
-    "tidy",
     "unread_range",
 ]
 
@@ -42,7 +42,7 @@ class TimeSplit:
 
 def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
     """Return all unread messages as one range, or None."""
-    first = index.at_or_after(ledger.frontier + 1)
+    first = index.first_at_or_after(ledger.tracked_up_to + 1)
     if first is None:
         return None
     last = index.last_sequence
@@ -159,7 +159,7 @@ def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Led
     cutoff
         Ranges with an ``available_at`` up to this time are split. Microseconds.
     """
-    if not index.has_times_after(ledger.head.floor):
+    if not index.has_times_after(ledger.head.ack_floor):
         return ledger
     available_at = ledger.column("available_at").cast(pa.int64())
     due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
@@ -179,7 +179,7 @@ def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Led
 
 def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> list[int]:
     """Return the rows with messages that have times. Searches the shorter of both lists."""
-    files = index.timed_files(ledger.head.floor)
+    files = index.timed_files(ledger.head.ack_floor)
     if len(files) < len(rows):
         near = {row for file in files for row in ledger.overlapping(file.first, file.last)}
         return [row for row in rows if row in near]
@@ -187,14 +187,14 @@ def _rows_with_times(ledger: Ledger, index: MessageIndex, rows: list[int]) -> li
     return [row for row in rows if index.has_times(firsts[row], lasts[row])]
 
 
-def tidy(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
+def settle_expired_unread(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
     """Settle expired unread messages and add delayed ones, before the first one that is due.
 
     A lease does the same. The sweep calls this for groups without leases, so that they stay
     cheap to read and the trim can go on.
     """
     editor = LedgerEditor(split_due(ledger, index, now, now))
-    first = index.at_or_after(ledger.frontier + 1)
+    first = index.first_at_or_after(ledger.tracked_up_to + 1)
     while first is not None and index.has_times(first, first):
         last = index.file_at(first).last
         unread = Range(first, last, UNREAD, last - first + 1)
@@ -202,11 +202,11 @@ def tidy(ledger: Ledger, index: MessageIndex, now: int) -> Ledger:
         for r in (*found.later, *found.expired):
             if not found.due or r.last < found.due[0].first:
                 add_scheduled(editor, r, unread)
-        first = None if found.due else index.at_or_after(last + 1)
+        first = None if found.due else index.first_at_or_after(last + 1)
     return editor.build()
 
 
-def next_due(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> int | None:
+def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> int | None:
     """Return when time alone may make the next message due.
 
     Parameters
@@ -230,6 +230,6 @@ def next_due(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
     ends = [pc.min(delays.filter(pc.greater(delays, now))).as_py()]
     if len(deadlines):
         ends.append(pc.min(deadlines).as_py() + rules.clock_skew + 1)
-    if index.has_times_after(ledger.frontier) and (unread := unread_range(ledger, index)):
+    if index.has_times_after(ledger.tracked_up_to) and (unread := unread_range(ledger, index)):
         ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
     return min((end for end in ends if end is not None), default=None)

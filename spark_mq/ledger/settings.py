@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final, TypedDict
 from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
-    check_choice,
-    check_count,
-    check_duration,
-    check_share,
-    nearest,
+    suggest,
+    validate_choice,
+    validate_count,
+    validate_duration,
+    validate_fraction,
 )
 
 __all__ = ["GroupOptions", "GroupSettings", "GroupSettingsOptions", "QueueSettings"]
@@ -107,13 +107,16 @@ class GroupSettings:
         limit = 1 if self.retry == "none" else self.max_failures
         return limit if limit is None or own else max(2, limit)
 
-    def attempts_before_isolation(self, spare: int = 0) -> int | None:
+    def attempts_before_isolation(self, reserved_attempts: int = 0) -> int | None:
         """Return the delivery on which a failing message must be alone, or None.
 
-        `spare` is the number of deliveries to reserve for replays.
+        `reserved_attempts` is the number of deliveries to reserve for replays.
         """
         attempts = self.max_delivery_attempts
-        limits = [self.failure_limit(own=False), None if attempts is None else attempts - spare]
+        limits = [
+            self.failure_limit(own=False),
+            None if attempts is None else attempts - reserved_attempts,
+        ]
         return min((max(1, limit) for limit in limits if limit is not None), default=None)
 
     @classmethod
@@ -168,15 +171,12 @@ class GroupSettings:
             return None
         if name in _DURATIONS:
             zero = name not in ("visibility_timeout", "max_retry_age")
-            return check_duration(name, value, zero=zero)
+            return validate_duration(name, value, zero=zero)
         if name in _COUNTS:
-            return check_count(name, value, most=2**63 - 1)
+            return validate_count(name, value, most=2**63 - 1)
         if name == "retry_jitter":
-            return check_share(name, value)
-        return check_choice(name, value, RETRY_POLICIES if name == "retry" else ON_EXHAUSTED)
-
-    # Old names, until callers outside the package have changed.
-    checked, stored = validated, from_stored
+            return validate_fraction(name, value)
+        return validate_choice(name, value, RETRY_POLICIES if name == "retry" else ON_EXHAUSTED)
 
 
 def _unknown_setting(name: str, known: list[str]) -> str:
@@ -186,7 +186,7 @@ def _unknown_setting(name: str, known: list[str]) -> str:
             f"{name!r} is a setting of the queue: it is fixed when the queue is made. "
             f"A group has {', '.join(known)}."
         )
-    hint = nearest(name, known)
+    hint = suggest(name, known)
     fix = f" (did you mean {hint!r}?)" if hint else f". Use {', '.join(known)}."
     return f"{name!r} is not a setting of a queue or a group: the name is unknown{fix}"
 
@@ -255,7 +255,7 @@ class QueueSettings:
     """The format of a queue's tables. It grows if an older version could not read them."""
 
     @classmethod
-    def of_dead_letters(cls, path: str, durable: bool = True) -> QueueSettings:
+    def for_dead_letters(cls, path: str, durable: bool = True) -> QueueSettings:
         """Return the settings of the dead-letter queue at a path.
 
         It has no attempt limit, so it has no dead letters of its own. Nothing is trimmed.
@@ -294,7 +294,7 @@ class QueueSettings:
         """
 
         def optional(name: str, value: Any) -> int | None:
-            return None if value is None else check_duration(name, value)
+            return None if value is None else validate_duration(name, value)
 
         delay = optional("delivery_delay", delivery_delay)
         ttl = optional("message_ttl", message_ttl)
@@ -307,12 +307,12 @@ class QueueSettings:
             )
         return cls(
             group,
-            check_duration("retention", retention, zero=True),
+            validate_duration("retention", retention, zero=True),
             dead_letter_path,
             optional("hard_retention", hard_retention),
             delay,
             ttl,
-            check_duration("history_retention", history_retention),
+            validate_duration("history_retention", history_retention),
             _checked_flag("durable", durable),
         )
 
@@ -353,9 +353,6 @@ class QueueSettings:
             raise _wrong_format(data.get("format_version"), cls.VERSION, path)
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         return cls(**{**known, "group": GroupSettings.from_stored(data.get("group"))})
-
-    # Old names, until callers outside the package have changed.
-    checked, times = validated, default_times
 
 
 def _checked_flag(option: str, value: Any) -> bool:

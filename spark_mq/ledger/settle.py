@@ -79,7 +79,7 @@ class SettleOutcome:
     """The settled sequences."""
     states: dict[str, int] = field(default_factory=dict, compare=False)
     """How many messages went to which state, for logs."""
-    next_due: int | None = field(default=None, compare=False)
+    next_due_at: int | None = field(default=None, compare=False)
     """When the first of those that wait is due again, in microseconds."""
 
     def add_lost(self, first: int, last: int, reason: str) -> None:
@@ -95,7 +95,7 @@ class SettleOutcome:
         self.states[became.state] = self.states.get(became.state, 0) + r.message_count
         if became.state == WAITING:
             due = became.available_at or 0
-            self.next_due = due if self.next_due is None else min(self.next_due, due)
+            self.next_due_at = due if self.next_due_at is None else min(self.next_due_at, due)
 
 
 def commit_info(
@@ -140,7 +140,7 @@ def settle(
     """
     settling = _Settling(ledger, index, now, rules, command)
     if command.intervals is None:
-        for r in settling.editor.remove(ledger.rows_where(ledger.held_by(command.lease_id))):
+        for r in settling.editor.remove(ledger.rows_where(ledger.held_mask(command.lease_id))):
             settling.apply(r)
     else:
         settling.settle_intervals(normalise(command.intervals))
@@ -183,14 +183,14 @@ class _Settling:
         return r.state in (LEASED, WAITING) and r.lease_id == self.command.lease_id
 
     def _settle_interval(self, first: int, last: int, rows: range) -> None:
-        low = self.index.at_or_after(first)
+        low = self.index.first_at_or_after(first)
         high = self.index.last_at_or_before(last)
         if low is None or high is None or low > high:
             self._report_gap(first, last)
             return
         self._report_gap(first, low - 1)
-        head, frontier = self.ledger.head, self.ledger.frontier
-        self._count_settled(low, min(high, head.floor))
+        head, frontier = self.ledger.head, self.ledger.tracked_up_to
+        self._count_settled(low, min(high, head.ack_floor))
         for row in rows:
             self._split_at(row, low, high)
         if high > frontier:
@@ -201,7 +201,7 @@ class _Settling:
         """Count settled messages. Messages that a seek skipped are lost, not processed."""
         if first > last:
             return
-        done = subtract([(first, last)], self.ledger.head.skipped)
+        done = subtract([(first, last)], self.ledger.head.skipped_intervals)
         self.outcome.already_settled += sum(self.index.count(*part) for part in done)
         for low, high in subtract([(first, last)], done):
             if self.index.count(low, high):
@@ -304,7 +304,7 @@ def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Sett
         The next ledger. ``settled`` counts the messages that the lease holds.
     """
     editor, outcome = LedgerEditor(ledger), SettleOutcome()
-    for before in editor.remove(ledger.rows_where(ledger.held_by(lease_id))):
+    for before in editor.remove(ledger.rows_where(ledger.held_mask(lease_id))):
         r = before
         if r.state == WAITING:
             r = _revived(r, expires_at)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from spark_mq.ledger.acquire import AcquireRequest, lease
+from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledger
 from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND
 
-__all__ = ["GroupStats", "stats_of"]
+__all__ = ["GroupStats", "compute_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ class GroupStats:
     """The cap or message that stops the group, or an empty string."""
 
 
-def stats_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int) -> GroupStats:
+def compute_stats(
+    ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
+) -> GroupStats:
     """Return the stats of a ledger.
 
     Parameters
@@ -84,7 +86,7 @@ def stats_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
     available_at = ledger.column("available_at").cast("int64")
     due = ledger.count(pc.and_(waiting, pc.less_equal(available_at, now)))
     unread, later, expired = _unread_counts(ledger, index, now)
-    _, grant = lease(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
+    _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
     counters = ledger.head.counters
     oldest_lease = pc.min(ledger.ranges.filter(leased)["leased_at"].cast("int64")).as_py()
     return GroupStats(
@@ -101,7 +103,7 @@ def stats_of(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int
         skipped=counters.get("skipped", 0),
         expired=counters.get("expired", 0) + expired,
         lost=counters.get("lost", 0),
-        floor=ledger.head.floor,
+        floor=ledger.head.ack_floor,
         tail=index.last_sequence,
         tail_version=index.version,
         oldest_unsettled_age=_age(_oldest_unsettled(ledger, index), now),
@@ -116,7 +118,7 @@ def _unread_counts(ledger: Ledger, index: MessageIndex, now: int) -> tuple[int, 
     unread = unread_range(ledger, index)
     if unread is None:
         return 0, 0, 0
-    if not index.has_times_after(ledger.frontier):
+    if not index.has_times_after(ledger.tracked_up_to):
         return unread.message_count, 0, 0
     pieces = split_by_time(unread, index, now, now)
     later = sum(r.message_count for r in pieces.later)
@@ -129,8 +131,8 @@ def _oldest_unsettled(ledger: Ledger, index: MessageIndex) -> int | None:
 
     The lowest range of a ledger is never settled.
     """
-    floor = ledger.head.floor
-    first = ledger.first_sequences[0] if len(ledger) else index.at_or_after(floor + 1)
+    floor = ledger.head.ack_floor
+    first = ledger.first_sequences[0] if len(ledger) else index.first_at_or_after(floor + 1)
     return None if first is None else index.file_at(first).committed_at
 
 

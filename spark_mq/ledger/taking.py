@@ -41,7 +41,7 @@ def take_unread(
 
     The second value is the last sequence that was looked at. No other message up to it is due.
     """
-    out, first, reach = TimeSplit(), index.at_or_after(ledger.frontier + 1), -1
+    out, first, reach = TimeSplit(), index.first_at_or_after(ledger.tracked_up_to + 1), -1
     while limit > 0 and first is not None and first <= end:
         # Without times ahead, all unread messages are one range. Otherwise it goes by file.
         last = min(end, index.file_at(first).last) if index.has_times_after(first - 1) else end
@@ -57,7 +57,7 @@ def take_unread(
                 limit -= out.due[-1].message_count
         out.later += found.later
         out.expired += found.expired
-        first = index.at_or_after(last + 1)
+        first = index.first_at_or_after(last + 1)
     return out, reach
 
 

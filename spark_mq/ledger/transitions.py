@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, WAITING, Ledger, Range
-from spark_mq.ledger.routing import freeze_dead, routed
 from spark_mq.ledger.settings import GroupSettings
 
 __all__ = [
@@ -19,12 +18,10 @@ __all__ = [
     "FAILURE_LIMIT",
     "exhaust",
     "exhausted_limit",
-    "fold",
-    "freeze_dead",
-    "held_by_batch",
+    "expire_leases",
+    "replay_batch",
     "return_as_suspect",
-    "routed",
-    "take_over",
+    "rows_held_by_batch",
     "to_dead",
     "to_waiting",
     "with_failure",
@@ -37,7 +34,9 @@ AGE_LIMIT: Final = "max_retry_age"
 _MAX_INT32: Final = 2**31 - 1
 
 
-def fold(ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()) -> Ledger:
+def expire_leases(
+    ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()
+) -> Ledger:
     """Expire leases and apply limits, except for the leases in `keep`.
 
     An expired range waits as a suspect and is due at once, unless it is past a limit.
@@ -181,7 +180,7 @@ def exhaust(
     return dead._replace(state=BLOCKED) if may_block and rules.on_exhausted == "block" else dead
 
 
-def held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
+def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
     """Return the rows that a stream's batch holds.
 
     Each runner of the stream has a lease id of its own: ``stream/n/runner``. So the ids of a
@@ -191,7 +190,7 @@ def held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
     return ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), own))
 
 
-def take_over(
+def replay_batch(
     ledger: Ledger,
     now: int,
     rules: GroupSettings,
@@ -229,7 +228,7 @@ def take_over(
         The next ledger and the ranges of the new lease.
     """
     editor = LedgerEditor(ledger)
-    held = editor.remove(held_by_batch(ledger, prefix))
+    held = editor.remove(rows_held_by_batch(ledger, prefix))
     crowded = sum(r.message_count for r in held) > 1
     kept: list[Range] = []
     for r in held:

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.transitions import fold, freeze_dead
+from spark_mq.ledger.routing import freeze_dead
+from spark_mq.ledger.transitions import expire_leases
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
@@ -19,7 +20,7 @@ from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
-from spark_mq.util.validation import to_datetime
+from spark_mq.util.clock import to_datetime
 
 __all__ = ["HEADER_PREFIX", "Copy", "DeadSlice", "copy_dead", "dead_table", "route_dead_letters"]
 
@@ -48,7 +49,9 @@ class _Routing(Transfer):
     def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
         source = self.source
         ledger, settings = source.ledger_in(snapshot), source.settings_in(snapshot)
-        after, ranges = freeze_dead(fold(ledger, source.now(), settings), transfer_id, ROUTE_RANGES)
+        after, ranges = freeze_dead(
+            expire_leases(ledger, source.now(), settings), transfer_id, ROUTE_RANGES
+        )
         return after, sum(r.message_count for r in ranges)
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:

@@ -22,6 +22,7 @@ from spark_mq.ledger import admin
 from spark_mq.ledger.intervals import Interval, from_sequences
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import DEAD, ROUTING, Range
+from spark_mq.ledger.routing import freeze
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
@@ -31,7 +32,7 @@ from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
-from spark_mq.util.validation import RESERVED_PREFIX, check_count, check_rate
+from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
 __all__ = ["COLUMNS", "REDRIVE", "RedriveResult", "redrive"]
 
@@ -97,8 +98,8 @@ def redrive(
     context: QueueContext, where: str | None, limit: int | None, dry_run: bool, rate: float | None
 ) -> RedriveResult:
     """Publish dead letters of a queue into it again: see :meth:`spark_mq.Queue.redrive`."""
-    left = None if limit is None else check_count("limit", limit, most=2**63 - 1)
-    chunk = CHUNK if rate is None else max(1, min(CHUNK, int(check_rate("rate", rate))))
+    left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
+    chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
     _check_where(where)
     _warn_unrouted(context)
     pause = 0.0
@@ -195,15 +196,15 @@ def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterato
     redriven = context.dead_letters().group(REDRIVE)
     ledger, index = redriven.ledger_in(redriven.snapshot()), redriven.messages.index()
     first = 0
-    for r in list(admin.unsettled(ledger, index, index.tail)):
+    for r in list(admin.unsettled_ranges(ledger, index, index.last_sequence)):
         first = r.first
         while first <= r.last:
-            last = index.cut(first, min(chunk, index.count(first, r.last)))
+            last = index.nth_from(first, min(chunk, index.count(first, r.last)))
             table = _table(context, [(first, last)], skip=True)
             # One without a payload has nothing to be published.
             ours = pc.and_(pc.equal(table["queue"], context.path), pc.is_valid(table["value"]))
             yield _select(table.filter(ours), where)
-            following = index.at_or_after(last + 1)
+            following = index.first_at_or_after(last + 1)
             first = r.last + 1 if following is None else following
 
 
@@ -282,7 +283,7 @@ class _Redrive(Transfer):
 
     def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
         ledger, index = self.source.ledger_in(snapshot), self.source.messages.index()
-        return admin.set_aside(ledger, index, transfer_id, self._intervals)
+        return freeze(ledger, index, transfer_id, self._intervals)
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
         table = _table(self._context, [(r.first, r.last) for r in ranges])

@@ -43,7 +43,7 @@ def purge(context: QueueContext, name: str) -> int:
             option="name",
             value=name,
         )
-    tail = context.messages.index().tail
+    tail = context.messages.index().last_sequence
 
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
         groups = context.ledgers.groups()
@@ -51,11 +51,11 @@ def purge(context: QueueContext, name: str) -> int:
 
     while tail >= 0:
         for group in context.groups():
-            if group.current().head.floor < tail:
+            if group.current().head.ack_floor < tail:
                 group.seek(tail + 1)
         horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
         # A seek does not skip messages that are being routed. They stay until the next trim.
-        behind = (group for group in context.groups() if group.current().head.floor < tail)
+        behind = (group for group in context.groups() if group.current().head.ack_floor < tail)
         if horizon >= tail or all(group.stats().routing for group in behind):
             return context.messages.drop(horizon)
     return 0
@@ -63,9 +63,9 @@ def purge(context: QueueContext, name: str) -> int:
 
 def _advance_horizon(snapshot: LedgerSnapshot, to: int) -> Update[int]:
     """Return the ledger of the horizon with the horizon at `to`, if that is higher."""
-    before = -1 if snapshot.ledger is None else snapshot.ledger.head.floor
+    before = -1 if snapshot.ledger is None else snapshot.ledger.head.ack_floor
     horizon = max(before, to)
-    ledger = Ledger(LedgerHeader(floor=horizon)) if horizon > before else None
+    ledger = Ledger(LedgerHeader(ack_floor=horizon)) if horizon > before else None
     return ledger, horizon, {"operation": "trim", "ranges": f"-{horizon}"}
 
 
@@ -73,7 +73,7 @@ def _lowest_floor(context: QueueContext) -> int:
     """Return the sequence up to which every group has settled all. -1 without groups."""
     store = context.ledgers
     ledgers = [store.read(name).ledger for name in store.groups()]
-    return min((ledger.head.floor for ledger in ledgers if ledger is not None), default=-1)
+    return min((ledger.head.ack_floor for ledger in ledgers if ledger is not None), default=-1)
 
 
 def _last_older_than(context: QueueContext, index: MessageIndex, age: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from spark_mq.errors import DuplicatePublish
 from spark_mq.ledger.ranges import ROUTING, Ledger, Range
-from spark_mq.ledger.transitions import routed
+from spark_mq.ledger.routing import settle_routed
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.ledger_store import LedgerSnapshot
@@ -61,7 +61,7 @@ class Transfer(ABC):
     def finish_all(self) -> int:
         """Finish the transfers that were begun. Returns the number of messages."""
         ledger = self._ledger(self.source.snapshot())
-        rows = ledger.select(ledger.where(ledger.is_state(ROUTING)))
+        rows = ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))
         found = sorted({r.lease_id for r in rows if r.lease_id})
         return sum(self.finish(transfer_id) for transfer_id in found)
 
@@ -80,7 +80,7 @@ class Transfer(ABC):
     def finish(self, transfer_id: str) -> int:
         """Publish what is frozen under an id, unless that is done, and settle it."""
         ledger = self._ledger(self.source.snapshot())
-        routing = ledger.select(ledger.where(ledger.is_state(ROUTING)))
+        routing = ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))
         frozen = [r for r in routing if r.lease_id == transfer_id]
         # The look saves writing the files. The transaction refuses a second publish.
         if frozen and self.target.last_number(transfer_id) is None:
@@ -90,7 +90,7 @@ class Transfer(ABC):
             self._publish(files, transfer_id)
 
         def compute(snapshot: LedgerSnapshot) -> Update[int]:
-            after, messages = routed(self._ledger(snapshot), transfer_id, self.event)
+            after, messages = settle_routed(self._ledger(snapshot), transfer_id, self.event)
             info = {"operation": self.event, "lease_id": transfer_id, "messages": messages}
             return after if messages else None, messages, info
 

@@ -12,16 +12,16 @@ from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import admin
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Ledger, Range
-from spark_mq.ledger.schedule import next_due
+from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settle import REJECT, SettleCommand
-from spark_mq.ledger.transitions import fold
+from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView, read_horizon
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.storage.update import Priority, Update
+from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import Notifier, subscribed
-from spark_mq.util.validation import SECOND
 
 __all__ = [
     "Acquired",
@@ -90,10 +90,10 @@ def lease_operation(ledger: GroupLedger, options: LeaseOptions) -> LedgerOperati
         request = acquiring.AcquireRequest(
             lease_id, options.worker_id, options.max_messages, expires_at
         )
-        folded = fold(view.ledger, view.now, view.settings)
+        folded = expire_leases(view.ledger, view.now, view.settings)
         kept = settle_lost_messages(ledger, folded, options.fail_on_data_loss)
         index, damage = ledger.index_or_damage()
-        after, grant = acquiring.lease(kept, index, view.now, view.settings, request)
+        after, grant = acquiring.acquire(kept, index, view.now, view.settings, request)
         if damage is not None and not grant.ranges:
             raise damage
         info = grant.commit_info(request) if grant.ranges else {"operation": "cut"}
@@ -150,8 +150,8 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     snapshot, now = ledger.snapshot(), ledger.now()
     if snapshot.ledger is None:
         return float("inf")
-    index = ledger.messages.index(snapshot.ledger.frontier)
-    at = next_due(snapshot.ledger, index, ledger.settings_in(snapshot), now)
+    index = ledger.messages.index(snapshot.ledger.tracked_up_to)
+    at = next_due_at(snapshot.ledger, index, ledger.settings_in(snapshot), now)
     return float("inf") if at is None else (at - now) / SECOND
 
 
@@ -174,7 +174,7 @@ def reject_unreadable(
         found += [(r, part, why) for part, why in parts]
     if all(why is None for _, _, why in found):
         return tuple(ranges)
-    cut = [(r.part(s.first, s.first + s.rows - 1, index), why) for r, s, why in found]
+    cut = [(r.slice(s.first, s.first + s.rows - 1, index), why) for r, s, why in found]
     for r, why in cut:
         if why is None:
             continue
@@ -211,7 +211,7 @@ def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledg
     if not group.hard_limit:
         return ledger
     horizon = read_horizon(group.ledgers)
-    after, lost = admin.cut(ledger, group.messages.index(), horizon)
+    after, lost = admin.settle_lost(ledger, group.messages.index(), horizon)
     if lost and fail:
         raise DataLossError(
             f"group {group.name!r}: {lost} messages up to {horizon} were dropped by the queue's "

@@ -16,8 +16,7 @@ from spark_mq.operations.shared_ledger import OperationBatcher
 from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
-from spark_mq.util.clock import Clock, system_clock
-from spark_mq.util.validation import micros
+from spark_mq.util.clock import Clock, system_clock, to_micros
 
 __all__ = ["QueueContext"]
 
@@ -89,7 +88,7 @@ class QueueContext:
 
     def now(self) -> int:
         """Return the clock's time in microseconds."""
-        return micros(self.clock())
+        return to_micros(self.clock())
 
     def horizon(self) -> int:
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""

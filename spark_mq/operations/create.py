@@ -156,7 +156,7 @@ def _open_dead_letters(context: QueueContext) -> QueueContext:
     try:
         return open_context(path, options, context.clock)
     except (QueueNotFound, NotAQueue):
-        settings = QueueSettings.of_dead_letters(path, context.settings.durable)
+        settings = QueueSettings.for_dead_letters(path, context.settings.durable)
         create_queue_tables(path, settings, options, exist_ok=True)
         return open_context(path, options, context.clock)
 

@@ -10,13 +10,12 @@ from datetime import datetime
 from typing import Any
 
 from spark_mq.errors import GroupNotFound
-from spark_mq.ledger import acquire as acquiring
-from spark_mq.ledger import admin
+from spark_mq.ledger import admin, schedule
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.transitions import fold
+from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.shared_ledger import (
     GroupView,
     SharedLedger,
@@ -25,7 +24,8 @@ from spark_mq.operations.shared_ledger import (
 )
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import DROP_GROUP, Priority, Update, update_ledger
-from spark_mq.util.validation import check_choice, micros, nearest
+from spark_mq.util.clock import to_micros
+from spark_mq.util.validation import suggest, validate_choice
 
 __all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
 
@@ -39,8 +39,8 @@ class GroupLedger(SharedLedger):
         """Fold expired leases now. Returns the number of messages that they held."""
 
         def compute(view: GroupView) -> Update[int]:
-            after = fold(view.ledger, view.now, view.settings)
-            after = acquiring.tidy(after, self.messages.index(), view.now)
+            after = expire_leases(view.ledger, view.now, view.settings)
+            after = schedule.settle_expired_unread(after, self.messages.index(), view.now)
             before, left = (one.count(one.is_state(LEASED)) for one in (view.ledger, after))
             return after, before - left, {"operation": "expire", "messages": before - left}
 
@@ -65,7 +65,9 @@ class GroupLedger(SharedLedger):
                     raise damage  # only the whole log can tell where that is
                 floor = max(_position(index, self.start) - 1, read_horizon(self.ledgers))
                 settled = index.count(0, floor)
-                head = LedgerHeader(floor=floor, forgotten=settled, settings=asdict(self.defaults))
+                head = LedgerHeader(
+                    ack_floor=floor, settled_count=settled, settings=asdict(self.defaults)
+                )
                 return Ledger(head), True, {"operation": "create group"}
 
             if update_ledger(self.ledgers, self.name, compute, whole_table=True):
@@ -77,7 +79,7 @@ class GroupLedger(SharedLedger):
         purpose."""
         stem = _without_digits(self.name)
         others = (name for name in self.ledgers.groups() if _without_digits(name) != stem)
-        if alike := nearest(self.name, others):
+        if alike := suggest(self.name, others):
             _log.warning(
                 "group %r is made in %s, at %s: is %r meant, which is there? If so, drop_group(%r)",
                 self.name, self.queue_path, self.start, alike, self.name,
@@ -93,7 +95,7 @@ class GroupLedger(SharedLedger):
             index = self.messages.index()
             lowest = read_horizon(self.ledgers) + 1
             # Not past the tail: that would skip messages that are not published yet.
-            position = min(max(_position(index, target), lowest), index.tail + 1)
+            position = min(max(_position(index, target), lowest), index.last_sequence + 1)
             after = admin.seek(view.ledger, index, position)
             return after, None, {"operation": "seek", "ranges": f"{position}-"}
 
@@ -106,11 +108,11 @@ class GroupLedger(SharedLedger):
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
         """Change settings of the group and return all of them. Raises InvalidOption."""
-        GroupSettings.checked(**changes)  # before the group is created
+        GroupSettings.validated(**changes)  # before the group is created
         self.create_if_missing()
 
         def compute(view: GroupView) -> Update[GroupSettings]:
-            after = GroupSettings.checked(view.settings, **changes)
+            after = GroupSettings.validated(view.settings, **changes)
             info = {
                 "operation": "configure",
                 "settings": {name: getattr(after, name) for name in changes},
@@ -123,12 +125,12 @@ class GroupLedger(SharedLedger):
 
     def unblock(self, to: str, sequences: Iterable[int] | None) -> int:
         """Decide about messages that block the group. Returns their number."""
-        how = check_choice("to", to, (admin.RETRY, admin.ROUTE, admin.DROP))
+        how = validate_choice("to", to, (admin.RETRY, admin.ROUTE, admin.DROP))
         intervals = None if sequences is None else from_sequences(sequences)
 
         def compute(view: GroupView) -> Update[int]:
-            ledger = fold(view.ledger, view.now, view.settings)
-            index = self.messages.index(ledger.frontier)
+            ledger = expire_leases(view.ledger, view.now, view.settings)
+            index = self.messages.index(ledger.tracked_up_to)
             after, messages = admin.unblock(ledger, index, view.now, how, intervals)
             info = {"operation": f"unblock: {how}", "messages": messages}
             return after if messages else None, messages, info
@@ -150,9 +152,9 @@ class GroupLedger(SharedLedger):
 
 def _position(index: MessageIndex, start: StartPosition) -> int:
     if isinstance(start, datetime):
-        return index.first_published_since(micros(start))
+        return index.first_published_since(to_micros(start))
     if isinstance(start, str):
-        return {"earliest": 0, "latest": index.tail + 1}[start]
+        return {"earliest": 0, "latest": index.last_sequence + 1}[start]
     return start
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from spark_mq.errors import LeaseLost
-from spark_mq.util.validation import SECOND
+from spark_mq.util.clock import SECOND
 
 __all__ = ["LeaseKeepAlive"]
 

@@ -13,10 +13,10 @@ from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.ledger.transitions import fold
+from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.storage.update import Update
-from spark_mq.util.validation import check_lease_id, shown
+from spark_mq.util.validation import short_repr, validate_lease_id
 
 __all__ = ["HeldLease", "HeldSelector", "SettleResult", "extend", "settle", "summarize"]
 
@@ -103,7 +103,7 @@ def extend(ledger: GroupLedger, lease_id: str, timeout: int | None) -> tuple[Set
     """Extend a lease by microseconds (None: the group's timeout). Returns its deadline, too."""
 
     def compute(view: GroupView) -> Update[tuple[SettleOutcome, int]]:
-        folded = fold(view.ledger, view.now, view.settings, view.held)
+        folded = expire_leases(view.ledger, view.now, view.settings, view.held)
         deadline = view.now + (timeout or view.settings.visibility_timeout)
         after, outcome = settling.extend(folded, lease_id, deadline)
         info = {"operation": "extend", "lease_id": lease_id}
@@ -142,7 +142,7 @@ def _select(lease: str | HeldLease, sequences: Iterable[int] | None) -> _Selecti
     intervals = None if sequences is None else from_sequences(sequences)
     if isinstance(lease, HeldLease):
         return _Selection(lease.lease_id, intervals, lease)
-    return _Selection(check_lease_id(lease), intervals)
+    return _Selection(validate_lease_id(lease), intervals)
 
 
 def _by_message_id(
@@ -211,7 +211,7 @@ def summarize(
     if not lost and not missing:
         return result
     each = [f"{first}..{last} {why}" for first, last, why in lost]
-    each += [f"no message with the id {shown(one)}" for one in missing]
+    each += [f"no message with the id {short_repr(one)}" for one in missing]
     what = "; ".join(each[:5]) + (f" and {len(each) - 5} more" if len(each) > 5 else "")
     losers = [one for one, outcome in zip(lease_ids, outcomes, strict=True) if outcome.lost]
     named = ", ".join(dict.fromkeys(losers or lease_ids))

@@ -21,15 +21,14 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.ledger.stats import GroupStats, stats_of
-from spark_mq.ledger.transitions import fold
+from spark_mq.ledger.stats import GroupStats, compute_stats
+from spark_mq.ledger.transitions import expire_leases
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.util.call_batcher import CallBatcher
-from spark_mq.util.clock import Clock
-from spark_mq.util.validation import micros
+from spark_mq.util.clock import Clock, to_micros
 
 __all__ = [
     "GroupView",
@@ -139,7 +138,7 @@ class SharedLedger:
 
     def now(self) -> int:
         """Return the clock's time in microseconds."""
-        return micros(self.clock())
+        return to_micros(self.clock())
 
     def snapshot(self) -> LedgerSnapshot:
         """Read the ledger as it is stored."""
@@ -158,13 +157,13 @@ class SharedLedger:
         """Return the settings in a snapshot, or the defaults if there is no group."""
         if snapshot.ledger is None:
             return self.defaults
-        self.last_settings = GroupSettings.stored(snapshot.ledger.head.settings)
+        self.last_settings = GroupSettings.from_stored(snapshot.ledger.head.settings)
         return self.last_settings
 
     def view(self, snapshot: LedgerSnapshot, held: frozenset[str] = frozenset()) -> GroupView:
         """Return a snapshot with its settings and the time. Raises GroupNotFound."""
         ledger, settings = self.require(snapshot), self.settings_in(snapshot)
-        return GroupView(snapshot, ledger, settings, micros(self.clock()), held)
+        return GroupView(snapshot, ledger, settings, to_micros(self.clock()), held)
 
     def exists(self) -> bool:
         """Return whether the group has been created."""
@@ -178,19 +177,19 @@ class SharedLedger:
         """Return the ledger of a snapshot, or an empty one if there is no group."""
         if snapshot.ledger is not None:
             return snapshot.ledger
-        return Ledger(LedgerHeader(floor=read_horizon(self.ledgers)))
+        return Ledger(LedgerHeader(ack_floor=read_horizon(self.ledgers)))
 
     def current(self) -> Ledger:
         """Return the ledger with expired leases folded, or that of a new group."""
         snapshot = self.snapshot()
-        return fold(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
+        return expire_leases(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
 
     def stats(self) -> GroupStats:
         """Count the messages of the group by state, without a commit."""
         snapshot, now = self.snapshot(), self.now()
         settings = self.settings_in(snapshot)
-        ledger = fold(self.ledger_in(snapshot), now, settings)
-        return stats_of(ledger, self.messages.index(), settings, now)
+        ledger = expire_leases(self.ledger_in(snapshot), now, settings)
+        return compute_stats(ledger, self.messages.index(), settings, now)
 
     def index_or_damage(self) -> tuple[MessageIndex, CorruptLog | None]:
         """Return the message index and the damage behind it, if there is any."""
@@ -255,7 +254,7 @@ class SharedLedger:
         """Return the operation that runs several settles, in order."""
 
         def compute(view: GroupView) -> Update[list[SettleOutcome]]:
-            ledger = fold(view.ledger, view.now, view.settings, view.held)
+            ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
             ledger, outcomes = self._settle_all(ledger, view, commands)
             changed = any(outcome.settled for outcome in outcomes)
             return ledger if changed else None, outcomes, settling.commit_info(commands, outcomes)
@@ -267,7 +266,7 @@ class SharedLedger:
     ) -> tuple[Ledger, list[SettleOutcome]]:
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
-        index = self.messages.index(max([ledger.frontier, *named]))
+        index = self.messages.index(max([ledger.tracked_up_to, *named]))
         outcomes = []
         for command in commands:
             ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
@@ -338,4 +337,4 @@ def _own_copy(error: Exception) -> Exception:
 def read_horizon(ledgers: LedgerStore) -> int:
     """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
     ledger = ledgers.read(HORIZON).ledger
-    return -1 if ledger is None else ledger.head.floor
+    return -1 if ledger is None else ledger.head.ack_floor

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, StorageError
-from spark_mq.ledger.editor import OUTCOMES
+from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.parquet.schema import FILE_SCHEMA
-from spark_mq.util.validation import check_choice, check_count, check_name
+from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
 
@@ -106,12 +106,12 @@ class Trace:
 
 def trace(context: QueueContext, sequence: int) -> Trace:
     """One message's whole life: see :meth:`spark_mq.Queue.trace`."""
-    check_count("sequence", sequence, least=0, most=2**63 - 1)
+    validate_count("sequence", sequence, least=0, most=2**63 - 1)
     index = context.messages.index(sequence)
-    if index.at_or_after(sequence) != sequence:
+    if index.first_at_or_after(sequence) != sequence:
         raise InvalidOption(
             f"sequence={sequence}: no message of {context.path} has it; the last one published "
-            f"is {index.tail}",
+            f"is {index.last_sequence}",
             option="sequence",
             value=sequence,
         )
@@ -145,14 +145,14 @@ def finished(
     payload: bool,
 ) -> pa.Table:
     """What has finished in a group: see :meth:`spark_mq.Queue.finished`."""
-    check_name("group", group)
+    validate_name("group", group)
     wanted = (
         None
         if outcome is None
-        else check_choice("outcome", outcome, [*OUTCOMES.values(), "dropped"])
+        else validate_choice("outcome", outcome, [*END_REASONS.values(), "dropped"])
     )
     low, high = (
-        given if at is None else check_count(name, at, least=0, most=2**63 - 1)
+        given if at is None else validate_count(name, at, least=0, most=2**63 - 1)
         for name, at, given in zip(("first", "last"), within, (0, 2**63 - 1), strict=True)
     )
     names = ["published_at", *(_PAYLOAD if payload else ())]

@@ -13,7 +13,7 @@ from spark_mq.ledger.message_index import DeliveryTimes, TimedRun
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.read_errors import unreadable_reason
 from spark_mq.parquet.schema import INSTANT, TIME_COLUMNS
-from spark_mq.util.validation import EARLIEST, LATEST, SECOND
+from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 
 __all__ = ["clamp_instants", "may_have_times", "read_delivery_times"]
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from spark_mq.errors import InvalidSchema
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.util.validation import nearest
+from spark_mq.util.validation import suggest
 
 __all__ = ["PUBLISH_COLUMNS", "check_publishable", "simple_type"]
 
@@ -26,7 +26,7 @@ def check_publishable(columns: Mapping[str, str]) -> None:
         If a column is missing, unknown, or of another type.
     """
     if "value" not in columns:
-        hint = nearest("value", columns)
+        hint = suggest("value", columns)
         fix = f"rename {hint!r}?" if hint else "build one, e.g. to_json(struct('*')) AS value"
         raise InvalidSchema(f"there is no column 'value' to publish: {fix}", column="value")
     if columns["value"] not in ("string", "binary"):
@@ -41,7 +41,7 @@ def check_publishable(columns: Mapping[str, str]) -> None:
 
 def _check_column(name: str, kind: str) -> None:
     if name not in PUBLISH_COLUMNS:
-        hint = nearest(name, PUBLISH_COLUMNS)
+        hint = suggest(name, PUBLISH_COLUMNS)
         fix = f"did you mean {hint!r}?" if hint else "put it into value or headers, or drop it"
         raise InvalidSchema(
             f"column {name!r} is not one of a message ({', '.join(PUBLISH_COLUMNS)}): {fix}",

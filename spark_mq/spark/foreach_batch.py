@@ -34,7 +34,7 @@ from spark_mq.spark.lease_lookup import BatchLeases, LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.streaming.auto_ack import exclude_from_auto_ack
 from spark_mq.streaming.offset import parse_lease_id, stream_id_in_queue
-from spark_mq.util.validation import check_callable, check_choice
+from spark_mq.util.validation import validate_callable, validate_choice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -109,9 +109,9 @@ def for_each_batch(
     good.write.format("delta").mode("append").options(**lease.delta_options).save("/tables/out")
     >>> stream.writeStream.foreachBatch(group.for_each_batch(process)).start()  # doctest: +SKIP
     """
-    check_callable("process", process, "batch", "lease")
-    policy = HandlerPolicy.checked(on_error, ack)
-    return ForEachBatch((group, *also), process, policy, check_choice("reader", reader, READERS))
+    validate_callable("process", process, "batch", "lease")
+    policy = HandlerPolicy.validated(on_error, ack)
+    return ForEachBatch((group, *also), process, policy, validate_choice("reader", reader, READERS))
 
 
 class BatchLease:
@@ -300,7 +300,7 @@ class ForEachBatch:
         held = {
             r.lease_id
             for ledger in ledgers
-            for r in ledger.select(ledger.where(ledger.is_state(LEASED)))
+            for r in ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED)))
             if r.lease_id
         }
         parts = {lease_id: parse_lease_id(lease_id) for lease_id in held}

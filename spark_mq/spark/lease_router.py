@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from spark_mq.errors import InvalidOption, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
-from spark_mq.ledger.transitions import held_by_batch
+from spark_mq.ledger.transitions import rows_held_by_batch
 from spark_mq.streaming.offset import fence_app_id, parse_lease_id
 
 __all__ = ["LeaseRouter"]
@@ -62,7 +62,7 @@ class LeaseRouter:
             stream, n, _ = parts
             ledger = self.of(lease_id)._ledger.current()
             holders = {
-                r.lease_id for r in ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))
+                r.lease_id for r in ledger.ranges_at(rows_held_by_batch(ledger, f"{stream}/{n}/"))
             } - {lease_id}
             mark = self._mark(self.of(lease_id), lease_id)
             # Without a mark from its start it was no replay: 2n + 1 was its own.
@@ -109,4 +109,4 @@ class LeaseRouter:
 
 def _holds(group: ConsumerGroup, lease_id: str) -> bool:
     ledger = group._ledger.current()
-    return bool(ledger.where(ledger.held_by(lease_id)))
+    return bool(ledger.rows_where(ledger.held_mask(lease_id)))

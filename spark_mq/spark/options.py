@@ -18,15 +18,15 @@ from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.queue import Queue
 from spark_mq.streaming.source import StreamOptions
+from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
-    SECOND,
-    check_choice,
-    check_count,
-    check_duration,
-    check_name,
-    check_position,
-    check_size,
-    nearest,
+    suggest,
+    validate_choice,
+    validate_count,
+    validate_duration,
+    validate_name,
+    validate_position,
+    validate_size,
 )
 
 __all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
@@ -84,24 +84,24 @@ class ReadOptions:
         if "minpollinterval" in own or "maxpollinterval" in own:
             _in_order({**polls, **own}, "minPollInterval", "maxPollInterval")
         stream = StreamOptions(
-            worker_id=check_name("workerId", own.get("workerid", defaults.worker_id)),
-            max_messages=check_count(
+            worker_id=validate_name("workerId", own.get("workerid", defaults.worker_id)),
+            max_messages=validate_count(
                 "maxMessagesPerTrigger", own.get("maxmessagespertrigger", defaults.max_messages)
             ),
-            max_bytes=check_size("maxBytesPerTrigger", own["maxbytespertrigger"])
+            max_bytes=validate_size("maxBytesPerTrigger", own["maxbytespertrigger"])
             if "maxbytespertrigger" in own
             else None,
-            visibility_timeout=check_duration("visibilityTimeout", own["visibilitytimeout"])
+            visibility_timeout=validate_duration("visibilityTimeout", own["visibilitytimeout"])
             if "visibilitytimeout" in own
             else None,
-            max_lease_duration=check_duration(
+            max_lease_duration=validate_duration(
                 "maxLeaseDuration", own.get("maxleaseduration", "30m")
             ),
-            ack_on_commit=check_choice(
+            ack_on_commit=validate_choice(
                 "ackMode", own.get("ackmode", "onCommit"), ("onCommit", "manual")
             )
             == "onCommit",
-            fail_on_data_loss=check_choice(
+            fail_on_data_loss=validate_choice(
                 "failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")
             )
             == "true",
@@ -110,14 +110,16 @@ class ReadOptions:
             paths=paths,
             several=several,
             storage_options=storage,
-            group=check_name("consumerGroup", own.get("consumergroup", "default")),
-            start=check_position("startingPosition", own.get("startingposition", "earliest")),
+            group=validate_name("consumerGroup", own.get("consumergroup", "default")),
+            start=validate_position("startingPosition", own.get("startingposition", "earliest")),
             stream=stream,
-            min_partitions=check_count("minPartitions", own.get("minpartitions", 1), most=100_000),
-            min_poll=check_duration(
+            min_partitions=validate_count(
+                "minPartitions", own.get("minpartitions", 1), most=100_000
+            ),
+            min_poll=validate_duration(
                 "minPollInterval", own.get("minpollinterval", polls["minpollinterval"])
             ),
-            max_poll=check_duration(
+            max_poll=validate_duration(
                 "maxPollInterval", own.get("maxpollinterval", polls["maxpollinterval"])
             ),
         )
@@ -169,7 +171,7 @@ def _split(
         elif lower in lowered:
             own[lower] = value
         else:
-            hint = nearest(name, [*known, "storageOptions.*"])
+            hint = suggest(name, [*known, "storageOptions.*"])
             # Not the value: the name may be a misspelt secret.
             raise InvalidOption(
                 f"unknown option {name!r}"
@@ -222,7 +224,7 @@ def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
 
 
 def _in_order(own: Mapping[str, str], low: str, high: str) -> None:
-    if check_duration(low, own[low.lower()]) > check_duration(high, own[high.lower()]):
+    if validate_duration(low, own[low.lower()]) > validate_duration(high, own[high.lower()]):
         raise InvalidOption(
             f"{low}={own[low.lower()]!r} is longer than {high}={own[high.lower()]!r}",
             option=low,

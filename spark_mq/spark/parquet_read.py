@@ -29,7 +29,7 @@ from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.spark.batch_scan import BatchScan
 from spark_mq.spark.partitions import Piece
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
-from spark_mq.util.validation import EARLIEST, LATEST
+from spark_mq.util.clock import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

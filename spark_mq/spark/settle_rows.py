@@ -17,7 +17,7 @@ from spark_mq.handler import HandlerPolicy, MessageVerdict, commands_for, verdic
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 from spark_mq.operations.settle import SettleResult, summarize
-from spark_mq.util.validation import check_duration
+from spark_mq.util.validation import validate_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,7 +59,7 @@ def nack(
     ``delay``, ``error``: for all, or columns of these names (``delay`` in seconds, or text like
     "30s").
     """
-    pause = None if delay is None else check_duration("delay", delay, zero=True)
+    pause = None if delay is None else validate_duration("delay", delay, zero=True)
     said = [
         replace(
             one,

@@ -64,7 +64,9 @@ def write_files(
 
     def flush() -> None:
         if pending:
-            table = to_publish(pa.Table.from_batches(pending), now, queue.settings.times(now))
+            table = to_publish(
+                pa.Table.from_batches(pending), now, queue.settings.default_times(now)
+            )
             files.append(write_file(queue._context.messages.files, table))
             pending.clear()
 

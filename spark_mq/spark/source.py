@@ -37,7 +37,7 @@ from spark_mq.spark.schema import READ_SCHEMA, SEVERAL_SCHEMA, check_projection
 from spark_mq.spark.sink import QueueStreamWriter, QueueWriter, check_dataframe
 from spark_mq.streaming.multi_source import MultiQueueSource
 from spark_mq.streaming.source import StreamSource
-from spark_mq.util.validation import SECOND
+from spark_mq.util.clock import SECOND
 
 __all__ = ["SparkMQDataSource"]
 
@@ -180,11 +180,16 @@ class PeekReader(DataSourceReader):
 def _all(group: GroupLedger) -> list[partitions.Piece]:
     """All messages that the log still has, with their ranges."""
     ledger, index, horizon = group.current(), group.messages.index(), read_horizon(group.ledgers)
-    first, floor, frontier = horizon + 1, ledger.head.floor, ledger.frontier
+    first, floor, frontier = horizon + 1, ledger.head.ack_floor, ledger.tracked_up_to
     ranges = [
         Range(first, floor, "settled", index.count(first, floor)),
         *ledger,
-        Range(frontier + 1, index.tail, UNREAD, index.count(frontier + 1, index.tail)),
+        Range(
+            frontier + 1,
+            index.last_sequence,
+            UNREAD,
+            index.count(frontier + 1, index.last_sequence),
+        ),
     ]
     return [
         (piece, r) for r in ranges if r.message_count for piece in index.slices(r.first, r.last)

@@ -24,12 +24,12 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import checkpoint_soon, create_table
-from spark_mq.ledger.editor import outcome_of
+from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
 from spark_mq.storage.ledger_rows import events_of
 from spark_mq.storage.ledger_store import LedgerCommit
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.util.validation import SECOND, to_datetime
+from spark_mq.util.clock import SECOND, to_datetime
 
 __all__ = ["BATCH", "HISTORY_SCHEMA", "Archived", "HistoryStore", "HistoryTable", "history_rows"]
 
@@ -291,7 +291,7 @@ def _table(commit: LedgerCommit, events: pa.Table, groups: Any) -> pa.Table:
     n, at = events.num_rows, to_datetime(commit.at)
     ended = pc.fill_null(pc.equal(events["state"], SETTLED), False).to_pylist()
     outcomes = [
-        outcome_of(event) if end else None
+        end_reason_of(event) if end else None
         for event, end in zip(events["event"].to_pylist(), ended, strict=True)
     ]
     given = {

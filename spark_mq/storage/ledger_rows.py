@@ -32,9 +32,9 @@ def to_rows(group: str, ledger: Ledger) -> pa.Table:
     floor = {
         "consumer_group": group,
         "first": -1,
-        "last": head.floor,
+        "last": head.ack_floor,
         "state": FLOOR,
-        "message_count": head.forgotten,
+        "message_count": head.settled_count,
         "delivery_count": 0,
         "failure_count": 0,
         "suspect": False,
@@ -104,7 +104,9 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
         detail["settings"],
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
     )
-    if None in (head.floor, head.forgotten, head.revision) or not isinstance(head.turn, str):
+    if None in (head.ack_floor, head.settled_count, head.revision) or not isinstance(
+        head.next_kind, str
+    ):
         raise ValueError("a number is missing")
     if not isinstance(head.settings, dict) or not all(
         isinstance(count, int) for count in head.counters.values()

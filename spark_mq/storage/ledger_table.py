@@ -30,7 +30,7 @@ from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.give_way import WayRequests
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
-from spark_mq.util.fair_lock import FairLock, door_at
+from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.validation import RESERVED_PREFIX
 
@@ -120,7 +120,7 @@ class LedgerTable:
     def door(self, group: str) -> FairLock:
         with self._lock:
             if group not in self._doors:
-                self._doors[group] = door_at(self.path, group)
+                self._doors[group] = fair_lock_for(self.path, group)
             return self._doors[group]
 
     # -- reading

@@ -18,10 +18,10 @@ from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
-from spark_mq.util.clock import Clock, system_clock
+from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
-from spark_mq.util.validation import RESERVED_PREFIX, micros
+from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["MemoryFiles", "MemoryLedgers", "MemoryMessages"]
 
@@ -80,7 +80,7 @@ class MemoryMessages(MessageStore):
         with self._lock:
             if mark is not None:
                 check_mark(self.last_number(mark[0]), mark)
-            version, at = self._index.version + 1, micros(self._clock())
+            version, at = self._index.version + 1, to_micros(self._clock())
             files, ordinal = [], 0
             for file in written:
                 times = read_delivery_times(self.files, file.path) if file.timed else None
@@ -95,7 +95,7 @@ class MemoryMessages(MessageStore):
             )
             if mark is not None:
                 self._numbers[mark[0]] = (mark[1], receipt)
-        self.bell.ring()
+        self.bell.notify()
         return receipt
 
     def last_number(self, app: str) -> int | None:
@@ -174,7 +174,7 @@ class MemoryLedgers:
                 if self._marks.get(app, (0, 0))[1] > stored.token:
                     raise CommitConflict(f"{app} has been marked since")
             self.notes.append(
-                {"operation_id": operation_id, "committed_at": micros(self._clock()), **note}
+                {"operation_id": operation_id, "committed_at": to_micros(self._clock()), **note}
             )
             if ledger is None:
                 del self._ledgers[stored.group]

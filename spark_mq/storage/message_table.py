@@ -131,7 +131,7 @@ class MessageTable(MessageStore):
 
         with wrap_store_errors(self.path, "publishing to"):
             version, landed = self.log.transact(compute, timeout=_COMMIT_TIMEOUT_SECONDS)
-        self.bell.ring()
+        self.bell.notify()
         return _receipt(
             version if landed is None else landed, sum(file.rows or 0 for file in files)
         )
@@ -155,7 +155,7 @@ class MessageTable(MessageStore):
 
     def index(self, reach: int | None = None) -> MessageIndex:
         with self._lock:
-            if reach is None or reach > self._published.index.tail:
+            if reach is None or reach > self._published.index.last_sequence:
                 with wrap_store_errors(self.path, "reading the log of"):
                     self._look()
             return self._published.index

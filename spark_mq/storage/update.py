@@ -85,7 +85,7 @@ def update_ledger(
         Every commit conflicted until the timeout.
     """
     attempts, deadline = 0, time.monotonic() + timeout
-    with store.door(group).turn():
+    with store.door(group).hold():
         while True:
             try:
                 # Over a store, a look costs a request, and the put finds out all the same.
@@ -112,7 +112,7 @@ def update_ledger(
                     txns=transactions,
                     whole_table=whole_table,
                 )
-                store.bell.ring()
+                store.bell.notify()
                 return result
             except CommitConflict as error:
                 attempts += 1

@@ -10,7 +10,7 @@ A transaction too many, of a zombie or a replay, costs a second delivery and no 
 from __future__ import annotations
 
 from spark_mq.errors import GroupNotFound
-from spark_mq.ledger.transitions import held_by_batch
+from spark_mq.ledger.transitions import rows_held_by_batch
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.update import Update
@@ -29,7 +29,7 @@ def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
 
     def compute(view: GroupView) -> Update[tuple[int, bool]]:
         ledger = view.ledger
-        held = ledger.select(held_by_batch(ledger, f"{stream}/{n}/"))
+        held = ledger.ranges_at(rows_held_by_batch(ledger, f"{stream}/{n}/"))
         messages = sum(r.message_count for r in held)
         lease_ids = ",".join(sorted({r.lease_id or "" for r in held}))
         wanted = bool(held) and auto_ack_excluded_up_to(group.ledgers, view.snapshot, stream) < n

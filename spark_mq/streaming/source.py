@@ -27,7 +27,7 @@ from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, SettleCommand
-from spark_mq.ledger.stats import stats_of
+from spark_mq.ledger.stats import compute_stats
 from spark_mq.operations.acquire import reject_unreadable, settle_lost_messages
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
@@ -35,7 +35,7 @@ from spark_mq.operations.settle import extend
 from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.auto_ack import auto_ack_excluded_up_to
 from spark_mq.streaming.offset import fence_app_id, parse_lease_id, parse_offset
-from spark_mq.util.validation import SECOND
+from spark_mq.util.clock import SECOND
 
 __all__ = ["BatchPlan", "LeaseLimits", "StreamOptions", "StreamSource"]
 
@@ -122,7 +122,7 @@ class StreamSource:
     def limit_to_current(self) -> None:
         """From now on only what is there and due at this moment counts (Trigger.AvailableNow)."""
         self._check()
-        self._bound = (self.ledger.messages.index().tail, self.ledger.now())
+        self._bound = (self.ledger.messages.index().last_sequence, self.ledger.now())
 
     @property
     def is_limited(self) -> bool:
@@ -176,7 +176,7 @@ class StreamSource:
         """What the group looked like at the last look, for the stream's progress."""
         if self._looked is None:
             return {}
-        stats = asdict(stats_of(*self._looked))
+        stats = asdict(compute_stats(*self._looked))
         return {name: stats[name] for name in PROGRESS}
 
     # -- the steps
@@ -212,11 +212,11 @@ class StreamSource:
         index, damage = self.ledger.index_or_damage()
         self._looked = (ledger, index, view.settings, view.now)
         waiting = ledger.count(ledger.is_state(WAITING))
-        if not waiting and damage is None and index.tail <= ledger.frontier:
+        if not waiting and damage is None and index.last_sequence <= ledger.tracked_up_to:
             self.available_count = 0
             return False
         request = self._request("", view)
-        _, grant = acquiring.lease(ledger, index, view.now, view.settings, request)
+        _, grant = acquiring.acquire(ledger, index, view.now, view.settings, request)
         if damage is not None and not grant.ranges:
             raise damage
         self.available_count = grant.message_count
@@ -233,8 +233,8 @@ class StreamSource:
             messages,
             view.now + self._timeout(view.settings),
             max_bytes=size,
-            spare=REPLAY_SPARE,
-            upto=tail,
+            reserved_attempts=REPLAY_SPARE,
+            max_sequence=tail,
             due_by=due_by,
         )
 
@@ -263,7 +263,7 @@ class StreamSource:
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
             index, _ = self.ledger.index_or_damage()
-            after, grant = acquiring.lease(acked, index, view.now, view.settings, request)
+            after, grant = acquiring.acquire(acked, index, view.now, view.settings, request)
             if grant.ranges:
                 info = {**info, **grant.commit_info(request)}
             return after if info else None, (grant, request.expires_at, view.settings), info
@@ -286,10 +286,10 @@ class StreamSource:
         ) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
             mark = self._fence(view, app, stream, n, 2 * n + 2)
             expires_at = view.now + self._timeout(view.settings)
-            rows = transitions.held_by_batch(view.ledger, prefix)
-            held = {r.lease_id for r in view.ledger.select(rows) if r.lease_id}
+            rows = transitions.rows_held_by_batch(view.ledger, prefix)
+            held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
             acked, _ = self._acked(view, stream, n - 1, held)
-            after, granted = transitions.take_over(
+            after, granted = transitions.replay_batch(
                 acked, view.now, view.settings, prefix, lease_id=lease_id,
                 worker_id=self.options.worker_id, expires_at=expires_at,
                 granted_before=mark == 2 * n + 2,
@@ -361,10 +361,10 @@ class StreamSource:
             return []
         ledger = view.ledger
         held = pc.starts_with(ledger.column("lease_id"), stream + "/")
-        rows = ledger.where(pc.and_(ledger.is_state(LEASED, WAITING), held))
+        rows = ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), held))
         if not rows:
             return []
-        ids = {r.lease_id for r in ledger.select(rows) if r.lease_id}
+        ids = {r.lease_id for r in ledger.ranges_at(rows) if r.lease_id}
         parts = {lease_id: parse_lease_id(lease_id) for lease_id in ids}
         done = sorted(
             (i, p[1]) for i, p in parts.items()
@@ -383,12 +383,12 @@ class StreamSource:
         Returns the ledger, and what the commit says about the acks.
         """
         done = self._done(view, stream, upto) if self.options.ack_on_commit else []
-        ledger = transitions.fold(view.ledger, view.now, view.settings, [*done, *keep])
+        ledger = transitions.expire_leases(view.ledger, view.now, view.settings, [*done, *keep])
         if not done:
             return ledger, {}
         commands = [SettleCommand(ACK, lease_id) for lease_id in done]
         outcomes = []
-        index = self.ledger.messages.index(ledger.frontier)
+        index = self.ledger.messages.index(ledger.tracked_up_to)
         for command in commands:
             ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
             outcomes.append(outcome)

@@ -22,7 +22,7 @@ try:
 except ImportError:  # this system has no file locks, so its processes are not ordered
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["FairLock", "FileLock", "door_at"]
+__all__ = ["FairLock", "FileLock", "fair_lock_for"]
 
 TIMEOUT_SECONDS: Final = 2.0
 """How long a caller waits before it proceeds without the lock."""
@@ -161,9 +161,6 @@ class FairLock:
             finally:
                 self._release()
 
-    # Old name, until callers have changed.
-    turn = hold
-
     def _acquire(self, timeout: float) -> bool:
         """Wait for the lock. Return False after the timeout."""
         me, event = threading.get_ident(), threading.Event()
@@ -203,7 +200,7 @@ _locks: WeakValueDictionary[tuple[str, str], FairLock] = WeakValueDictionary()
 _guard = threading.Lock()
 
 
-def door_at(path: str, group: str) -> FairLock:
+def fair_lock_for(path: str, group: str) -> FairLock:
     """Return the one lock of this process for a group's ledger.
 
     Parameters

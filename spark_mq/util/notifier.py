@@ -17,7 +17,7 @@ class Notifier:
         self._lock = threading.Lock()
         self._subscribers: WeakSet[threading.Event] = WeakSet()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Set the events of all subscribers."""
         with self._lock:
             subscribers = list(self._subscribers)

@@ -14,32 +14,24 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
-
-# Old place of these names, until their callers import them from clock.
-from spark_mq.util.clock import EARLIEST, LATEST, SECOND, to_datetime
-from spark_mq.util.clock import to_micros as micros
+from spark_mq.util.clock import SECOND, to_micros
 
 __all__ = [
-    "EARLIEST",
-    "LATEST",
     "RESERVED_PREFIX",
-    "SECOND",
-    "check_callable",
-    "check_choice",
-    "check_count",
-    "check_duration",
-    "check_error",
-    "check_lease_id",
-    "check_name",
-    "check_position",
-    "check_rate",
-    "check_share",
-    "check_size",
-    "micros",
-    "nearest",
-    "shown",
-    "to_datetime",
+    "short_repr",
+    "suggest",
     "truncate_error",
+    "validate_callable",
+    "validate_choice",
+    "validate_count",
+    "validate_duration",
+    "validate_error",
+    "validate_fraction",
+    "validate_lease_id",
+    "validate_name",
+    "validate_position",
+    "validate_rate",
+    "validate_size",
 ]
 
 RESERVED_PREFIX: Final = "__"
@@ -78,7 +70,7 @@ _BYTES: Final = {
 _MAX_DURATION: Final = 100 * 365 * 86_400 * SECOND
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return repr() of a value, truncated for error messages."""
     try:
         text = repr(value)
@@ -90,12 +82,12 @@ def shown(value: Any) -> str:
     return f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 
-def check_error(value: Any) -> str | None:
+def validate_error(value: Any) -> str | None:
     """Validate the text of a failure. None is valid."""
     if value is None or isinstance(value, str):
         return value
     raise InvalidOption(
-        f"error={shown(value)} is no text: give a str, for example str(exception)",
+        f"error={short_repr(value)} is no text: give a str, for example str(exception)",
         option="error",
         value=value,
     )
@@ -109,7 +101,7 @@ def truncate_error(text: str) -> str:
     return text[:MAX_ERROR_LENGTH].encode("utf-8", "replace").decode("utf-8")
 
 
-def check_duration(option: str, value: Any, *, zero: bool = False) -> int:
+def validate_duration(option: str, value: Any, *, zero: bool = False) -> int:
     """Validate a duration and return its microseconds.
 
     Parameters
@@ -123,7 +115,7 @@ def check_duration(option: str, value: Any, *, zero: bool = False) -> int:
 
     Examples
     --------
-    >>> check_duration("timeout", "1.5s")
+    >>> validate_duration("timeout", "1.5s")
     1500000
     """
     result: float | None = None
@@ -140,15 +132,15 @@ def check_duration(option: str, value: Any, *, zero: bool = False) -> int:
     if result is None or not (0 <= result <= _MAX_DURATION) or (round(result) == 0 and not zero):
         least = "zero or more" if zero else "more than zero"
         raise InvalidOption(
-            f"{option}={shown(value)} is not a duration: give {least} as seconds, a timedelta, "
-            f"or text like '30s', '5m', '7d'",
+            f"{option}={short_repr(value)} is not a duration: give {least} as seconds, "
+            f"a timedelta, or text like '30s', '5m', '7d'",
             option=option,
             value=value,
         )
     return round(result)
 
 
-def check_name(option: str, value: Any) -> str:
+def validate_name(option: str, value: Any) -> str:
     """Validate a name of a group, worker or producer.
 
     A name has 1 to 128 letters, digits, dots, underscores or hyphens.
@@ -156,27 +148,27 @@ def check_name(option: str, value: Any) -> str:
     valid = isinstance(value, str) and _NAME.fullmatch(value) is not None
     if not valid or value.startswith(RESERVED_PREFIX):
         raise InvalidOption(
-            f"{option}={shown(value)} is not a valid name: use 1 to 128 letters, digits, '.', '_' "
-            f"or '-', not starting with '{RESERVED_PREFIX}'",
+            f"{option}={short_repr(value)} is not a valid name: use 1 to 128 letters, digits, "
+            f"'.', '_' or '-', not starting with '{RESERVED_PREFIX}'",
             option=option,
             value=value,
         )
     return value
 
 
-def check_lease_id(value: Any) -> str:
+def validate_lease_id(value: Any) -> str:
     """Validate a lease id. Only the ledger knows whether the lease exists."""
     if not isinstance(value, str) or not value:
         raise InvalidOption(
-            f"lease_id={shown(value)} is not a lease id: give the lease_id of a Lease, or of its "
-            f"rows",
+            f"lease_id={short_repr(value)} is not a lease id: give the lease_id of a Lease, "
+            f"or of its rows",
             option="lease_id",
             value=value,
         )
     return value
 
 
-def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:
+def validate_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:
     """Validate a whole number between `least` and `most`.
 
     Text of digits is valid too, because Spark's options are text.
@@ -187,14 +179,15 @@ def check_count(option: str, value: Any, *, least: int = 1, most: int = 2**31 - 
     whole = isinstance(number, int) and not isinstance(number, bool)
     if not whole or not (least <= number <= most):
         raise InvalidOption(
-            f"{option}={shown(value)} is not valid: give a whole number from {least} to {most:,}",
+            f"{option}={short_repr(value)} is not valid: "
+            f"give a whole number from {least} to {most:,}",
             option=option,
             value=value,
         )
     return number
 
 
-def check_callable(option: str, value: Any, *takes: str) -> None:
+def validate_callable(option: str, value: Any, *takes: str) -> None:
     """Validate that a value can be called with some arguments.
 
     Without this check the mistake would look like a failure of each message.
@@ -211,7 +204,7 @@ def check_callable(option: str, value: Any, *takes: str) -> None:
     wanted = f"{option}({', '.join(takes)})"
     if not callable(value):
         raise InvalidOption(
-            f"{option}={shown(value)} is not callable: give a function ({', '.join(takes)})",
+            f"{option}={short_repr(value)} is not callable: give a function ({', '.join(takes)})",
             option=option,
             value=value,
         )
@@ -223,14 +216,14 @@ def check_callable(option: str, value: Any, *takes: str) -> None:
         signature.bind(*takes)
     except TypeError as error:
         raise InvalidOption(
-            f"{option}={shown(value)} has the signature {signature} and cannot be called as "
+            f"{option}={short_repr(value)} has the signature {signature} and cannot be called as "
             f"{wanted}: {error}",
             option=option,
             value=value,
         ) from None
 
 
-def check_position(option: str, value: Any) -> str | int | datetime:
+def validate_position(option: str, value: Any) -> str | int | datetime:
     """Validate a position in the log.
 
     Valid are "earliest", "latest", a sequence, and an instant with a time zone. Text forms are
@@ -240,50 +233,50 @@ def check_position(option: str, value: Any) -> str | int | datetime:
         if value.lower() in ("earliest", "latest"):
             return value.lower()
         if value.isdigit():
-            return check_count(option, value, least=0, most=2**63 - 1)
+            return validate_count(option, value, least=0, most=2**63 - 1)
         try:
             instant = datetime.fromisoformat(value)
             if instant.tzinfo is not None:
-                micros(instant)
+                to_micros(instant)
                 return instant
         except ValueError:  # InvalidOption is a ValueError
             pass
     elif isinstance(value, datetime):
-        micros(value)
+        to_micros(value)
         return value
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
     raise InvalidOption(
-        f"{option}={shown(value)} is not valid: use earliest, latest, a sequence, or an instant "
-        f"with a zone like 2026-01-31T12:00:00Z",
+        f"{option}={short_repr(value)} is not valid: use earliest, latest, a sequence, "
+        f"or an instant with a zone like 2026-01-31T12:00:00Z",
         option=option,
         value=value,
     )
 
 
-def check_rate(option: str, value: Any) -> float:
+def validate_rate(option: str, value: Any) -> float:
     """Validate a number of messages a second, more than 0."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300:
         return float(value)
     raise InvalidOption(
-        f"{option}={shown(value)} is not a rate: give messages a second, more than 0",
+        f"{option}={short_repr(value)} is not a rate: give messages a second, more than 0",
         option=option,
         value=value,
     )
 
 
-def check_share(option: str, value: Any) -> float:
+def validate_fraction(option: str, value: Any) -> float:
     """Validate a number from 0 to 1."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
     raise InvalidOption(
-        f"{option}={shown(value)} is not a fraction: give a number from 0 to 1",
+        f"{option}={short_repr(value)} is not a fraction: give a number from 0 to 1",
         option=option,
         value=value,
     )
 
 
-def check_size(option: str, value: Any) -> int:
+def validate_size(option: str, value: Any) -> int:
     """Validate a number of bytes, more than 0. Text like "64m" or "1g" is valid too."""
     given = isinstance(value, int | str) and not isinstance(value, bool)
     text = str(value).strip().lower() if given else ""
@@ -292,28 +285,28 @@ def check_size(option: str, value: Any) -> int:
     if re.fullmatch("[0-9]{1,18}", digits) and int(digits) > 0 and unit in _BYTES:
         return int(digits) * _BYTES[unit]
     raise InvalidOption(
-        f"{option}={shown(value)} is not a size: use bytes, or text like '64m' or '1g'",
+        f"{option}={short_repr(value)} is not a size: use bytes, or text like '64m' or '1g'",
         option=option,
         value=value,
     )
 
 
-def check_choice(option: str, value: Any, choices: Iterable[str]) -> str:
+def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
     """Validate one of some words. The case is ignored and the choice's spelling returned."""
     known = list(choices)
     for choice in known:
         if isinstance(value, str) and value.lower() == choice.lower():
             return choice
-    hint = nearest(str(value), known)
+    hint = suggest(str(value), known)
     suffix = f" (did you mean {hint!r}?)" if hint else ""
     raise InvalidOption(
-        f"{option}={shown(value)} is not valid: use one of {', '.join(known)}{suffix}",
+        f"{option}={short_repr(value)} is not valid: use one of {', '.join(known)}{suffix}",
         option=option,
         value=value,
     )
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def suggest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word nearest to a misspelt one, or None if none is near."""
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)

@@ -166,7 +166,7 @@ def all_gone(queue: Queue, path: Path, killed: str) -> None:
     assert [
         p for p in Path(path, "messages").rglob("*.parquet") if p.parent.name != "_delta_log"
     ] == [], killed
-    assert queue.horizon() == queue._context.messages.index().tail, killed
+    assert queue.horizon() == queue._context.messages.index().last_sequence, killed
 
 
 def dropped(queue: Queue, path: Path, killed: str) -> None:

@@ -19,7 +19,7 @@ from spark_mq.spark.foreach_batch import BatchLease, ForEachBatch
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
-from spark_mq.util.validation import micros
+from spark_mq.util.clock import to_micros
 
 from .explorer import EFFECT, FREE, Killed, Suspend, Tape
 from .storage import SECOND, Rig, Store, stored_key
@@ -68,7 +68,7 @@ class Context:
         return self.tape.choose(options)
 
     def now(self) -> int:
-        return micros(self.rig.clock())
+        return to_micros(self.rig.clock())
 
 
 class Watched(ConsumerGroup):
@@ -331,7 +331,7 @@ class Driver(Program):
     ) -> None:
         super().__init__(name, who)
         self.checkpoint, self.handler = checkpoint, handler
-        self.policy = None if ack is None else HandlerPolicy.checked(on_error, ack)
+        self.policy = None if ack is None else HandlerPolicy.validated(on_error, ack)
         """None: the handler is the user's own foreachBatch function, and all that settles."""
         self.options = StreamOptions(**options)
         self.extends, self.late = extends, late
@@ -501,7 +501,7 @@ class Worker(Program):
             for s in ctx.store.log.messages
             if r.first <= s <= r.last
         )
-        ctx.emit("hand", lease.lease_id, handed, micros(lease.expires_at))
+        ctx.emit("hand", lease.lease_id, handed, to_micros(lease.expires_at))
         ctx.local["lease"], ctx.local["rows"] = lease.lease_id, tuple(s for s, _ in handed)
         return True
 

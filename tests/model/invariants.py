@@ -568,7 +568,7 @@ class _Noting:
 
 def _check_form(book: Book) -> None:
     """Neighbours differ, and what is settled at the start lies below the floor."""
-    if book.rows and book.rows[0].state == SETTLED and book.head.floor < book.rows[0].first:
+    if book.rows and book.rows[0].state == SETTLED and book.head.ack_floor < book.rows[0].first:
         raise Violation(f"the lowest range is settled, and not below the floor: {book.rows[0]}")
     for a, b in zip(book.rows, book.rows[1:], strict=False):
         if a.last >= b.first:

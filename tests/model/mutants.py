@@ -12,6 +12,7 @@ from typing import Any
 from spark_mq.ledger import acquire as selection
 from spark_mq.ledger import admin as moving
 from spark_mq.ledger import editor as draft
+from spark_mq.ledger import routing
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions as ledger
 from spark_mq.maintenance import dead_letters, redrive, retention, transfer
@@ -76,10 +77,10 @@ LEDGER, SOURCE, SETTLING, LETTERS, TRIM = "4", "6", "7", "8", "3"
 # - routing looks at the mark before it publishes: a second publish under its routing id is refused. It saves writing the files.
 ALL = [
     # -- section 4: the ledger
-    Mutant(LEDGER, "a lease past its deadline expires", ledger.fold, "now - rules.clock_skew", "0", "manual"),
-    Mutant(LEDGER, "no lease expires before its deadline", ledger.fold, "now - rules.clock_skew", "now + 30_000_000", "kept_alive"),
-    Mutant(LEDGER, "nor before the margin for clocks has passed, too", ledger.fold, "now - rules.clock_skew", "now", "capped"),
-    Mutant(LEDGER, "an operation never folds the lease that it names", ledger.fold, "if kept:", "if False:", "fickle"),
+    Mutant(LEDGER, "a lease past its deadline expires", ledger.expire_leases, "now - rules.clock_skew", "0", "manual"),
+    Mutant(LEDGER, "no lease expires before its deadline", ledger.expire_leases, "now - rules.clock_skew", "now + 30_000_000", "kept_alive"),
+    Mutant(LEDGER, "nor before the margin for clocks has passed, too", ledger.expire_leases, "now - rules.clock_skew", "now", "capped"),
+    Mutant(LEDGER, "an operation never folds the lease that it names", ledger.expire_leases, "if kept:", "if False:", "fickle"),
     Mutant(LEDGER, "a lease is counted", selection._leased, "r.delivery_count + 1", "r.delivery_count", "crashes"),
     Mutant(LEDGER, "what waits is leased when it is due", selection._due_rows, "available_at, cutoff)", "available_at, cutoff + 10**12)", "raiser"),
     Mutant(LEDGER, "suspects are isolated, alone at last", selection.isolation_size, "return max(1, min(limit, int(limit**exponent + 1e-9)))",
@@ -121,9 +122,9 @@ ALL = [
     # -- section 6: the source
     Mutant(SOURCE, "a replay never leases anew", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
     Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan, "self.replay(stream, n)",
-           "(self.replay if transitions.held_by_batch(self.ledger.current(), f'{stream}/{n}/') else self.lease)(stream, n)", "crashes"),
-    Mutant(SOURCE, "a replay takes over what its batch holds", ledger.held_by_batch, "return ledger", "return [] and ledger", "crashes"),
-    Mutant(SOURCE, "a replay counts as a delivery", ledger.take_over, "r.delivery_count + 1", "r.delivery_count", "crashes"),
+           "(self.replay if transitions.rows_held_by_batch(self.ledger.current(), f'{stream}/{n}/') else self.lease)(stream, n)", "crashes"),
+    Mutant(SOURCE, "a replay takes over what its batch holds", ledger.rows_held_by_batch, "return ledger", "return [] and ledger", "crashes"),
+    Mutant(SOURCE, "a replay counts as a delivery", ledger.replay_batch, "r.delivery_count + 1", "r.delivery_count", "crashes"),
     Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", stream.StreamSource.replay, "if got[2] else None",
            "if got[0] else None", "zombie"),
     Mutant(SOURCE, "a lease is refused once the batch was leased or replayed", stream.StreamSource.lease, "stream, n, 2 * n)",
@@ -131,8 +132,8 @@ ALL = [
     Mutant(SOURCE, "a batch is replayed once", stream.StreamSource.replay, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
     Mutant(SOURCE, "no innocent has its last attempt in company", selection._due_rows,
            "suspect = pc.or_(suspect, innocent)", "", "releasing"),
-    Mutant(SOURCE, "what failed by itself stays in the replay", ledger.take_over, " and not _failed_by_itself(r)", "", "refusing"),
-    Mutant(SOURCE, "no replay delivers past the limit", ledger.take_over, "_is_last(r, rules, 0)", "False", "flaky_verdicts"),
+    Mutant(SOURCE, "what failed by itself stays in the replay", ledger.replay_batch, " and not _failed_by_itself(r)", "", "refusing"),
+    Mutant(SOURCE, "no replay delivers past the limit", ledger.replay_batch, "_is_last(r, rules, 0)", "False", "flaky_verdicts"),
     Mutant(SOURCE, "what a replay gives back is suspect", ledger.return_as_suspect, "suspect=True", "suspect=r.suspect", "killer"),
     Mutant(SOURCE, "what a replay gives back has no lease id", ledger.return_as_suspect, "suspect=True", "suspect=True, lease_id=r.lease_id", "killer"),
     Mutant(SOURCE, "partitions gives the same answer again", stream.StreamSource.plan, "if key not in self._planned:", "if True:", "crashes"),
@@ -141,7 +142,7 @@ ALL = [
            "(self._first or p[2] == self.runner)", "p[2] == self.runner", "plain_sink"),
     Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "if self.options.ack_on_commit else []", "", "manual"),
     Mutant(SOURCE, "nor what a batch has left on purpose", stream.StreamSource._done, "if n > left", "", "left"),
-    Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "spare=REPLAY_SPARE", "spare=0", "failing_batches"),
+    Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "reserved_attempts=REPLAY_SPARE", "reserved_attempts=0", "failing_batches"),
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.LeaseRouter.check,
            "if holders or mark > self._marks.get(lease_id, 2 * n + 1):", "if False:", "zombie_and_crashes"),
@@ -159,7 +160,7 @@ ALL = [
     Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
     Mutant(LETTERS, "a race for a routing id is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "routing"),
     Mutant(LETTERS, "dead letters are published before they are settled", transfer.Transfer.finish, "if frozen and", "if not frozen and", "routing_and_seek"),
-    Mutant(LETTERS, "a routing id settles its own alone", ledger.routed, 'pc.equal(ledger.column("lease_id"), routing_id)', "True", "routing_goes_on"),
+    Mutant(LETTERS, "a routing id settles its own alone", routing.settle_routed, 'pc.equal(ledger.column("lease_id"), routing_id)', "True", "routing_goes_on"),
     Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))", "[]", "routing_and_seek"),
     Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "_Redrive(context).finish_all()", "0", "redriving"),
     Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "redriving"),

@@ -86,7 +86,7 @@ class Naive:
 
     # -- looking
 
-    def held_by(self, lease_id: str) -> list[Message]:
+    def held_mask(self, lease_id: str) -> list[Message]:
         return [
             m
             for m in self.messages
@@ -163,7 +163,7 @@ class Naive:
 
     # -- transitions
 
-    def fold(self, now: int, keep: tuple[str, ...] = ()) -> None:
+    def expire_leases(self, now: int, keep: tuple[str, ...] = ()) -> None:
         for m in self.by_state("leased"):
             if m.info["expires_at"] + self.skew < now and m.info["lease_id"] not in keep:
                 at = m.info["expires_at"]
@@ -219,7 +219,7 @@ class Naive:
     ) -> tuple[int, int, set[int]]:
         """Returns how many messages were settled, how many already were, and the sequences that are not the lease's to settle."""
         by_seq = {m.seq: m for m in self.messages}
-        names = [m.seq for m in self.held_by(lease_id)] if seqs is None else sorted(set(seqs))
+        names = [m.seq for m in self.held_mask(lease_id)] if seqs is None else sorted(set(seqs))
         settled, already, lost = 0, 0, set()
         for seq in names:
             m = by_seq.get(seq)
@@ -280,7 +280,7 @@ class Naive:
             )
 
     def extend(self, lease_id: str, expires_at: int) -> int:
-        held = self.held_by(lease_id)
+        held = self.held_mask(lease_id)
         for m in held:
             if m.state == "waiting":
                 left = m.info["failure_count"] - 1
@@ -296,7 +296,7 @@ class Naive:
                 m.become("leased", expires_at=max(expires_at, m.info["expires_at"]))
         return len(held)
 
-    def take_over(
+    def replay_batch(
         self,
         prefix: str,
         lease_id: str,
@@ -336,7 +336,7 @@ class Naive:
             m.become("routing", lease_id=routing_id)
         return frozen
 
-    def routed(self, routing_id: str) -> int:
+    def settle_routed(self, routing_id: str) -> int:
         done = [m for m in self.by_state("routing") if m.info["lease_id"] == routing_id]
         for m in done:
             m.forget("settled")
@@ -391,7 +391,7 @@ class Naive:
         self, taken: list[int], why: str, wanted: Any, now: int, turnwise: bool = True
     ) -> None:
         """Whether the rules allow this choice for a request; `self` is as it was before the lease, but folded."""
-        attempts = self.attempts(wanted.spare)
+        attempts = self.attempts(wanted.reserved_attempts)
         blocked = min((m.seq for m in self.by_state("blocked")), default=2**63)
         behind = [m for m in self.messages if m.seq > blocked]
         upto = min(blocked - 1, wanted.upto if wanted.upto is not None else 2**63)

@@ -69,13 +69,13 @@ class Book:
 
     def _row(self, m: int) -> Range | None:
         rows = [r for r in self.rows if r.first <= m <= r.last]
-        below = m <= self.head.floor
+        below = m <= self.head.ack_floor
         assert len(rows) + below <= 1, (
             f"message {m:x} lies in {len(rows)} ranges, and {'below' if below else 'above'} the floor"
         )
         if below:
             return Range(m, m, SETTLED, 1)
-        reach = self.rows[-1].last if self.rows else self.head.floor
+        reach = self.rows[-1].last if self.rows else self.head.ack_floor
         assert rows or m > reach, f"message {m:x} is in no range, and not past the last one"
         return rows[0] if rows else None
 
@@ -105,10 +105,10 @@ class Book:
             head = self.head
             settings = tuple(sorted(head.settings.items(), key=lambda item: item[0]))
             self._keys[now] = (
-                head.floor,
-                head.turn,
+                head.ack_floor,
+                head.next_kind,
                 tuple(sorted(head.counters.items())),
-                head.skipped,
+                head.skipped_intervals,
                 settings,
                 rows,
             )
@@ -212,7 +212,7 @@ class Rig:
         if not self.fine:
             logs = (("last_number",), ("commit", "drop"))
         dead = QueueContext(
-            "memory/dead_letters", QueueSettings.of_dead_letters("memory/dead_letters"),
+            "memory/dead_letters", QueueSettings.for_dead_letters("memory/dead_letters"),
             _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases), clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda itself: itself,
         )  # fmt: skip
@@ -303,8 +303,8 @@ class Rig:
     def book(self, ledger: Ledger) -> Book:
         rows, head = tuple(ledger), ledger.head
         key = (
-            head.floor, head.forgotten, head.turn, tuple(sorted(head.counters.items())),
-            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped, rows,
+            head.ack_floor, head.settled_count, head.next_kind, tuple(sorted(head.counters.items())),
+            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, rows,
         )  # fmt: skip
         if key not in self._books:
             self._books[key] = Book(ledger, rows)

@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spark_mq.ledger import admin, transitions
+from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import settle as settle_rules
-from spark_mq.ledger.acquire import AcquireRequest, lease
-from spark_mq.ledger.editor import outcome_of
+from spark_mq.ledger.acquire import AcquireRequest, acquire
+from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -74,7 +74,7 @@ class LedgerMachine(RuleBasedStateMachine):
             n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted
         )
         self.index = MessageIndex()
-        self.ledger = Ledger(LedgerHeader(floor=floor))
+        self.ledger = Ledger(LedgerHeader(ack_floor=floor))
         self.now = 1_000 * SECOND
         self.leases: list[str] = []
         self.batches: dict[str, int] = {}  # of a stream: how often it was replayed
@@ -88,10 +88,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ids += 1
         return f"{kind}{self.ids}"
 
-    def fold(self, keep=()):
+    def expire_leases(self, keep=()):
         """What every operation does first, on both sides."""
-        self.ledger = transitions.fold(self.ledger, self.now, self.rules, keep)
-        self.naive.fold(self.now, tuple(keep))
+        self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules, keep)
+        self.naive.expire_leases(self.now, tuple(keep))
         self.compare()
 
     # -- the log grows, time passes
@@ -118,16 +118,21 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self):
-        self.fold()
+        self.expire_leases()
 
     @rule()
     def expire_all(self):
         self.now += 1_001 * SECOND
-        self.fold()
+        self.expire_leases()
 
     # -- leasing
 
-    @rule(limit=limits, timeout=seconds, spare=st.sampled_from([0, 1]), stream=st.booleans())
+    @rule(
+        limit=limits,
+        timeout=seconds,
+        reserved_attempts=st.sampled_from([0, 1]),
+        stream=st.booleans(),
+    )
     def lease(self, limit, timeout, spare, stream):
         """A worker asks; a stream with a batch's name and an attempt to spare."""
         self.take(limit, timeout, spare if (self.naive.n or 5) >= 3 else 0, stream)
@@ -135,7 +140,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         limit=limits,
         max_bytes=st.sampled_from([None, 0, 1, 9, 60]),
-        upto=st.one_of(st.none(), numbers),
+        max_sequence=st.one_of(st.none(), numbers),
         back=st.sampled_from([None, 0, 5]),
     )
     def lease_less(self, limit, max_bytes, upto, back):
@@ -148,19 +153,24 @@ class LedgerMachine(RuleBasedStateMachine):
             0,
             False,
             max_bytes=max_bytes,
-            upto=upto,
+            max_sequence=upto,
             due_by=None if back is None else self.now - back * SECOND,
         )
 
     def take(self, limit, timeout, spare, stream, **less):
-        self.fold()
+        self.expire_leases()
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
         lease_id = f"{name}runner0" if stream else name
         wanted = AcquireRequest(
-            lease_id, f"worker{limit % 3}", limit, self.now + timeout * SECOND, spare=spare, **less
+            lease_id,
+            f"worker{limit % 3}",
+            limit,
+            self.now + timeout * SECOND,
+            reserved_attempts=spare,
+            **less,
         )
         before = self.ledger
-        self.ledger, grant = lease(before, self.index, self.now, self.rules, wanted)
+        self.ledger, grant = acquire(before, self.index, self.now, self.rules, wanted)
         taken = [seq for r in grant.ranges for seq in self.expand(r)]
         self.naive.check_grant(taken, grant.blocked_because, wanted, self.now)
         if not taken:
@@ -181,8 +191,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(which=numbers, timeout=seconds)
     def extend(self, which, timeout):
-        lease_id = self.some_lease(which)
-        self.fold([lease_id])
+        lease_id = self.some_acquire(which)
+        self.expire_leases([lease_id])
         self.ledger, outcome = settle_rules.extend(
             self.ledger, lease_id, self.now + timeout * SECOND
         )
@@ -190,10 +200,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.batches)
     @rule(which=numbers, timeout=seconds, keep=st.booleans())
-    def take_over(self, which, timeout, keep):
+    def replay_batch(self, which, timeout, keep):
         """The replay of a stream's batch, the first time or again."""
         prefix = list(self.batches)[-3:][which % min(3, len(self.batches))]
-        self.fold([x for x in self.leases if x.startswith(prefix)] if keep else [])
+        self.expire_leases([x for x in self.leases if x.startswith(prefix)] if keep else [])
         lease_id = self.new_id(f"{prefix}runner")
         given = {
             "lease_id": lease_id,
@@ -201,10 +211,10 @@ class LedgerMachine(RuleBasedStateMachine):
             "expires_at": self.now + timeout * SECOND,
         }
         again = self.batches[prefix] > 0
-        self.ledger, granted = transitions.take_over(
+        self.ledger, granted = transitions.replay_batch(
             self.ledger, self.now, self.rules, prefix, **given, granted_before=again
         )
-        expected = self.naive.take_over(prefix, now=self.now, granted_before=again, **given)
+        expected = self.naive.replay_batch(prefix, now=self.now, granted_before=again, **given)
         assert [seq for r in granted for seq in self.expand(r)] == [m.seq for m in expected]
         self.batches[prefix] += 1
         if granted:
@@ -219,7 +229,7 @@ class LedgerMachine(RuleBasedStateMachine):
         delay=st.one_of(st.none(), seconds),
     )
     def settle_all(self, which, verb, delay):
-        self.settle(verb, self.some_lease(which), None, delay=delay)
+        self.settle(verb, self.some_acquire(which), None, delay=delay)
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -232,7 +242,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Sequences from anywhere: of other leases, settled, unread, in gaps, not yet published."""
         pool = self.pool()
         self.settle(
-            verb, self.some_lease(which), [pool[name % len(pool)] for name in names], delay=delay
+            verb, self.some_acquire(which), [pool[name % len(pool)] for name in names], delay=delay
         )
 
     @precondition(lambda self: self.leases)
@@ -247,13 +257,15 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def settle_some(self, *, which, verb, start, length, step, whole, jitter):
         """Part of what a lease holds, or held: named, or as a holder that counts what it has left."""
-        lease_id = self.some_lease(which)
-        held = [m.seq for m in self.naive.held_by(lease_id)] or [m.seq for m in self.naive.messages]
+        lease_id = self.some_acquire(which)
+        held = [m.seq for m in self.naive.held_mask(lease_id)] or [
+            m.seq for m in self.naive.messages
+        ]
         start %= len(held)
         self.settle(verb, lease_id, held[start : start + length : step], whole=whole, jitter=jitter)
 
     def settle(self, verb, lease_id, seqs, *, whole=False, delay=None, jitter=0.0):
-        self.fold([lease_id])
+        self.expire_leases([lease_id])
         delay = None if delay is None else delay * SECOND
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
         wanted = settle_rules.SettleCommand(
@@ -278,9 +290,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(ranges=st.integers(1, 3))
     def freeze(self, ranges):
-        self.fold()
+        self.expire_leases()
         routing_id = self.new_id("routing")
-        self.ledger, frozen = transitions.freeze_dead(self.ledger, routing_id, ranges)
+        self.ledger, frozen = routing.freeze_dead(self.ledger, routing_id, ranges)
         expected = self.naive.freeze(routing_id, ranges)
         assert [seq for r in frozen for seq in self.expand(r)] == [m.seq for m in expected]
         if frozen:
@@ -288,17 +300,17 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.routings)
     @rule(which=numbers)
-    def routed(self, which):
+    def settle_routed(self, which):
         routing_id = self.routings[which % len(self.routings)]
-        self.fold()
-        self.ledger, total = transitions.routed(self.ledger, routing_id)
-        assert total == self.naive.routed(routing_id)
+        self.expire_leases()
+        self.ledger, total = routing.settle_routed(self.ledger, routing_id)
+        assert total == self.naive.settle_routed(routing_id)
 
     @rule(where=numbers, gap=st.sampled_from([0, 0, 1]))
     def seek(self, where, gap):
         places = [0, *self.pool()[:-1], self.index.last_sequence + 1]
         target = min(places[where % len(places)] + gap, self.index.last_sequence + 1)
-        self.fold()
+        self.expire_leases()
         self.ledger = admin.seek(self.ledger, self.index, target)
         self.naive.seek(target)
 
@@ -309,7 +321,7 @@ class LedgerMachine(RuleBasedStateMachine):
         names=st.one_of(st.none(), st.lists(numbers, max_size=8)),
     )
     def unblock(self, how, names):
-        self.fold()
+        self.expire_leases()
         pool = self.pool()
         seqs = None if names is None else [pool[name % len(pool)] for name in names]
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
@@ -320,8 +332,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(where=numbers)
     def cut(self, where):
         horizon = self.pool()[where % len(self.pool())]
-        self.fold()
-        self.ledger, lost = admin.cut(self.ledger, self.index, horizon)
+        self.expire_leases()
+        self.ledger, lost = admin.settle_lost(self.ledger, self.index, horizon)
         assert lost == self.naive.cut(horizon)
 
     # -- helpers
@@ -353,7 +365,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ranges = list(ledger)
         seqs = {m.seq: m for m in messages}
         covered: set[int] = set()
-        below = head.floor
+        below = head.ack_floor
         for r in ranges:
             assert below < r.first <= r.last
             assert r.first in seqs, "both ends are messages"
@@ -369,18 +381,18 @@ class LedgerMachine(RuleBasedStateMachine):
                 m.error = r.error
             covered.update(inside)
             below = r.last
-        assert ledger.frontier == below
+        assert ledger.tracked_up_to == below
         assert not ranges or ranges[0].state != "settled", "the floor could be higher"
         assert not any(a.same_state_as(b) for a, b in pairwise(ranges)), (
             "neighbours alike are one range"
         )
         for m in messages:
             if m.seq not in covered:
-                assert m.state == ("settled" if m.seq <= head.floor else "unread"), (
+                assert m.state == ("settled" if m.seq <= head.ack_floor else "unread"), (
                     f"message {m.seq:x} is lost"
                 )
                 m.error = None
-        assert head.forgotten == sum(m.seq <= head.floor for m in messages)
+        assert head.settled_count == sum(m.seq <= head.ack_floor for m in messages)
         assert len(ranges) == len(self.naive.runs())
         assert head.counters == self.naive.counters
         for m in messages:
@@ -396,7 +408,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for event, r in self.ledger.events:
                 assert r.message_count == self.index.count(r.first, r.last)
                 if r.state == "settled":
-                    ended[outcome_of(event)] += r.message_count
+                    ended[end_reason_of(event)] += r.message_count
             counted = self.ledger.head.counters
             assert {
                 name: counted[name] - self.told.get(name, 0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger import transitions
-from spark_mq.ledger.acquire import AcquireRequest, isolation_size, lease
+from spark_mq.ledger.acquire import AcquireRequest, acquire, isolation_size
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import DEAD, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
@@ -65,7 +65,7 @@ class World:
         )
         while True:
             self.now += 100 * SECOND
-            self.ledger = transitions.fold(self.ledger, self.now, self.rules)
+            self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules)
             if (
                 self.ledger.head.counters.get("acked", 0)
                 + self.ledger.count(self.ledger.is_state(DEAD))
@@ -76,9 +76,13 @@ class World:
             assert self.leases < most, "no end to it"
             name = f"s/{self.leases}/"
             wanted = AcquireRequest(
-                f"{name}0", "w", self.batch, self.now + 60 * SECOND, spare=self.spare
+                f"{name}0",
+                "w",
+                self.batch,
+                self.now + 60 * SECOND,
+                reserved_attempts=self.reserved_attempts,
             )
-            self.ledger, grant = lease(self.ledger, self.index, self.now, self.rules, wanted)
+            self.ledger, grant = acquire(self.ledger, self.index, self.now, self.rules, wanted)
             assert grant.ranges, grant.blocked_because
             self.process(f"{name}0", grant.ranges)
             if self.replays and self.chance.random() < 0.8:
@@ -89,9 +93,9 @@ class World:
         for attempt in range(1, 4):
             if self.chance.random() < 0.3:
                 self.now += 100 * SECOND
-                self.ledger = transitions.fold(self.ledger, self.now, self.rules)
+                self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules)
             lease_id = f"{prefix}{attempt}"
-            self.ledger, granted = transitions.take_over(
+            self.ledger, granted = transitions.replay_batch(
                 self.ledger,
                 self.now,
                 self.rules,
@@ -154,7 +158,7 @@ class World:
 def test_one_poison_dies_alone(n, batch, spare):
     # With two attempts to isolate in, a batch is drilled down to single messages at once: a lease each.
     messages = min(3 * batch + 5, 100 if n - spare == 2 else 600)
-    world = World(n, batch, messages, poison={batch // 2}, flaky={}, spare=spare)
+    world = World(n, batch, messages, poison={batch // 2}, flaky={}, reserved_attempts=spare)
     world.run()
     assert world.dead() == world.poison
 
@@ -162,7 +166,7 @@ def test_one_poison_dies_alone(n, batch, spare):
 @pytest.mark.parametrize("spare", [0, 1])
 def test_isolation_needs_no_more_leases_than_its_sizes_say(spare):
     """One poison in 1,000 with 5 attempts: each level cuts what it got into pieces of the next size, so the work stays bounded."""
-    world = World(5, 1000, messages=1000, poison={500}, flaky={}, spare=spare)
+    world = World(5, 1000, messages=1000, poison={500}, flaky={}, reserved_attempts=spare)
     world.run()
     pieces = [1000, *(isolation_size(1000, d, 5 - spare) for d in range(1, 5 - spare))]
     # Each poisoned piece is cut into pieces of the next size; all but one of them are acked.
@@ -178,7 +182,7 @@ def test_isolation_needs_no_more_leases_than_its_sizes_say(spare):
     messages=st.integers(2, 80),
     poison=st.sets(st.integers(0, 79), max_size=4),
     flaky=st.dictionaries(st.integers(0, 79), st.integers(1, 7), max_size=5),
-    spare=st.sampled_from([0, 1]),
+    reserved_attempts=st.sampled_from([0, 1]),
     replays=st.booleans(),
     whole_nacks=st.sampled_from([0.0, 0.0, 0.1]),
     seed=st.integers(0, 2**16),

@@ -14,7 +14,7 @@ from support.handles import again, lease
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import GroupBlocked
-from spark_mq.ledger.schedule import next_due
+from spark_mq.ledger.schedule import next_due_at
 from spark_mq.operations import acquire as waiting
 from spark_mq.testing import ManualClock
 
@@ -215,7 +215,7 @@ def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: Man
     group.ensure()
 
     def at() -> float | None:
-        instant = next_due(
+        instant = next_due_at(
             group._ledger.current(),
             queue._context.messages.index(),
             group.settings,

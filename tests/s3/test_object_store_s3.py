@@ -242,7 +242,7 @@ def failing(s3: dict[str, str], **more: str) -> ObjectStore:
     return ObjectStore("s3://queues/q", {**s3, "max_retries": "0", **more})
 
 
-def shown(error: BaseException | None) -> str:
+def short_repr(error: BaseException | None) -> str:
     """All that a traceback shows of an error."""
     text = ""
     while error is not None:
@@ -259,8 +259,8 @@ def test_a_store_out_of_reach_is_an_os_error(s3: dict[str, str]) -> None:
             call("file")
         assert not isinstance(caught.value, FileNotFoundError)
         assert type(caught.value.__cause__).__module__ == "obstore.exceptions"
-        assert SECRET not in shown(caught.value)
-        assert quote(SECRET, safe="") not in shown(caught.value)
+        assert SECRET not in short_repr(caught.value)
+        assert quote(SECRET, safe="") not in short_repr(caught.value)
 
 
 def test_a_panic_during_a_call_is_an_os_error(s3: dict[str, str]) -> None:
@@ -268,7 +268,7 @@ def test_a_panic_during_a_call_is_an_os_error(s3: dict[str, str]) -> None:
     with pytest.raises(OSError, match="queues/q/file") as caught:
         store.read("file")
     assert type(caught.value) is OSError
-    assert SECRET not in shown(caught.value)
+    assert SECRET not in short_repr(caught.value)
 
 
 class Answering(Relay):
@@ -297,10 +297,10 @@ def test_no_secret_is_in_the_error_of_a_refusal(s3: dict[str, str], status: int)
         for call in (store.read, store.open, lambda path: store.create(path, b"1"), store.list):
             with pytest.raises(kind) as caught:
                 call("file")
-            assert SECRET not in shown(caught.value)
-            assert key not in shown(caught.value)
-            assert SIGNED not in shown(caught.value)
-            assert "Signature=" not in shown(caught.value)
+            assert SECRET not in short_repr(caught.value)
+            assert key not in short_repr(caught.value)
+            assert SIGNED not in short_repr(caught.value)
+            assert "Signature=" not in short_repr(caught.value)
             assert "queues/q/file" in str(caught.value)
     finally:
         server.shutdown()

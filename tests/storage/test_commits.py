@@ -125,11 +125,11 @@ def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: Ma
     assert (
         after._context.messages.index().version,
         after._context.messages.index().total,
-        after._context.messages.index().tail,
+        after._context.messages.index().last_sequence,
     ) == (
         index.version,
         index.total,
-        index.tail,
+        index.last_sequence,
     )
     assert said(queue).equals(before)
 

@@ -29,7 +29,7 @@ from spark_mq import (
 from spark_mq.ledger.message_index import sequence
 from spark_mq.parquet.schema import DELIVERY_SCHEMA, MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.validation import to_datetime
+from spark_mq.util.clock import to_datetime
 
 Make = Callable[..., Queue]
 

@@ -16,7 +16,7 @@ from spark_mq import Message, Queue
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import write_file
-from spark_mq.util.validation import SECOND
+from spark_mq.util.clock import SECOND
 
 
 def publish_without_statistics(queue: Queue, value: bytes) -> None:

@@ -118,7 +118,7 @@ def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool)
                 if len(settled) >= wanted:
                     done.set()
 
-    def tidy(mine: Queue) -> None:
+    def housekeep_often(mine: Queue) -> None:
         while not done.wait(0.05):
             for path, forced in (
                 (mine._context.messages.path, False),
@@ -136,7 +136,7 @@ def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool)
         thread(work),
         thread(work),
     ]
-    threads += [thread(tidy)] if tidies else []
+    threads += [thread(housekeep_often)] if tidies else []
     assert done.wait(60)
     for one in threads:
         one.join(30)

@@ -225,7 +225,10 @@ def test_the_defaults_are_kept_with_the_queue(delta_queue: Make, clock: ManualCl
         60_000_000,
         3_600_000_000,
     )
-    assert queue.settings.times(5) == {"deliver_at": 60_000_005, "expires_at": 3_600_000_005}
+    assert queue.settings.default_times(5) == {
+        "deliver_at": 60_000_005,
+        "expires_at": 3_600_000_005,
+    }
 
 
 def test_a_queue_made_before_there_were_such_defaults_opens_without(delta_queue: Make) -> None:

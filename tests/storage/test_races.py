@@ -202,12 +202,12 @@ def test_of_two_that_create_the_same_group_one_is_refused(queue: Queue) -> None:
     """A phantom: neither saw a row of the group, and still they collide."""
     one, two = stores(queue)
     seen, seen_too = one.read("g"), two.read("g")
-    two.write(seen_too, Ledger(LedgerHeader(floor=7)), operation_id="2", note=note())
+    two.write(seen_too, Ledger(LedgerHeader(ack_floor=7)), operation_id="2", note=note())
     with pytest.raises(errors.CommitConflict):
-        one.write(seen, Ledger(LedgerHeader(floor=1)), operation_id="1", note=note())
+        one.write(seen, Ledger(LedgerHeader(ack_floor=1)), operation_id="1", note=note())
     found = one.read("g").ledger
     assert found is not None
-    assert found.head.floor == 7
+    assert found.head.ack_floor == 7
 
 
 @pytest.mark.parametrize("rival_group", ["g", "other", "fresh"])
@@ -219,11 +219,15 @@ def test_a_whole_table_swap_is_refused_whatever_changed(queue: Queue, rival_grou
     two.write(seen_too, Ledger(LedgerHeader(revision=5)), operation_id="rival", note=note())
     with pytest.raises(errors.CommitConflict):
         one.write(
-            seen, Ledger(LedgerHeader(floor=1)), operation_id="swap", note=note(), whole_table=True
+            seen,
+            Ledger(LedgerHeader(ack_floor=1)),
+            operation_id="swap",
+            note=note(),
+            whole_table=True,
         )
     one.write(
         one.read("g"),
-        Ledger(LedgerHeader(floor=1)),
+        Ledger(LedgerHeader(ack_floor=1)),
         operation_id="swap 2",
         note=note(),
         whole_table=True,

@@ -9,7 +9,7 @@ from typing import Any
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.ledger import acquire
 from spark_mq.ledger.acquire import AcquireRequest, Grant
-from spark_mq.ledger.transitions import fold
+from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupView
 from spark_mq.storage.update import Update
 from spark_mq.streaming.offset import fence_app_id
@@ -118,8 +118,8 @@ def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -
 
     def compute(view: GroupView) -> Update[Grant]:
         wanted = request(view.now, view.settings.visibility_timeout)
-        folded = fold(view.ledger, view.now, view.settings)
-        after, granted = acquire.lease(
+        folded = expire_leases(view.ledger, view.now, view.settings)
+        after, granted = acquire.acquire(
             folded, group._ledger.messages.index(), view.now, view.settings, wanted
         )
         return after if granted.ranges else None, granted, {"operation": "lease"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spark_mq.ledger import admin, transitions
+from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import settle as settle_rules
-from spark_mq.ledger.acquire import AcquireRequest, Grant, lease
+from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -34,15 +34,15 @@ class Group:
         self.index = MessageIndex(files, 9)
         self.ledger = Ledger(LedgerHeader())
 
-    def fold(self, *keep: str) -> None:
-        self.ledger = transitions.fold(self.ledger, self.now, self.rules, keep)
+    def expire_leases(self, *keep: str) -> None:
+        self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules, keep)
 
     def ask(self, lease_id: str, limit: int = 1, **more) -> Grant:
-        self.fold()
+        self.expire_leases()
         wanted = AcquireRequest(
             lease_id, f"worker of {lease_id}", limit, self.now + TIMEOUT, **more
         )
-        self.ledger, grant = lease(self.ledger, self.index, self.now, self.rules, wanted)
+        self.ledger, grant = acquire(self.ledger, self.index, self.now, self.rules, wanted)
         return grant
 
     def lease(self, lease_id: str, limit: int = 1, **more) -> list[int]:
@@ -58,7 +58,7 @@ class Group:
     def settle(
         self, verb: str, lease_id: str, seqs: list[int] | None = None, **more
     ) -> SettleOutcome:
-        self.fold(lease_id)
+        self.expire_leases(lease_id)
         wanted = SettleCommand(
             verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more
         )
@@ -68,13 +68,13 @@ class Group:
         return outcome
 
     def extend(self, lease_id: str, timeout: int = TIMEOUT) -> SettleOutcome:
-        self.fold(lease_id)
+        self.expire_leases(lease_id)
         self.ledger, outcome = settle_rules.extend(self.ledger, lease_id, self.now + timeout)
         return outcome
 
-    def take_over(self, prefix: str, lease_id: str, again: bool = False) -> int:
+    def replay_batch(self, prefix: str, lease_id: str, again: bool = False) -> int:
         """How many messages were granted."""
-        self.ledger, granted = transitions.take_over(
+        self.ledger, granted = transitions.replay_batch(
             self.ledger,
             self.now,
             self.rules,
@@ -89,7 +89,7 @@ class Group:
     def expire(self) -> None:
         """Past the deadline of all leases, and folded."""
         self.now += TIMEOUT + 1
-        self.fold()
+        self.expire_leases()
 
     def at(self, seq: int) -> Range | None:
         """The range that a message is in; None if it is unread or below the floor."""
@@ -97,7 +97,7 @@ class Group:
 
     def state(self, seq: int) -> str:
         r = self.at(seq)
-        return r.state if r else "settled" if seq <= self.ledger.head.floor else "unread"
+        return r.state if r else "settled" if seq <= self.ledger.head.ack_floor else "unread"
 
     def states(self) -> str:
         """One letter a message: U(nread), L(eased), W(aiting), D(ead), R(outing), S(ettled)."""
@@ -117,7 +117,7 @@ def dead_ones() -> Group:
 
 
 def freeze(group: Group) -> None:
-    group.ledger, _ = transitions.freeze_dead(group.ledger, "routing", 10)
+    group.ledger, _ = routing.freeze_dead(group.ledger, "routing", 10)
 
 
 def seek(group: Group, target: int) -> None:

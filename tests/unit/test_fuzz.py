@@ -92,7 +92,14 @@ def test_options(options: dict[str, str]) -> None:
 
 @given(
     st.sampled_from(
-        ["check_duration", "check_count", "check_size", "check_rate", "check_share", "check_name"]
+        [
+            "validate_duration",
+            "validate_count",
+            "validate_size",
+            "validate_rate",
+            "validate_fraction",
+            "validate_name",
+        ]
     ),
     anything,
 )
@@ -218,7 +225,7 @@ def test_commits(text: bytes) -> None:
 def test_a_good_commit_is_understood() -> None:
     state = PublishedFiles(MemoryFiles(), "q/messages", list)
     state.apply(parse_commit(1, GOOD_ADD, "q/messages"))
-    assert (state.index.total, state.index.tail) == (2, (1 << 32) + 1)
+    assert (state.index.total, state.index.last_sequence) == (2, (1 << 32) + 1)
 
 
 CHANGES = [
@@ -300,11 +307,13 @@ def test_rows_of_ledgers(rows: list[dict[str, Any]]) -> None:
 
 
 def test_a_good_ledger_is_understood() -> None:
-    ledger = Ledger.of(LedgerHeader(floor=3, skipped=((1, 2),)), [Range(4, 5, "settled", 2)])
+    ledger = Ledger.from_ranges(
+        LedgerHeader(ack_floor=3, skipped_intervals=((1, 2),)), [Range(4, 5, "settled", 2)]
+    )
     assert list(from_rows(to_rows("g", ledger))) == list(ledger)
 
 
 @pytest.mark.parametrize("data", [None, 5, [], {"retry": "none", "invented": 1}])
 def test_settings_of_a_later_version_are_told(data: Any) -> None:
     with pytest.raises(errors.UnsupportedTable, match="update spark_mq"):
-        GroupSettings.stored(data)
+        GroupSettings.from_stored(data)

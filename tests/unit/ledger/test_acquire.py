@@ -135,16 +135,16 @@ def test_isolation_follows_the_limit_of_the_current_lease():
 def test_spare_attempts_are_kept_for_a_replay():
     """The source keeps one: with n = 5 it isolates as if n were 4."""
     group = Group(messages=1000)
-    group.lease("a", 1000, spare=1)
+    group.lease("a", 1000, reserved_attempts=1)
     group.expire()
-    assert len(group.lease("b", 1000, spare=1)) == 100
+    assert len(group.lease("b", 1000, reserved_attempts=1)) == 100
     group.expire()
-    assert len(group.lease("c", 1000, spare=1)) == 10
+    assert len(group.lease("c", 1000, reserved_attempts=1)) == 10
     group.expire()
-    assert len(group.lease("d", 1000, spare=1)) == 1
+    assert len(group.lease("d", 1000, reserved_attempts=1)) == 1
     group.expire()
     assert group.state(0) == "waiting"
-    assert group.lease("e", 1000, spare=1) == [0]
+    assert group.lease("e", 1000, reserved_attempts=1) == [0]
     group.expire()
     assert group.state(0) == "dead"
 
@@ -243,8 +243,8 @@ def test_dead_routing_and_delayed_ranges_do_not_fill_a_ledger():
 
 def test_available_now_takes_nothing_past_its_end():
     group = Group()
-    assert group.lease("a", 100, upto=3) == [0, 1, 2, 3]
-    assert group.ask("b", 100, upto=3) == Grant((), "")
+    assert group.lease("a", 100, max_sequence=3) == [0, 1, 2, 3]
+    assert group.ask("b", 100, max_sequence=3) == Grant((), "")
 
 
 @pytest.mark.parametrize("how", [RELEASE, "expire"])
@@ -252,8 +252,8 @@ def test_available_now_cuts_a_waiting_range_at_its_end(how):
     group = Group()
     group.lease("a", 8)
     group.settle(RELEASE, "a") if how == RELEASE else group.expire()
-    assert group.lease("b", 10_000, upto=0) == [0]
-    assert group.lease("c", 10_000, upto=0) == []
+    assert group.lease("b", 10_000, max_sequence=0) == [0]
+    assert group.lease("c", 10_000, max_sequence=0) == []
     assert group.state(1) == "waiting"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.ledger_group import Group, dead_ones, freeze, seek
 
-from spark_mq.ledger import transitions
+from spark_mq.ledger import routing
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import ROUTING, WAITING
 from spark_mq.ledger.settle import ACK, NACK, REJECT
@@ -30,7 +30,7 @@ def test_a_seek_back_makes_settled_messages_unread_again():
     group.lease("a", 8)
     group.settle(ACK, "a")
     seek(group, 2)
-    assert (group.states(), group.ledger.head.floor, group.ledger.head.forgotten) == (
+    assert (group.states(), group.ledger.head.ack_floor, group.ledger.head.settled_count) == (
         "SSUUUUUUUU",
         1,
         2,
@@ -48,15 +48,15 @@ def test_a_seek_counts_what_it_skips_where_a_settled_range_straddles_its_target(
 
 def test_a_seek_leaves_routing_alone():
     group = dead_ones()
-    group.ledger, _ = transitions.freeze_dead(group.ledger, "r1", 2)
+    group.ledger, _ = routing.freeze_dead(group.ledger, "r1", 2)
     seek(group, 2)
     assert group.states() == "SRWRUUUUUU", "what lies between is due since ever"
     assert group.ledger.head.counters == {"skipped": 1}
     assert group.lease("b", 3) == [2, 4, 5]
     seek(group, 9)
     assert group.states() == "SRSRSSSSSU"
-    group.ledger, total = transitions.routed(group.ledger, "r1")
-    assert (total, group.ledger.head.floor, len(group.ledger)) == (2, 8, 0)
+    group.ledger, total = routing.settle_routed(group.ledger, "r1")
+    assert (total, group.ledger.head.ack_floor, len(group.ledger)) == (2, 8, 0)
 
 
 def test_a_seek_leaves_no_range_that_begins_or_ends_in_a_gap():

@@ -73,7 +73,7 @@ def kinds_after(state: str) -> list[int]:
 def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
     """Some ranges are removed, and their messages added as any legal kind, in any order, with unread ones or without."""
     ledger = ledger_of(kinds)
-    floor = ledger.head.forgotten
+    floor = ledger.head.settled_count
     editor = LedgerEditor(ledger)
     after = list(kinds)
     rows = sorted(data.draw(st.sets(st.integers(0, len(ledger) - 1)))) if len(ledger) else []
@@ -92,11 +92,11 @@ def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
     finished = editor.build()
     expected = ledger_of(after)
     assert list(finished) == list(expected)
-    assert (finished.head.floor, finished.head.forgotten) == (
-        expected.head.floor,
-        expected.head.forgotten,
+    assert (finished.head.ack_floor, finished.head.settled_count) == (
+        expected.head.ack_floor,
+        expected.head.settled_count,
     )
-    assert finished.head.forgotten >= floor
+    assert finished.head.settled_count >= floor
     assert list(ledger) == list(ledger_of(kinds)), "the ledger before is as it was"
 
 
@@ -157,4 +157,4 @@ def test_the_floor_rises_over_all_that_is_settled(kinds, settle, floor, forgotte
     for r in editor.remove(settle):
         editor.add(r.as_settled(), r)
     after = editor.build()
-    assert (after.head.floor, after.head.forgotten, len(after)) == (floor, forgotten, left)
+    assert (after.head.ack_floor, after.head.settled_count, len(after)) == (floor, forgotten, left)

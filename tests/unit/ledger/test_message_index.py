@@ -68,7 +68,7 @@ def test_count_and_neighbours(log, data):
         data.draw(st.sampled_from(places(files))),
     )
     assert index.count(first, last) == len([seq for seq in seqs if first <= seq <= last])
-    assert index.at_or_after(first) == next((seq for seq in seqs if seq >= first), None)
+    assert index.first_at_or_after(first) == next((seq for seq in seqs if seq >= first), None)
     assert index.last_at_or_before(last) == next(
         (seq for seq in reversed(seqs) if seq <= last), None
     )
@@ -139,7 +139,7 @@ def test_an_empty_log():
         -1,
         0,
     )
-    assert index.at_or_after(0) is index.last_at_or_before(2**62) is None
+    assert index.first_at_or_after(0) is index.last_at_or_before(2**62) is None
     assert list(index.slices(0, 2**62)) == []
 
 

@@ -94,7 +94,7 @@ def test_a_ledger_gives_back_its_ranges(kinds):
     assert list(ledger.first_sequences) == [r.first for r in expected]
     assert list(ledger.last_sequences) == [r.last for r in expected]
     assert list(ledger.message_counts) == [r.message_count for r in expected]
-    assert ledger.frontier == (SEQS[len(kinds) - 1] if kinds else -1)
+    assert ledger.tracked_up_to == (SEQS[len(kinds) - 1] if kinds else -1)
     assert ledger.count() == sum(r.message_count for r in expected)
     for state in STATES:
         assert ledger.ranges_at(ledger.rows_where(ledger.is_state(state))) == [
@@ -103,7 +103,7 @@ def test_a_ledger_gives_back_its_ranges(kinds):
         assert ledger.count(ledger.is_state(state)) == sum(
             r.message_count for r in expected if r.state == state
         )
-    assert ledger.ranges_at(ledger.rows_where(ledger.held_by("a"))) == [
+    assert ledger.ranges_at(ledger.rows_where(ledger.held_mask("a"))) == [
         r for r in expected if r.lease_id == "a"
     ]
 
@@ -157,7 +157,7 @@ def test_routing_gives_no_hold():
     ledger = Ledger.from_ranges(
         LedgerHeader(), [Range(0, 0, ROUTING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")]
     )
-    assert ledger.rows_where(ledger.held_by("a")) == []
+    assert ledger.rows_where(ledger.held_mask("a")) == []
 
 
 # -- header
@@ -180,7 +180,7 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
     head = replace(
         ledger.head,
         revision=7,
-        turn="rest",
+        next_kind="rest",
         counters={"acked": 3},
         settings={"max_delivery_attempts": None},
     )

@@ -242,7 +242,8 @@ STATES = {
 def reopen(group: Group) -> None:
     """Puts a floor below message 0 again, as if another message before it were open."""
     group.ledger = Ledger.from_ranges(
-        replace(group.ledger.head, floor=-1, forgotten=0), [Range(0, 0, SETTLED, 1), *group.ledger]
+        replace(group.ledger.head, ack_floor=-1, settled_count=0),
+        [Range(0, 0, SETTLED, 1), *group.ledger],
     )
 
 
@@ -263,9 +264,9 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
         due = group.at(0).available_at if state == "waiting" else None
         assert (due is None) == (verb in (ACK, REJECT))
         assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
-        assert (outcome.states, outcome.next_due) == ({state: 1}, due)
+        assert (outcome.states, outcome.next_due_at) == ({state: 1}, due)
         assert group.state(0) == state
-        assert not group.ledger.count(group.ledger.held_by("a")), "nothing holds its id any more"
+        assert not group.ledger.count(group.ledger.held_mask("a")), "nothing holds its id any more"
         return
     elif by == "whole lease":
         assert outcome == SettleOutcome(), (
@@ -299,7 +300,7 @@ def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
     group = Group(files=[DataFile(0, 2, "a", 2, 0), DataFile(sequence(1, 0), 2, "b", 2, 0)])
     group.lease("a", 4)
     group.settle(ACK, "a", [1])
-    group.fold("a")
+    group.expire_leases("a")
     wanted = SettleCommand(ACK, "a", [(0, 0), (2, sequence(1, 1))], whole=True)
     group.ledger, outcome = settle_rules.settle(
         group.ledger, group.index, group.now, group.rules, wanted
@@ -318,7 +319,7 @@ def test_named_sequences_cut_ranges_and_settled_neighbours_join():
         (7, 7, 1),
     ]
     group.settle(ACK, "a", [1, 0])
-    assert (group.ledger.head.floor, group.ledger.head.forgotten) == (5, 6)
+    assert (group.ledger.head.ack_floor, group.ledger.head.settled_count) == (5, 6)
     assert group.states() == "SSSSSSLSLL"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
 
-from spark_mq.ledger import transitions
+from spark_mq.ledger import routing
 from spark_mq.ledger.ranges import DEAD, ROUTING, WAITING
 from spark_mq.ledger.settle import ACK, NACK
 
@@ -31,10 +31,10 @@ def test_a_lease_is_not_expired_before_the_margin_for_clocks_has_passed():
     group = Group(rules=limits(clock_skew=SECOND))
     group.lease("a")
     group.now += TIMEOUT + SECOND
-    group.fold()
+    group.expire_leases()
     assert group.state(0) == "leased"
     group.now += 1
-    group.fold()
+    group.expire_leases()
     assert group.state(0) == "waiting"
 
 
@@ -43,7 +43,7 @@ def test_every_operation_folds_others_but_never_the_lease_it_names():
     group.lease("a", 2)
     group.lease("b", 2)
     group.now += TIMEOUT + 1
-    group.fold("a")
+    group.expire_leases("a")
     assert group.states().startswith("LLWW")
 
 
@@ -97,7 +97,7 @@ def test_a_replay_takes_over_what_its_batch_holds_and_counts_it():
     group.lease("s/1/x", 3)
     group.lease("s/11/x", 2)
     group.settle(ACK, "s/1/x", [0])
-    assert group.take_over("s/1/", "s/1/y") == 2
+    assert group.replay_batch("s/1/", "s/1/y") == 2
     assert (group.at(1).lease_id, group.at(1).delivery_count, group.at(1).worker_id) == (
         "s/1/y",
         2,
@@ -114,7 +114,7 @@ def test_a_replay_takes_over_what_expired_but_never_what_was_nacked():
     group.lease("s/1/x", 3)
     group.settle(NACK, "s/1/x", [0])
     group.expire()
-    assert group.take_over("s/1/", "s/1/y") == 2
+    assert group.replay_batch("s/1/", "s/1/y") == 2
     assert group.states().startswith("WLL")
 
 
@@ -123,14 +123,14 @@ def test_what_others_have_leased_since_is_not_taken_over():
     group.lease("s/1/x", 3)
     group.expire()
     taken = group.lease("b", 3)
-    assert group.take_over("s/1/", "s/1/y") == 3 - len(taken)
+    assert group.replay_batch("s/1/", "s/1/y") == 3 - len(taken)
 
 
 def test_a_batch_is_not_granted_a_second_replay():
     group = Group(messages=3)
     group.lease("s/1/x", 3)
-    group.take_over("s/1/", "s/1/y")
-    assert group.take_over("s/1/", "s/1/z", again=True) == 0
+    group.replay_batch("s/1/", "s/1/y")
+    assert group.replay_batch("s/1/", "s/1/z", again=True) == 0
     back = group.at(0)
     assert (back.state, back.suspect, back.lease_id, back.available_at) == (
         WAITING,
@@ -145,7 +145,7 @@ def test_a_batch_is_not_granted_a_second_replay():
 def test_a_replay_that_would_be_the_last_attempt_in_company_is_given_back_uncounted():
     group = Group(messages=2, rules=limits(max_delivery_attempts=2))
     group.lease("s/1/x", 2)
-    assert group.take_over("s/1/", "s/1/y") == 0
+    assert group.replay_batch("s/1/", "s/1/y") == 0
     assert (group.at(0).state, group.at(0).suspect, group.at(0).delivery_count) == (
         WAITING,
         True,
@@ -156,23 +156,23 @@ def test_a_replay_that_would_be_the_last_attempt_in_company_is_given_back_uncoun
 def test_a_replay_of_one_message_may_be_its_last_attempt():
     group = Group(messages=1, rules=limits(max_delivery_attempts=2))
     group.lease("s/1/x")
-    assert group.take_over("s/1/", "s/1/y") == 1
+    assert group.replay_batch("s/1/", "s/1/y") == 1
     assert group.at(0).delivery_count == 2
-    assert group.take_over("s/1/", "s/1/z", again=True) == 0
+    assert group.replay_batch("s/1/", "s/1/z", again=True) == 0
     assert (group.state(0), group.at(0).reason) == ("dead", "max_delivery_attempts")
 
 
 def test_no_replay_delivers_past_the_limit():
     group = Group(messages=1, rules=limits(max_delivery_attempts=1))
     group.lease("s/1/x")
-    assert group.take_over("s/1/", "s/1/y") == 0
+    assert group.replay_batch("s/1/", "s/1/y") == 0
     assert group.state(0) == "dead"
 
 
 def test_an_empty_replay_changes_nothing():
     group = Group()
     before = group.ledger
-    assert group.take_over("s/1/", "s/1/y") == 0
+    assert group.replay_batch("s/1/", "s/1/y") == 0
     assert group.ledger is before
 
 
@@ -181,7 +181,7 @@ def test_an_empty_replay_changes_nothing():
 
 def test_freezing_sets_the_first_dead_ranges_aside_under_an_id():
     group = dead_ones()
-    group.ledger, frozen = transitions.freeze_dead(group.ledger, "r1", 2)
+    group.ledger, frozen = routing.freeze_dead(group.ledger, "r1", 2)
     assert [(r.first, r.state, r.lease_id, r.reason, r.error) for r in frozen] == [
         (1, ROUTING, "r1", "rejected", "1"),
         (3, ROUTING, "r1", "rejected", "3"),
@@ -191,15 +191,15 @@ def test_freezing_sets_the_first_dead_ranges_aside_under_an_id():
 
 def test_routed_settles_its_id_only_and_once():
     group = dead_ones()
-    group.ledger, _ = transitions.freeze_dead(group.ledger, "r1", 2)
-    group.ledger, _ = transitions.freeze_dead(group.ledger, "r2", 2)
-    group.ledger, total = transitions.routed(group.ledger, "r1")
+    group.ledger, _ = routing.freeze_dead(group.ledger, "r1", 2)
+    group.ledger, _ = routing.freeze_dead(group.ledger, "r2", 2)
+    group.ledger, total = routing.settle_routed(group.ledger, "r1")
     assert (total, group.states(), group.ledger.head.counters) == (
         2,
         "LSLSLRLLUU",
         {"dead_lettered": 2},
     )
-    again, total = transitions.routed(group.ledger, "r1")
+    again, total = routing.settle_routed(group.ledger, "r1")
     assert (total, again) == (0, group.ledger)
 
 

@@ -17,7 +17,7 @@ from spark_mq.streaming.auto_ack import exclude_from_auto_ack as leave
 from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.validation import SECOND
+from spark_mq.util.clock import SECOND
 
 
 @pytest.fixture

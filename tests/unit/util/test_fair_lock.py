@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spark_mq.util import fair_lock
-from spark_mq.util.fair_lock import FairLock, FileLock, door_at
+from spark_mq.util.fair_lock import FairLock, FileLock, fair_lock_for
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -97,9 +97,9 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
 
 def test_handles_of_one_process_share_a_door(tmp_path: Path) -> None:
     path = str(tmp_path / "leases")
-    one, two = door_at(path, "g"), door_at(path, "g")
+    one, two = fair_lock_for(path, "g"), fair_lock_for(path, "g")
     assert one is two
-    assert door_at(path, "h") is not one
+    assert fair_lock_for(path, "h") is not one
 
 
 def _hold(path: str, taken: Any) -> None:
@@ -174,7 +174,7 @@ def open_files() -> set[str]:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="the system lists no open files")
 def test_files_are_open_only_while_the_lock_is_held(tmp_path: Path) -> None:
-    lock = door_at(str(tmp_path / "leases"), "group-of-this-test")
+    lock = fair_lock_for(str(tmp_path / "leases"), "group-of-this-test")
     assert open_files() == set()
     for _ in range(2):
         with lock.hold():

@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.validation import (
-    SECOND,
-    check_callable,
-    check_choice,
-    check_count,
-    check_duration,
-    check_name,
-    micros,
-    nearest,
-    to_datetime,
+    suggest,
+    validate_callable,
+    validate_choice,
+    validate_count,
+    validate_duration,
+    validate_name,
 )
 
 HOUR = 3600 * SECOND
@@ -51,7 +49,7 @@ class Callable:
     ],
 )
 def test_a_function_that_can_be_called_so_is_taken_and_one_of_which_that_cannot_be_told(good):
-    check_callable("process", good, "batch", "lease")
+    validate_callable("process", good, "batch", "lease")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_a_function_that_can_be_called_so_is_taken_and_one_of_which_that_cannot_
 )
 def test_a_function_that_cannot_be_called_so_is_refused(bad):
     with pytest.raises(InvalidOption, match=r"^process=.*batch, lease\)") as caught:
-        check_callable("process", bad, "batch", "lease")
+        validate_callable("process", bad, "batch", "lease")
     assert (caught.value.option, caught.value.value) == ("process", bad)
 
 
@@ -94,7 +92,7 @@ def test_a_function_that_cannot_be_called_so_is_refused(bad):
     ],
 )
 def test_a_duration_comes_in_many_forms(value, expected):
-    assert check_duration("timeout", value) == expected
+    assert validate_duration("timeout", value) == expected
 
 
 @pytest.mark.parametrize(
@@ -123,22 +121,24 @@ def test_what_is_no_duration_is_refused(value):
     with pytest.raises(
         InvalidOption, match=r"^timeout=.* is not a duration: give more than zero"
     ) as caught:
-        check_duration("timeout", value)
+        validate_duration("timeout", value)
     assert caught.value.option == "timeout"
     assert caught.value.value is value
 
 
 def test_zero_is_a_duration_only_where_it_means_something():
-    assert check_duration("delay", 0, zero=True) == check_duration("delay", "0s", zero=True) == 0
+    assert (
+        validate_duration("delay", 0, zero=True) == validate_duration("delay", "0s", zero=True) == 0
+    )
     with pytest.raises(InvalidOption, match="more than zero"):
-        check_duration("timeout", 0)
+        validate_duration("timeout", 0)
     with pytest.raises(InvalidOption, match="zero or more"):
-        check_duration("delay", -1, zero=True)
+        validate_duration("delay", -1, zero=True)
 
 
 @pytest.mark.parametrize("name", ["a", "Orders_2.eu-west", "-", ".", "x" * 128, "_x", "0"])
 def test_good_names(name):
-    assert check_name("group", name) == name
+    assert validate_name("group", name) == name
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_good_names(name):
 )
 def test_bad_names_are_refused(name):
     with pytest.raises(InvalidOption, match=r"^group=.* is not a valid name: use 1 to 128"):
-        check_name("group", name)
+        validate_name("group", name)
 
 
 @pytest.mark.parametrize(
     ("value", "expected"), [(1, 1), ("12", 12), (" +5 ", 5), (2**31 - 1, 2**31 - 1)]
 )
 def test_good_counts(value, expected):
-    assert check_count("n", value) == expected
+    assert validate_count("n", value) == expected
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, "1.0", "one", "", None, True, "1_000", "²"])
@@ -161,19 +161,19 @@ def test_bad_counts_are_refused(value):
     with pytest.raises(
         InvalidOption, match=r"^n=.* is not valid: give a whole number from 1 to 2,147,483,647"
     ):
-        check_count("n", value)
+        validate_count("n", value)
 
 
 def test_the_bounds_of_a_count_are_its_own():
-    assert check_count("n", 0, least=0, most=5) == 0
-    assert check_count("n", "-3", least=-3) == -3
+    assert validate_count("n", 0, least=0, most=5) == 0
+    assert validate_count("n", "-3", least=-3) == -3
     with pytest.raises(InvalidOption, match="from 2 to 5"):
-        check_count("n", 6, least=2, most=5)
+        validate_count("n", 6, least=2, most=5)
 
 
 def test_a_choice_is_compared_without_case_and_returned_as_documented():
-    assert check_choice("ackMode", "ONCOMMIT", ["onCommit", "manual"]) == "onCommit"
-    assert check_choice("ackMode", "manual", iter(["onCommit", "manual"])) == "manual"
+    assert validate_choice("ackMode", "ONCOMMIT", ["onCommit", "manual"]) == "onCommit"
+    assert validate_choice("ackMode", "manual", iter(["onCommit", "manual"])) == "manual"
 
 
 @pytest.mark.parametrize(
@@ -182,37 +182,37 @@ def test_a_choice_is_compared_without_case_and_returned_as_documented():
 )
 def test_a_wrong_choice_gets_a_hint_where_one_is_near(value, hint):
     with pytest.raises(InvalidOption, match="use one of onCommit, manual") as caught:
-        check_choice("ackMode", value, ["onCommit", "manual"])
+        validate_choice("ackMode", value, ["onCommit", "manual"])
     caught.match(hint)
 
 
 def test_the_nearest_word():
     assert (
-        nearest("MAXMESSAGESPERTRIGER", ["maxMessagesPerTrigger", "maxBytesPerTrigger"])
+        suggest("MAXMESSAGESPERTRIGER", ["maxMessagesPerTrigger", "maxBytesPerTrigger"])
         == "maxMessagesPerTrigger"
     )
-    assert nearest("colour", ["ackMode"]) is None
-    assert nearest("x", []) is None
+    assert suggest("colour", ["ackMode"]) is None
+    assert suggest("x", []) is None
 
 
 def test_an_instant_needs_a_time_zone():
     with pytest.raises(InvalidOption, match="no time zone"):
-        micros(datetime(2026, 1, 1))
+        to_micros(datetime(2026, 1, 1))
 
 
 def test_an_instant_is_the_same_in_every_zone():
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert (
-        micros(noon)
-        == micros(noon.astimezone(timezone(timedelta(hours=-5))))
+        to_micros(noon)
+        == to_micros(noon.astimezone(timezone(timedelta(hours=-5))))
         == 1_767_268_800 * SECOND
     )
-    assert micros(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == -1
+    assert to_micros(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == -1
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
 def test_instants_come_back_exactly(instant):
-    assert to_datetime(micros(instant)) == instant
+    assert to_datetime(to_micros(instant)) == instant
 
 
 # -- settings, which are made of such values
@@ -283,5 +283,5 @@ def test_the_description_of_another_table_is_none_of_a_queue(text):
 
 def test_errors_are_of_their_builtin_kind_too():
     with pytest.raises(ValueError, match="not a valid name"):
-        check_name("group", "")
+        validate_name("group", "")
     assert issubclass(InvalidOption, SparkMQError)
