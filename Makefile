@@ -61,7 +61,7 @@ SPARK := 1
 
 .PHONY: fault
 fault: setup ## kill everything at random, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
-	@$(with_spark) PYTHONPATH=tests $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK)
+	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK)
 
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
