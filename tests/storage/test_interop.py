@@ -20,7 +20,7 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
-from handles import again, housekeep, index_commits, lease
+from support.handles import again, housekeep, index_commits, lease
 
 from spark_mq import Queue, errors
 from spark_mq.delta import follower

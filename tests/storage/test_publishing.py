@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from handles import again, lease, on_commit
+from support.handles import again, lease, on_commit
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
