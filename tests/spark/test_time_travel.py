@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import configured, make_queue
+from support.harness import configured, make_queue
 
 from spark_mq import Queue
 from spark_mq.delta.log import DeltaLog

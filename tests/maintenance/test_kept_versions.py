@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from handles import archive, lease
+from support.handles import archive, lease
 
 from spark_mq import Queue
 from spark_mq.delta.actions import Change, log_path
