@@ -162,7 +162,6 @@ class ForEachBatch:
         self.__init__(**state)  # type: ignore[misc]
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        rows.check_columns(batch)
         with self._idle:
             self._busy = True
             closing = self._closing

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.batch_scan import BatchScan, batch_scans, is_output_of, reads_source_only
+from spark_mq.spark.settle_rows import check_columns
 from spark_mq.streaming.offset import QUEUES, check_offset, parse_lease_id
 
 if TYPE_CHECKING:
@@ -66,11 +67,19 @@ class LeaseLookup:
         self._scans = scans
         self._runners: dict[str, str] = {}  # of each stream, its runner in this run
         self._run: str | None = None
+        self._known: Any = None  # this run's query
+        self._checked = False  # whether this run's batches have the columns to settle their rows
         self._source_only: bool | None = None  # of this run's query; None until a batch asks
 
     def find(self, batch: DataFrame) -> BatchLeases:
-        """Return the lease ids of a batch, and its scan if only the source made the batch."""
+        """Return the lease ids of a batch, and its scan if Spark may read that itself.
+
+        Raises InvalidSchema if the batch's rows could not be settled.
+        """
         query = self._query(batch.sparkSession)
+        if not self._checked:  # all batches of a run have the same columns
+            check_columns(batch)
+            self._checked = query is not None
         found = self._leases(batch, query)
         return (
             replace(found, scan=self._scan(batch, query))
@@ -138,12 +147,16 @@ class LeaseLookup:
         return self._source_only
 
     def _scan(self, batch: DataFrame, query: Any) -> BatchScan | None:
-        """Return what a batch reads; None if anything but column pruning made it from the
-        source."""
+        """Return what a batch reads; None if Spark may not read it, or reads it no sooner.
+
+        Spark may read it if nothing but column pruning made the batch from the source.
+        """
         try:
-            if not self._reads_source_only(query) or not is_output_of(query, batch):
+            if not self._reads_source_only(query):
                 return None
             (scan,) = batch_scans(query)
+            if not scan.pays_for_files(1) or not is_output_of(query, batch):
+                return None
         except Exception as error:
             _log.debug(
                 "the batch's plan cannot be read, so its rows come through Python: %s", error
@@ -171,6 +184,9 @@ class LeaseLookup:
         """Return the query whose batch runs now; None if the session hides it (Spark Connect)."""
         try:
             context = spark.sparkContext
+            # Spark groups the jobs of a query by the id of its run. Unknown ids are looked up.
+            if self._run and context.getLocalProperty("spark.jobGroup.id") == self._run:
+                return self._known
             query_id = context.getLocalProperty("sql.streaming.queryId")
             # The batch's session is a clone and knows no queries; the shared state knows all that
             # run.
@@ -181,7 +197,9 @@ class LeaseLookup:
             )
             run = query.runId().toString()
             if run != self._run:
-                self._run, self._runners, self._source_only = run, {}, None
+                self._run, self._runners = run, {}
+                self._source_only, self._checked = None, False
+            self._known = query
             return query
         except Exception as error:
             _log.debug("the batch's query cannot be seen, so its rows are asked: %s", error)

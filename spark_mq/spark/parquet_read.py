@@ -33,10 +33,6 @@ Files = Mapping[str, Sequence[Piece]]
 
 MAX_ORDERED_FILES: Final = 8
 """Files of a batch. They are read one after the other to keep the order of the rows."""
-PLAN_BYTES: Final = 24 * 2**20
-"""Bytes that pass through Python in the time that Spark takes to plan the read of a file."""
-ROW_BYTES: Final = 1_000
-"""Bytes that pass through Python in the time that a row takes on top of its own bytes."""
 MAX_SLICES: Final = 10_000
 MAX_SLICES_OF_FILE: Final = 100
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(?<!\._COPYING_)")
@@ -104,7 +100,7 @@ def read_scan(
     """
     names = batch.columns
     runs = _runs(scan.pieces)
-    if len(set(names)) < len(names) or runs is None or not _pays(scan.pieces, len(runs)):
+    if len(set(names)) < len(names) or runs is None or not scan.pays_for_files(len(runs)):
         return None
     frames = []
     for lease_id, files in runs:
@@ -120,11 +116,6 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
     for frame in frames[1:]:
         whole = whole.unionAll(frame)
     return whole
-
-
-def _pays(pieces: Sequence[Piece], files: int) -> bool:
-    """Return whether Spark plans and reads the files sooner than the source's tasks read them."""
-    return sum(piece.size + piece.rows * ROW_BYTES for piece, _ in pieces) >= files * PLAN_BYTES
 
 
 def _runs(pieces: Sequence[Piece]) -> list[tuple[str, Files]] | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spark_mq.spark.lease_router import LeaseRouter
 
-__all__ = ["ack", "nack", "reject", "verdicts_of"]
+__all__ = ["ack", "check_columns", "nack", "reject", "verdicts_of"]
 
 _VERDICT: Final = ("lease_id", "outcome", "delay", "error")
 """Text columns of a row. Consecutive sequences with equal values are one run."""
@@ -153,11 +153,12 @@ def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdic
 
 def check_columns(df: DataFrame) -> None:
     """Raise InvalidSchema if the rows of a DataFrame could not be settled."""
+    columns = df.columns
     for name in ("lease_id", "sequence"):
-        if name not in df.columns:
+        if name not in columns:
             raise InvalidSchema(
                 f"the rows cannot be settled: the DataFrame has no column {name!r}, only "
-                f"{', '.join(df.columns)}. Keep lease_id and sequence in your transformations",
+                f"{', '.join(columns)}. Keep lease_id and sequence in your transformations",
                 column=name,
             )
 
