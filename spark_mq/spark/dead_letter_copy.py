@@ -19,9 +19,15 @@ without a job."""
 
 
 def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> Copy:
-    """What :func:`spark_mq.maintenance.dead_letters.route` and
-    :func:`spark_mq.maintenance.sweep.sweep` take as ``copy``, to copy in
-    Spark tasks."""
+    """Return the ``copy`` of :meth:`spark_mq.Queue.sweep` that copies in Spark tasks.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    storage_options
+        Options of the object store. Default: none.
+    """
     options = dict(storage_options or {})
 
     def copy(
@@ -44,7 +50,7 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
 
 
 def chunks(slices: Sequence[DeadSlice]) -> Iterator[list[DeadSlice]]:
-    """Slices in their order, in parts that a task can hold."""
+    """Split slices, in their order, into parts that a task can hold."""
     part: list[DeadSlice] = []
     size = 0
     for piece in slices:

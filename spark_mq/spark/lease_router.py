@@ -87,12 +87,11 @@ class LeaseRouter:
         wrong = next((group for group in others if _holds(group, lease_id)), None)
         if known and wrong is None:
             return known[0]  # all of it has expired, or was taken over
-        told = f"was leased by {wrong!r}" if wrong else "was leased from another queue"
+        source = f"was leased by {wrong!r}" if wrong else "was leased from another queue"
         raise InvalidOption(
-            f"the batch of stream {stream} {told}, but for_each_batch settles "
-            f"{', '.join(map(repr, self.groups))}: use the path and "
-            "consumerGroup of the stream, and for a union of queues also=[...] with the others' "
-            "groups",
+            f"the batch of stream {stream} {source}, but for_each_batch settles "
+            f"{', '.join(map(repr, self.groups))}: use the path and consumerGroup of the stream. "
+            f"For a union of queues, give the other groups by also=[...]",
             option="group",
             value=", ".join(group.name for group in self.groups),
         )

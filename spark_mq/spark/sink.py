@@ -176,7 +176,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         """Publish the files of a batch in one commit, unless the batch is published already.
 
         Spark calls this once a batch, and again if it runs the batch again. The id of the query and
-        the number of the batch tell a repetition.
+        the number of the batch identify it.
 
         Raises
         ------

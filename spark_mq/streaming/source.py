@@ -252,7 +252,7 @@ class StreamSource:
         return self._granted(lease_id, expires_at, grant.ranges, settings)
 
     def replay(self, stream: str, n: int) -> BatchPlan:
-        """Take over what batch n still holds. Never leases anew: a sink may skip a replay."""
+        """Take over what batch n still holds, and lease nothing new: a sink may skip a replay."""
         app, prefix = fence_app_id(stream), f"{stream}/{n}/"
         lease_id = prefix + self.runner
 
