@@ -63,13 +63,10 @@ def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
     int or None
         A bound that is certain: they may agree on more. -1 if they share nothing.
     """
-    marks = ledger.head.marks
+    marks, reached = ledger.head.marks, index.last_sequence
+    if not marks or index.path_at(marks[-1].first) == marks[-1].path:
+        return None if ledger.tracked_up_to <= reached else reached
     known = [mark for mark in marks if index.path_at(mark.first) == mark.path]
-    newest_known = not marks or (bool(known) and known[-1] == marks[-1])
-    if newest_known and ledger.tracked_up_to <= index.last_sequence:
-        return None
-    if newest_known:
-        return index.last_sequence
     return index.file_at(known[-1].first).last if known else -1
 
 

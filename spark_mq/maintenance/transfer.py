@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spark_mq.errors import DuplicatePublish
+from spark_mq.ledger.log_marks import with_mark
 from spark_mq.ledger.ranges import ROUTING, Ledger, Range
 from spark_mq.ledger.routing import settle_routed
 from spark_mq.operations.group_ledger import GroupLedger
@@ -73,7 +74,9 @@ class Transfer(ABC):
             after, messages = self.frozen(snapshot, transfer_id)
             operation = self.freeze_operation
             info = {"operation": operation, "lease_id": transfer_id, "messages": messages}
-            return after if messages else None, messages, info
+            if not messages:
+                return None, messages, info
+            return with_mark(after, self.source.messages.known()), messages, info
 
         return transfer_id if self._update(compute) else None
 

@@ -92,7 +92,7 @@ class QueueContext:
 
     def horizon(self) -> int:
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
-        return read_horizon(self.ledgers)
+        return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def group(self, name: str, start: StartPosition = "earliest") -> GroupLedger:
         """Return the ledger of a group. Its objects share commits."""

@@ -193,6 +193,9 @@ class MemoryLedgers:
                 raise CommitConflict(f"{app} has been marked since")
             return number
 
+    def known_horizon(self) -> int:
+        return -1
+
     def may_skip_look(self) -> bool:
         return False
 

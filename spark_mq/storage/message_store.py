@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.errors import DuplicatePublish, StorageError
+from spark_mq.errors import DuplicatePublish, StorageError, TablesDisagree
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.util.notifier import Notifier
 
-__all__ = ["MessageStore", "PublishReceipt", "check_mark"]
+__all__ = ["MessageStore", "PublishReceipt", "check_mark", "tables_disagree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class MessageStore(ABC):
         written = write_file(self.files, table)
         try:
             return self.commit([written], mark=mark, note=note)
-        except DuplicatePublish:
+        except (DuplicatePublish, TablesDisagree):
             self.discard(written)
             raise
         except StorageError as error:
@@ -93,6 +93,11 @@ class MessageStore(ABC):
     @abstractmethod
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
         """What the commit with that mark published, or None where the log no longer tells."""
+
+    @property
+    def trimmed(self) -> int:
+        """The last sequence that a trim has dropped, as of the last look, or -1."""
+        return -1
 
     @abstractmethod
     def index(self, reach: int | None = None) -> MessageIndex:
@@ -147,3 +152,13 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
             last_sequence=last,
             receipt=None,
         )
+
+
+def tables_disagree(path: str, reason: str) -> TablesDisagree:
+    """Return the error for a table that is not of the same time as the queue's others."""
+    return TablesDisagree(
+        f"the tables of a queue disagree: {reason}. One of them was restored alone. Restore all "
+        "tables of one backup, or stop all workers and run Queue.recover(dry_run=True)",
+        path=path,
+        version=None,
+    )
