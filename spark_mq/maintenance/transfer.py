@@ -99,6 +99,20 @@ class Transfer(ABC):
 
         return self._update(compute)
 
+    def publish_again(self, ranges: Sequence[Range], transfer_id: str) -> bool:
+        """Publish messages that were transferred under an id, and that the target has lost.
+
+        Returns
+        -------
+        bool
+            Whether that was this transfer's to do.
+        """
+        files = self.write(ranges)
+        if files is None:
+            return False
+        self._publish(files, transfer_id)
+        return True
+
     def _publish(self, files: list[WrittenFile], transfer_id: str) -> None:
         note = {"operation": self.operation, **self.commit_info()}
         try:

@@ -81,6 +81,12 @@ class QueueContext:
         clock = None if self.clock is system_clock else self.clock
         return self._reopen, (self.path, self.storage_options, clock)
 
+    def reopened(self) -> QueueContext:
+        """Return the queue opened once more. A queue in memory returns itself."""
+        if self._reopen is None:
+            return self
+        return self._reopen(self.path, self.storage_options, self.clock)
+
     @property
     def name(self) -> str:
         """The last part of the path."""

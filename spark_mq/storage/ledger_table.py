@@ -197,11 +197,7 @@ class LedgerTable:
         quiet = self._requests.quiet
         if not quiet:
             self._give_way(stored.group)
-        added = (
-            None
-            if ledger is None
-            else self._write_file(stored.group, ledger)
-        )
+        added = None if ledger is None else self._write_file(stored.group, ledger)
         change = Change(
             operation_id,
             note if quiet else {**note, **self._requests.note(stored.group)},
@@ -320,6 +316,14 @@ class LedgerTable:
     def version(self) -> int:
         with wrap_store_errors(self.path, "reading"):
             return self.log.refresh().version
+
+    def operation_at(self, version: int) -> str | None:
+        """Return the operation id of a commit. None if it is cleaned, or another engine's."""
+        with wrap_store_errors(self.path, "reading"):
+            try:
+                return self.log.read_commit(version).operation_id if version >= 0 else None
+            except FileNotFoundError:
+                return None
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         with wrap_store_errors(self.path, "reading"):

@@ -27,7 +27,9 @@ from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.commits_table import CommitsTable
+from spark_mq.storage.log_recovery import plan_recovery, publish_again, rewrite_commits
 from spark_mq.storage.message_store import (
+    LogPlan,
     MessageStore,
     PublishReceipt,
     check_mark,
@@ -118,13 +120,6 @@ class MessageTable(MessageStore):
             return self.log.state.txns.get(TRIMMED, -1)
 
     def expect(self, reached: Callable[[bool], int]) -> None:
-        """Refuse from now on to use a log that the ledgers are ahead of.
-
-        Parameters
-        ----------
-        reached
-            Returns the last sequence that a ledger has reached. With True it looks for new commits.
-        """
         self._reached = reached
         self._least_version = reached(False) >> ORDINAL_BITS
 
@@ -322,6 +317,19 @@ class MessageTable(MessageStore):
             return change if files else None, len(files)
 
         return DeltaLog(self.files).transact(compute)[1]
+
+    def plan_recovery(self) -> LogPlan:
+        with wrap_store_errors(self.path, "reading"):
+            published = PublishedFiles(self.files, self.path, self.active)
+            return plan_recovery(self.log, self.commits, published)
+
+    def publish_again(self, plan: LogPlan) -> None:
+        with wrap_store_errors(self.path, "publishing to"):
+            publish_again(self.log, plan)
+
+    def rewrite_commits(self, plan: LogPlan) -> None:
+        with wrap_store_errors(self.commits.path, "writing to"):
+            rewrite_commits(self.log, self.commits, plan)
 
     def index_commits(self) -> int:
         published = self.published()

@@ -98,6 +98,10 @@ class PublishedFiles:
             path in self._published or path in self._rewritten for path in paths
         )
 
+    def knows(self, path: str) -> bool:
+        """Return whether a commit that was taken in has added a file."""
+        return path in self._published or path in self._rewritten
+
     def version_of(self, path: str) -> int | None:
         """Return the version that published a file, or None."""
         last = self._published.get(path)
