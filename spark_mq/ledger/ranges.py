@@ -50,6 +50,7 @@ __all__ = [
     "Event",
     "Ledger",
     "LedgerHeader",
+    "LogMark",
     "Range",
     "State",
     "to_table",
@@ -138,6 +139,14 @@ Event = tuple[str, Range]
 """The name of an event, and the old range with its new state, reason and counts."""
 
 
+class LogMark(NamedTuple):
+    """A data file of ``messages/`` that a ledger has reached."""
+
+    first: int
+    """The sequence of its first message."""
+    path: str
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
     """The state of a ledger that belongs to no range. The store keeps it in the floor row."""
@@ -155,6 +164,8 @@ class LedgerHeader:
     settings: dict[str, Any] = field(default_factory=dict)
     skipped_intervals: tuple[Interval, ...] = ()
     """The newest intervals that a seek skipped. A later settle of them is refused."""
+    marks: tuple[LogMark, ...] = ()
+    """Some data files that the ledger has reached, in order. They identify the log."""
     breaker: Breaker = field(default_factory=Breaker)
     """The switch that stops a group whose handler fails, and the owner's pause."""
 
@@ -172,6 +183,7 @@ class LedgerHeader:
             "counters": self.counters,
             "settings": self.settings,
             "skipped": self.skipped_intervals,
+            "marks": self.marks,
             "breaker": self.breaker.to_stored(),
         }
         return json.dumps(data, sort_keys=True)

@@ -144,9 +144,9 @@ class LedgerMachine(RuleBasedStateMachine):
         spare=st.sampled_from([0, 1]),
         stream=st.booleans(),
     )
-    def lease(self, limit, timeout, spare, stream):
-        """A worker asks; a stream with a batch's name and an attempt to spare."""
-        self.take(limit, timeout, spare if (self.naive.n or 5) >= 3 else 0, stream)
+    def lease(self, limit, timeout, reserved_attempts, stream):
+        """A worker asks; a stream with a batch's name and a reserved attempt."""
+        self.take(limit, timeout, reserved_attempts if (self.naive.n or 5) >= 3 else 0, stream)
 
     @rule(
         limit=limits,
@@ -154,21 +154,21 @@ class LedgerMachine(RuleBasedStateMachine):
         upto=st.one_of(st.none(), numbers),
         back=st.sampled_from([None, 0, 5]),
     )
-    def lease_less(self, limit, max_bytes, upto, back):
+    def lease_less(self, limit, max_bytes, max_sequence, back):
         """With a limit of bytes, or as Trigger.AvailableNow."""
         pool = self.pool()
-        upto = None if upto is None else pool[upto % len(pool)]
+        max_sequence = None if max_sequence is None else pool[max_sequence % len(pool)]
         self.take(
             limit,
             60,
             0,
             False,
             max_bytes=max_bytes,
-            max_sequence=upto,
+            max_sequence=max_sequence,
             due_by=None if back is None else self.now - back * SECOND,
         )
 
-    def take(self, limit, timeout, spare, stream, **less):
+    def take(self, limit, timeout, reserved_attempts, stream, **less):
         self.expire_leases()
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
         lease_id = f"{name}runner0" if stream else name
@@ -177,7 +177,7 @@ class LedgerMachine(RuleBasedStateMachine):
             f"worker{limit % 3}",
             limit,
             self.now + timeout * SECOND,
-            reserved_attempts=spare,
+            reserved_attempts=reserved_attempts,
             **less,
         )
         before = self.ledger

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checker import check_queue
-from faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
-from harness import Stream, finish, make_queue, numbered, start, values
+from support.checker import check_queue
+from support.faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
+from support.harness import Stream, finish, make_queue, numbered, start, values
 
 from spark_mq import Queue, errors
+
+pytestmark = pytest.mark.spark
 
 ROWS = 40
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +89,7 @@ def test_executors_write_and_read_there_and_batches_are_settled(
 
     def process(batch: Any, lease: Any) -> Any:
         seen.extend(values(batch))
-        with pytest.raises(errors.StorageError, match="as Spark itself is configured"):
+        with pytest.raises(errors.StorageError, match="Its own settings count here"):
             lease.read()
         lease.reject(batch.where("CAST(value AS STRING) = '007'"), error="never")
         return batch.where("CAST(value AS STRING) = '030'").selectExpr(

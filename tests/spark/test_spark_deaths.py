@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
 import pytest
-from harness import (
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from support import harness
+from support.harness import (
     Death,
     Freezer,
     Sink,
@@ -23,12 +25,10 @@ from harness import (
     until,
     values,
 )
-from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
 
 from spark_mq import Queue
 from spark_mq.spark import SparkMQDataSource
-from spark_mq.spark.source import LeaseReader
+from spark_mq.spark.stream_reader import LeaseReader
 
 # These classes go to Spark's Python workers, which cannot import test modules.
 cloudpickle.register_pickle_by_value(__import__(__name__))

@@ -1,0 +1,353 @@
+"""Publishers, workers, streams and sweepers under random SIGKILL and SIGSTOP, and a check of everything at the end.
+
+    make fault                                # 200 kills
+    make fault KILLS=1000 SPARK=2             # longer, with two Spark workers; SPARK=0 without
+    PYTHONPATH=tests .venv/bin/python -m chaos.run --kills 50 --spark 0 --seed 7
+
+Exit code 1 if anything is wrong. The queue is left in --folder, if one is given, to be looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from spark_mq import Queue
+
+from . import actors
+from .actors import GROUP, POISON, SPARK, Flag
+from .verdict import Told, judge
+
+# Forked from a server that has imported everything and started nothing: 20 ms a process.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["spark_mq.maintenance.sweep", "spark_mq.worker", "spark_mq.publisher"]
+)
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT, SKEW, ATTEMPTS, POISONS = 2.0, 0.2, 6, 2
+STREAM_KILLS = 6
+
+
+@dataclass
+class Slot:
+    """A place for one process: when it has died, the next one starts. ``patience``: seconds that it gets between faults."""
+
+    kind: str
+    start: Callable[[], Any]
+    patience: tuple[float, float] = (0.5, 6.0)
+    process: Any = None
+    next_fault: float = 0.0
+    resume_at: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def restart(self) -> None:
+        self.process, self.resume_at = self.start(), None
+        self.next_fault = time.monotonic() + random.uniform(*self.patience)
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.signal(number)
+
+
+class Forked:
+    """An actor in a process of its own."""
+
+    at_work = True
+
+    def __init__(self, target: Callable[..., None], *args: Any) -> None:
+        self._process = FORKS.Process(target=target, args=args, daemon=True)
+        self._process.start()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def signal(self, number: int) -> None:
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, number)
+
+    def wait(self, seconds: float) -> None:
+        self._process.join(seconds)
+
+
+class Submitted:
+    """A Spark worker (jobs/worker.py): Python, its JVM and the JVM's Python workers, one process group."""
+
+    def __init__(self, path: str, folder: Path, number: int) -> None:
+        self._alive, self._since = folder / f"alive-{number}", time.time()
+        conf = (
+            folder / "conf"
+        )  # without the packages that conf/ names: they are looked up anew at each start
+        conf.mkdir(exist_ok=True)
+        (conf / "spark-defaults.conf").write_text(
+            "spark.master local[2]\nspark.ui.enabled false\nspark.log.level WARN\n"
+        )
+        command = [
+            sys.executable, str(ROOT / "jobs" / "worker.py"), "--queue", path, "--group", SPARK, "--max-messages", "1000",
+            "--handler", f"{ROOT / 'tests' / 'chaos' / 'stream_handler.py'}:process", "--checkpoint", str(folder / f"checkpoint-{number}"),
+            "--visibility-timeout", f"{TIMEOUT * 5}s", "--ack", "after",
+        ]  # fmt: skip
+        environment = {
+            **os.environ,
+            "FAULT_SINK": str(folder / "sink"),
+            "FAULT_ALIVE": str(self._alive),
+            "SPARK_CONF_DIR": str(conf),
+        }
+        self._log = (folder / "spark.log").open("a")
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+            cwd=ROOT,
+        )
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it has come to its first batch: until then there is nothing to interrupt but Spark's start."""
+        late = time.time() > self._since + 120
+        return late or (self._alive.exists() and self._alive.stat().st_mtime > self._since)
+
+    def poll(self) -> int | None:
+        code = self._process.poll()
+        if (
+            code is not None
+        ):  # the driver is gone: its JVM goes by itself, but a stopped one would not
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return code
+
+    def signal(self, number: int) -> None:
+        os.killpg(self._process.pid, number)
+
+    def wait(self, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self._log.close()
+
+
+class Run:
+    """All slots, and the faults."""
+
+    def __init__(self, folder: Path, spark: int) -> None:
+        self.started, self._told = time.monotonic(), 0.0
+        self.folder, self.notes, self.sink = folder, folder / "notes", folder / "sink"
+        self.queue = Queue.create(
+            folder / "queue",
+            visibility_timeout=TIMEOUT,
+            clock_skew=SKEW,
+            max_delivery_attempts=ATTEMPTS,
+            retry_delay="200ms",
+        )
+        self.stop, self.enough, self.drained = (
+            Flag(folder / "stop"),
+            Flag(folder / "enough"),
+            Flag(folder / "drained"),
+        )
+        self.done: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self.publishers = [
+            self.slot("publisher", actors.publish, self.enough, "numbered-1"),
+            self.slot("publisher", actors.publish, self.enough, "numbered-2"),
+            self.slot("buffered publisher", actors.publish_buffered, self.enough, "buffered"),
+        ]
+        self.workers = [
+            *(self.slot("worker", actors.work, self.drained, f"worker-{n}") for n in range(3)),
+            *(self.slot("settler", actors.settle, self.drained, f"settler-{n}") for n in range(2)),
+        ]
+        self.sweepers = [
+            self.slot("sweeper", actors.chores, self.stop, f"sweeper-{n}") for n in range(2)
+        ]
+        self.streams = [self.stream(number) for number in range(spark)]
+        if spark:
+            DeltaTable.create(str(self.sink), pa.schema([("sequence", pa.int64())]))
+            self.queue.group(SPARK).ensure()
+
+    def slot(self, kind: str, target: Callable[..., None], stop: Flag, name: str) -> Slot:
+        return Slot(kind, lambda: Forked(target, self.queue.path, self.notes, stop, name))
+
+    def stream(self, number: int) -> Slot:
+        return Slot("stream", lambda: Submitted(self.queue.path, self.folder, number))
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [*self.publishers, *self.workers, *self.sweepers, *self.streams]
+
+    def tick(self, slot: Slot, faults: bool) -> None:
+        """One look at one process: started again if it is dead, let go on if it was frozen for long enough, or a new fault."""
+        now = time.monotonic()
+        if not slot.alive:
+            if slot.process is not None:
+                self.died(slot)
+            slot.restart()
+        elif slot.resume_at is not None:
+            if now > slot.resume_at:
+                slot.signal(signal.SIGCONT)
+                self.done["zombies"] += 1
+                slot.resume_at, slot.next_fault = None, now + random.uniform(*slot.patience)
+        elif not slot.process.at_work:
+            slot.next_fault = now + random.uniform(*slot.patience)
+        elif faults and now > slot.next_fault:
+            if random.random() < 0.2:
+                slot.signal(signal.SIGSTOP)
+                slot.resume_at = now + random.uniform(0.5, 2.5) * TIMEOUT * (
+                    5 if slot.kind == "stream" else 1
+                )
+                self.done["freezes"] += 1
+            else:
+                slot.signal(signal.SIGKILL)
+                self.done["kills"] += 1
+                self.done[f"kills of a {slot.kind}"] += 1
+                slot.process.wait(10)
+
+    def died(self, slot: Slot) -> None:
+        """By our hand or by poison, or told to stop; anything else is a mistake of its own."""
+        code = slot.process.poll()
+        self.done[f"deaths of a {slot.kind}"] += 1
+        if slot.kind != "stream" and code not in (0, -signal.SIGKILL):
+            self.failed.append(
+                f"a {slot.kind} ended with exit code {code}: see what it wrote to stderr"
+            )
+
+    def fault(self, kills: int) -> None:
+        """Until so many have been killed, and each stream a few times: they take a while to start."""
+        poisons, streams = 0, STREAM_KILLS * len(self.streams)
+        while self.done["kills"] < kills or self.done["kills of a stream"] < streams:
+            enough = self.done["kills"] - self.done["kills of a stream"] >= kills
+            for slot in self.slots:
+                if slot.alive or not (enough and slot in self.publishers):
+                    self.tick(slot, faults=slot.kind == "stream" or not enough)
+            if (
+                enough
+            ):  # the streams, which are slow to start, are not buried under messages meanwhile
+                self.enough.set()
+            if poisons < POISONS and self.done["kills"] >= kills * (poisons + 1) // 5:
+                self.queue.publish(POISON)
+                poisons += 1
+            self.tell()
+            time.sleep(0.02)
+
+    def drain(self, patience: float) -> None:
+        """No more faults; until every group has settled everything."""
+        self.enough.set()
+        deadline = time.monotonic() + patience
+        while any(slot.alive for slot in self.publishers):
+            self._tend(self.publishers, restart=False)
+        while not self.idle(GROUP, *([SPARK] if self.streams else [])):
+            if self.idle(GROUP):  # its workers would keep the streams from their work
+                self.drained.set()
+            others = [slot for slot in self.workers if slot.alive or not self.drained.is_set()]
+            self._tend([*others, *self.sweepers, *self.streams], restart=True)
+            self.tell()
+            if time.monotonic() > deadline:
+                raise SystemExit(f"not drained after {patience:.0f} s: {self.queue.stats()}")
+
+    def tell(self) -> None:
+        """Every 15 seconds, how far it is."""
+        if time.monotonic() - self._told > 15:
+            self._told = time.monotonic()
+            left = {
+                name: g.stats().ready
+                for name in (GROUP, SPARK)
+                if (g := self.queue.group(name)).exists()
+            }
+            print(
+                f"{self._told - self.started:5.0f} s {dict(self.done)} {self.queue.stats()['published']} messages, left {left}",
+                flush=True,
+            )
+
+    def _tend(self, slots: list[Slot], restart: bool) -> None:
+        for slot in slots:
+            if restart or slot.alive:
+                self.tick(slot, faults=False)
+        time.sleep(0.05)
+
+    def idle(self, *names: str) -> bool:
+        told = [self.queue.group(name).stats() for name in names if self.queue.group(name).exists()]
+        return len(told) == len(names) and not any(
+            s.ready or s.delayed or s.in_flight or s.dead or s.routing for s in told
+        )
+
+    def end(self) -> None:
+        self.stop.set()
+        self.drained.set()
+        for slot in self.slots:
+            if slot.alive:
+                slot.signal(signal.SIGCONT)
+                slot.signal(signal.SIGTERM if slot.kind == "stream" else signal.SIGCONT)
+        for slot in self.slots:
+            if slot.process is not None:
+                slot.process.wait(60 if slot.kind == "stream" else 30)
+                if slot.alive:
+                    slot.signal(signal.SIGKILL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--spark", type=int, default=1, help="how many Spark workers")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the faults; what they hit differs all the same"
+    )
+    parser.add_argument("--folder", type=Path, help="where to leave everything")
+    args = parser.parse_args()
+    random.seed(args.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        run = Run(folder, args.spark)
+        try:
+            run.fault(args.kills)
+            run.drain(patience=900)
+        finally:
+            run.end()
+        run.queue.sweep()
+        found = judge(
+            folder / "queue", run.notes, run.sink, Told(ATTEMPTS, timedelta(seconds=SKEW))
+        )
+        told = found.counts
+        figures = {
+            "seconds": round(time.monotonic() - run.started),
+            "messages": told["messages"],
+            "leases": told["leases"],
+            **run.done,
+            "redeliveries": told["leased"]
+            + told["replayed"]
+            - told["messages"] * (1 + bool(args.spark)),
+            "events": {
+                name: told[name] for name in sorted(told) if name not in ("messages", "leases")
+            },
+            "overlaps": sum("holds it" in one for one in found.wrong),
+            "lost": sum("ended 0 times" in one for one in found.wrong),
+            "wrong": len(found.wrong) + len(run.failed),
+        }
+        print(json.dumps(figures, indent=1))
+        for one in [*run.failed, *found.wrong][:20]:
+            print("WRONG:", one)
+    return 1 if found.wrong or run.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

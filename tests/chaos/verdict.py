@@ -1,0 +1,122 @@
+"""What must be true after ``make fault``, from the tables and the actors' journals."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from support.checker import Findings, check_queue, history, published
+
+from .actors import GROUP, POISON, SPARK, journals
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the run knows besides."""
+
+    attempts: int
+    skew: timedelta
+
+
+def judge(path: Path, notes: Path, sink: Path, told: Told) -> Findings:
+    """Everything, for all groups. ``counts`` has the figures."""
+    groups = [group for group in (GROUP, SPARK) if group == GROUP or sink.exists()]
+    found = check_queue(path, skew=told.skew, drained=groups)
+    rows, sequences = history(path), published(path)
+    lost = journals(notes, "published") - set(sequences)
+    found.counts["leases"] = len(
+        {(r["version"], r["lease_id"]) for r in rows if r["event"] in ("leased", "replayed")}
+    )
+    found.expect(not lost, f"confirmed and not there: {sorted(lost)[:5]}")
+    table = DeltaTable(str(path / "messages")).to_pyarrow_table(columns=["message_id", "value"])
+    ids = Counter(
+        one for one in table["message_id"].to_pylist() if one and one.startswith("numbered")
+    )
+    found.expect(
+        max(ids.values(), default=0) <= 1,
+        f"published twice: {[one for one, n in ids.items() if n > 1][:5]}",
+    )
+    poisons = pc.sum(pc.equal(table["value"], POISON)).as_py()
+    by_effect(found, rows, journals(notes, "done"), sink)
+    for group in groups:
+        died = _dead(path, group)
+        bad = {seq: count for seq, (value, count) in died.items() if value == POISON}
+        found.expect(len(bad) == poisons, f"group {group}: {poisons} poisons, {len(bad)} dead")
+        found.expect(
+            set(bad.values()) <= {told.attempts},
+            f"group {group}: poison died after {bad}, not {told.attempts} deliveries",
+        )
+        found.counts[f"poisons dead in {group}"] = len(bad)
+        innocents(found, rows, group, set(died) - set(bad))
+    return found
+
+
+def by_effect(found: Findings, rows: Iterable[dict[str, Any]], done: set[int], sink: Path) -> None:
+    """No ack without the work: what was acked stands in a journal of a worker, or in the sink of the stream."""
+    landed = (
+        set(DeltaTable(str(sink)).to_pyarrow_table()["sequence"].to_pylist())
+        if sink.exists()
+        else set()
+    )
+    for group, effects in ((GROUP, done), (SPARK, landed)):
+        known, acks = (
+            sorted(effects),
+            [r for r in rows if r["consumer_group"] == group and r["event"] == "acked"],
+        )
+        acked = {
+            seq
+            for r in acks
+            for seq in known[bisect_left(known, r["first"]) : bisect_right(known, r["last"])]
+        }
+        count = sum(r["message_count"] for r in acks)
+        found.expect(
+            len(acked) == count,
+            f"group {group}: {count} acked, of which the work is there for {len(acked)}",
+        )
+
+
+def innocents(found: Findings, rows: list[dict[str, Any]], group: str, died: set[int]) -> None:
+    """What is dead and no poison was alone in its last lease, when somebody was killed."""
+    last = _last_leases(rows, group, died)
+    for seq in died:
+        found.expect(
+            last.get(seq) == 1, f"group {group}: innocent {seq} died in a lease of {last.get(seq)}"
+        )
+        found.counts[f"died alone, by chance, in {group}"] += 1
+
+
+def _dead(path: Path, group: str) -> dict[int, tuple[bytes, int]]:
+    """The dead letters of a group: value and delivery count by sequence."""
+    letters = (
+        DeltaTable(str(path / "dead_letters" / "messages"))
+        .to_pyarrow_table(columns=["headers", "value"])
+        .to_pylist()
+    )
+    told = [(dict(letter["headers"]), letter["value"]) for letter in letters]
+    return {
+        int(headers["spark_mq.sequence"]): (value, int(headers["spark_mq.delivery_count"]))
+        for headers, value in told
+        if headers["spark_mq.group"] == group
+    }
+
+
+def _last_leases(rows: list[dict[str, Any]], group: str, of: set[int]) -> dict[int, int]:
+    """How many messages the last lease of a message held."""
+    sizes: Counter[tuple[int, str]] = Counter()
+    for r in rows:
+        if r["consumer_group"] == group and r["event"] in ("leased", "replayed"):
+            sizes[r["version"], r["lease_id"]] += r["message_count"]
+    last: dict[int, int] = {}
+    for r in rows:
+        if r["consumer_group"] == group and r["event"] in ("leased", "replayed"):
+            for seq in of:
+                if r["first"] <= seq <= r["last"]:
+                    last[seq] = sizes[r["version"], r["lease_id"]]
+    return last

@@ -1,0 +1,266 @@
+"""Redrive: dead letters go back where they came from, each once, whatever crashes in between."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.handles import Injected, again, lease
+
+from spark_mq import Message, Queue
+from spark_mq.errors import InvalidOption
+from spark_mq.maintenance import redrive, transfer
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+def with_dead(queue: Queue, errors: list[str]) -> Queue:
+    """A queue whose DLQ holds a message for each error, with that as its error and its number as value and id."""
+    receipt = queue.publish(
+        [
+            Message(str(n), key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
+            for n in range(len(errors))
+        ]
+    )
+    taken = lease(queue, len(errors))
+    for seq, error in zip(receipt.sequences, errors, strict=True):
+        taken.reject([seq], error=error)
+    assert queue.sweep().routed == len(errors)
+    return queue
+
+
+def back(queue: Queue) -> list[str]:
+    """The values that are there to be leased again, in order."""
+    found = queue.group().lease("w", max_messages=1000)
+    return [] if found is None else [m.value.decode() for m in found.messages]
+
+
+def test_a_redriven_message_is_as_it_was_first_published(queue: Queue) -> None:
+    with_dead(queue, ["boom"])
+    assert queue.redrive().messages == 1
+    (message,) = lease(queue).messages
+    assert (message.message_id, message.key, message.value, message.delivery_count) == (
+        "id-0",
+        "k0",
+        b"0",
+        1,
+    )
+    assert message.headers["own"] == "1"
+    assert message.headers["spark_mq.group"] == "default"
+    assert not {"spark_mq.error", "spark_mq.reason"} & set(message.headers)
+
+
+def test_each_dead_letter_is_redriven_once(queue: Queue) -> None:
+    with_dead(queue, ["a", "b"])
+    assert [queue.redrive().messages, again(queue).redrive().messages] == [2, 0]
+    assert back(queue) == ["0", "1"]
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_dead_messages_that_no_sweep_has_routed_are_told(
+    queue: Queue, caplog: pytest.LogCaptureFixture, dry_run: bool
+) -> None:
+    with_dead(queue, ["a", "b"])
+    assert queue.redrive(dry_run=dry_run).messages == 2
+    assert not caplog.records
+    queue.publish("c")
+    lease(queue, 9).reject()
+    queue.redrive(dry_run=dry_run)
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert told.startswith(f"{1 if dry_run else 3} dead messages of group 'default'")
+    assert "queue.sweep()" in told
+
+
+def test_one_that_dies_again_can_be_redriven_again_and_keeps_its_first_id(queue: Queue) -> None:
+    with_dead(queue, ["first"])
+    queue.redrive()
+    lease(queue).reject(error="second")
+    queue.sweep()
+    table = queue.redrive(dry_run=True).table
+    assert table is not None
+    assert table.select(["message_id", "error", "key"]).to_pylist() == [
+        {"message_id": "id-0", "error": "second", "key": "k0"}
+    ]
+    assert table["headers"].to_pylist() == [[("own", "1")]]
+    assert queue.redrive().messages == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("error LIKE '%timeout%'", ["0", "2"]),
+        ("reason = 'rejected' AND message_id <> 'id-1'", ["0", "2", "3"]),
+        ("headers['own'] = '1' AND key IN ('k1', 'k3')", ["1", "3"]),
+        ("delivery_count > 1", []),
+        ("consumer_group = 'default' AND arrow_cast(value, 'Utf8') = '3' -- the last one", ["3"]),
+        ("last_leased_at >= first_leased_at AND original_sequence % 2 = 0", ["0", "2"]),
+    ],
+)
+def test_a_condition_chooses_what_goes_back(queue: Queue, where: str, expected: list[str]) -> None:
+    with_dead(queue, ["a timeout", "bad", "timeout", "other"])
+    assert queue.redrive(where=where).messages == len(expected)
+    assert back(queue) == expected
+    assert queue.redrive().messages == 4 - len(expected), "the others are there still"
+
+
+def test_a_dry_run_tells_which_and_changes_nothing(queue: Queue) -> None:
+    with_dead(queue, ["a", "b", "a"])
+    told = queue.redrive(where="error = 'a'", dry_run=True)
+    assert told.messages == 2
+    assert told.table is not None
+    assert told.table["message_id"].to_pylist() == ["id-0", "id-2"]
+    assert told.table.schema.names == list(redrive.COLUMNS)
+    assert back(queue) == []
+    assert queue.redrive().messages == 3
+
+
+def test_a_limit_takes_the_first(queue: Queue) -> None:
+    with_dead(queue, ["a", "b", "a", "a"])
+    assert queue.redrive(where="error = 'a'", limit=2, dry_run=True).messages == 2
+    assert queue.redrive(where="error = 'a'", limit=2).messages == 2
+    assert back(queue) == ["0", "2"]
+    assert queue.redrive(limit=1).messages == 1
+
+
+def test_an_empty_dead_letter_queue_gives_nothing(queue: Queue) -> None:
+    assert queue.redrive().messages == 0
+    told = queue.redrive(dry_run=True).table
+    assert told is not None
+    assert told.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"where": "nope = 1"}, "The columns are sequence"),
+        ({"where": "1 = 1) UNION SELECT 1 --"}, "cannot be run"),
+        ({"where": "  "}, "not a condition"),
+        ({"limit": 0}, "limit=0"),
+        ({"rate": 0}, "rate=0"),
+        ({"rate": "fast"}, "rate='fast'"),
+    ],
+)
+def test_what_cannot_be_redriven_so_is_refused_at_the_door(
+    queue: Queue, given: dict[str, Any], told: str
+) -> None:
+    with_dead(queue, ["a"])
+    with pytest.raises(InvalidOption, match=told):
+        queue.redrive(**given)
+    assert queue.redrive().messages == 1
+
+
+def test_a_rate_spreads_the_redrive_over_rounds(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_dead(queue, ["a"] * 5)
+    pauses: list[float] = []
+    monkeypatch.setattr(redrive, "time", SimpleNamespace(sleep=pauses.append))
+    assert queue.redrive(rate=2).messages == 5
+    assert [pause for pause in pauses if pause] == [1.0, 1.0], "2, 2 and 1: none after the last"
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+def test_killed_at_any_step_each_goes_back_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Before and after each of the three commits."""
+    queue = with_dead(make(), ["a", "b", "c"])
+    kind, place = divmod(step - 1, 2)
+    target, name = [
+        (transfer, "update_ledger"),
+        (type(queue._context.messages), "commit"),
+        (transfer, "update_ledger"),
+    ][kind]
+    at = 2 if kind == 2 else 1
+
+    def die() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(
+            target,
+            name,
+            Injected(
+                getattr(target, name), at=at, **({"after": die} if place else {"before": die})
+            ),
+        )
+        queue.redrive()
+        pytest.fail("it was to be killed")
+    again(queue).redrive()
+    assert back(queue) == ["0", "1", "2"]
+    assert again(queue).redrive().messages == 0
+
+
+def test_two_redrives_at_once_publish_each_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_dead(make(), ["a", "b", "c"])
+    other, real = again(queue), redrive._redrive
+    got: list[int] = []
+
+    def meanwhile(*args: Any) -> int:
+        monkeypatch.setattr(redrive, "_redrive", real)
+        got.append(other.redrive(limit=2).messages)
+        return real(*args)
+
+    monkeypatch.setattr(redrive, "_redrive", meanwhile)
+    got.append(queue.redrive().messages)
+    assert got == [2, 1]
+    assert sorted(back(queue)) == ["0", "1", "2"]
+
+
+def test_queues_that_share_a_dead_letter_queue_get_back_their_own(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    shared = tmp_path / "shared"
+    Queue.create(shared, clock=clock)
+    one, two = (
+        Queue.create(tmp_path / name, dead_letter_path=shared, clock=clock)
+        for name in ("one", "two")
+    )
+    with_dead(one, ["a"])
+    with_dead(two, ["b", "c"])
+    assert (one.redrive().messages, two.redrive().messages) == (1, 2)
+    assert (back(one), back(two)) == (["0"], ["0", "1"])
+
+
+def test_a_purged_dead_letter_queue_is_no_damage(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_dead(queue, ["a", "b"])
+    dead = queue.dead_letters
+    assert dead.purge(dead.name) > 0
+    assert queue.redrive(dry_run=True).messages == 0
+    with_dead(queue, ["c"])
+    assert queue.redrive().messages == 1
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer.Transfer, "_publish", _die)
+        with pytest.raises(Killed):
+            queue.redrive()
+    dead = queue.dead_letters
+    index = dead._context.messages.index()
+    dead._context.messages.drop(index.last_sequence)
+    again(queue).redrive()
+    assert queue.stats()["published"] == 1, "there was nothing left to publish"
+    with_dead(queue, ["b"])
+    assert queue.redrive().messages == 1
+
+
+def _die(*_: Any) -> None:
+    raise Killed

@@ -1,0 +1,868 @@
+"""The chores: routing to the dead letters, trimming, housekeeping. Each is killed at every step, repeated, and run twice at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from support.handles import Injected, again, expire, housekeep, lease, on_commit, route, trim
+
+from spark_mq import Message, Queue, errors
+from spark_mq.delta import cleanup, tables
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.tables import write_checkpoint
+from spark_mq.maintenance import dead_letters
+from spark_mq.maintenance.dead_letters import copy_dead
+from spark_mq.maintenance.sweep import SweepReport
+from spark_mq.parquet.reader import verify_slice
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+class Killed(BaseException):
+    """The process dies here. Not an Exception: nothing in the code may handle it."""
+
+
+def dead_values(queue: Queue) -> list[bytes | None]:
+    """What lies in the dead letters, in order."""
+    found = queue.dead_letters.group("look", start="earliest").lease("w", max_messages=1000)
+    return [] if found is None else [m.value for m in found.messages]
+
+
+def with_dead(queue: Queue, count: int = 3) -> Queue:
+    queue.publish([str(n) for n in range(count)])
+    lease(queue, count).reject()
+    return queue
+
+
+def test_a_queue_sweeps_itself_with_the_same_report(make: Make) -> None:
+    queue = with_dead(make())
+    report = queue.sweep()
+    assert (type(report), report.routed) == (SweepReport, 3)
+    assert dead_values(queue) == [b"0", b"1", b"2"]
+    copied: list[int] = []
+
+    def copy(log: Any, dead_log: Any, slices: Any) -> Any:
+        copied.append(len(slices))
+        return copy_dead(log, dead_log, slices)
+
+    assert with_dead(queue).sweep(copy).routed == 3
+    assert copied
+
+
+# -- routing
+
+
+def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock) -> None:
+    queue = make(max_delivery_attempts=2)
+    message = Message(
+        b"\x00payload",
+        key="k",
+        headers={"own": "1", "spark_mq.reason": "forged"},
+        message_id="id-1",
+    )
+    receipt = queue.publish([message, "other"])
+    started = clock()
+    first = lease(queue)
+    first.ack([receipt.sequences[1]])
+    first.nack([receipt.sequences[0]], delay=0, error="boom 1")
+    clock.advance("5s")
+    lease(queue).nack(delay=0, error="boom 2")
+    assert queue.sweep().routed == 1
+    (dead,) = lease(queue.dead_letters).messages
+    assert (dead.message_id, dead.key, dead.value, dead.published_at) == (
+        "id-1",
+        "k",
+        b"\x00payload",
+        started,
+    )
+    assert dead.headers == {
+        "own": "1",
+        "spark_mq.queue": queue.path,
+        "spark_mq.group": "default",
+        "spark_mq.delivery_count": "2",
+        "spark_mq.failure_count": "2",
+        "spark_mq.reason": "max_delivery_attempts",
+        "spark_mq.error": "boom 2",
+        "spark_mq.first_leased_at": started.isoformat(),
+        "spark_mq.last_leased_at": (started + timedelta(seconds=5)).isoformat(),
+        "spark_mq.sequence": str(receipt.sequences[0]),
+    }
+    told = queue.group().stats()
+    assert (told.dead, told.routing, told.dead_lettered, told.floor) == (0, 0, 1, told.tail)
+
+
+def test_routing_nothing_makes_no_commit(make: Make) -> None:
+    queue = make()
+    queue.publish("a")
+    lease(queue)
+    revision = queue.group()._ledger.current().head.revision
+    assert [replace(queue.sweep(), indexed_commits=0, archived_commits=0) for _ in range(2)] == [
+        SweepReport()
+    ] * 2
+    assert queue.group()._ledger.current().head.revision == revision
+
+
+def test_each_group_routes_its_own(make: Make) -> None:
+    queue = make()
+    queue.publish(["a", "b"])
+    for name in ("one", "two"):
+        lease(queue, group=name).reject(error=name)
+    assert queue.sweep().routed == 4
+    dead = lease(queue.dead_letters).messages
+    assert sorted(
+        (m.value, m.headers["spark_mq.group"], m.headers["spark_mq.error"]) for m in dead
+    ) == [
+        (b"a", "one", "one"),
+        (b"a", "two", "two"),
+        (b"b", "one", "one"),
+        (b"b", "two", "two"),
+    ]
+
+
+def test_many_dead_ranges_are_routed_in_rounds(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "ROUTE_RANGES", 2)
+    queue = make()
+    receipt = queue.publish([str(n) for n in range(10)])
+    lease(queue).reject(list(receipt.sequences)[::2])
+    assert queue.sweep().routed == 5
+    assert dead_values(queue) == [b"0", b"2", b"4", b"6", b"8"]
+
+
+def test_unreadable_messages_arrive_all_the_same(make: Make) -> None:
+    queue = make()
+    receipts = [queue.publish(value) for value in ("bad", "good", "gone")]
+    lease(queue).reject(error="no")
+    bad, _, gone = (file.path for file in queue._context.messages.index().files)
+    queue._context.messages.files.delete(bad)
+    queue._context.messages.files.write(bad, b"garbage")
+    queue._context.messages.files.delete(gone)
+    assert queue.sweep().routed == 3
+    found = lease(queue.dead_letters).messages
+    assert [(m.value, m.headers["spark_mq.error"]) for m in found] == [
+        (None, "no"),
+        (b"good", "no"),
+        (None, "no"),
+    ]
+    assert [m.message_id for m in (found[0], found[2])] == [
+        str(receipts[n].sequences[0]) for n in (0, 2)
+    ]
+    assert "not readable" in found[0].headers["spark_mq.payload"]
+    assert "missing" in found[2].headers["spark_mq.payload"]
+    assert "spark_mq.payload" not in found[1].headers
+
+
+def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read for now is no unreadable message: it must not arrive empty."""
+    queue = with_dead(make())
+    pieces = list(queue._context.messages.index().slices(0, 2**62))
+    dead = queue.dead_letters._context.messages
+
+    def unreachable(*_: Any) -> Any:
+        raise OSError("connection timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(queue._context.messages.files), "open", unreachable)
+        patch.setattr(type(queue._context.messages.files), "read", unreachable)
+        with pytest.raises(OSError, match="timed out"):
+            copy_dead(queue._context.messages, dead, [(piece, {}) for piece in pieces])
+        with pytest.raises(OSError, match="timed out"):
+            list(verify_slice(queue._context.messages.files, pieces[0], pieces[0].rows))
+    assert queue.sweep().routed == 3
+    assert dead_values(queue) == [b"0", b"1", b"2"]
+
+
+STEPS = ["freeze", "publish", "settle"]
+
+
+def at_step(queue: Queue, patch: pytest.MonkeyPatch, step: str, **what: Any) -> Injected:
+    """Injects something around one of the three commits of routing."""
+    if step == "publish":
+        log = queue.dead_letters._context.messages
+        wrapper = Injected(log.commit, **what)
+        patch.setattr(log, "commit", wrapper)
+    else:
+        wrapper = Injected(queue._context.ledgers.write, at=1 if step == "freeze" else 2, **what)
+        patch.setattr(queue._context.ledgers, "write", wrapper)
+    return wrapper
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_routing_killed_at_any_commit_and_repeated_is_exactly_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: str, when: str
+) -> None:
+    queue = with_dead(make())
+
+    def die() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        at_step(queue, patch, step, **{when: die})
+        with pytest.raises(Killed):
+            route(queue.group())
+    survivor = again(queue)
+    assert route(survivor.group()) == (0 if (step, when) == ("settle", "after") else 3)
+    assert route(survivor.group()) == 0
+    assert dead_values(survivor) == [b"0", b"1", b"2"]
+    assert survivor.group().stats().dead_lettered == 3
+    assert survivor.group().stats().routing == 0
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_two_sweepers_at_once_route_exactly_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: str, when: str
+) -> None:
+    queue = with_dead(make())
+    other, routed = again(queue), []
+
+    def rival() -> None:
+        monkeypatch.undo()  # in memory both share the storage, and so the wrapper
+        routed.append(route(other.group()))
+
+    at_step(queue, monkeypatch, step, **{when: rival})
+    routed.append(route(queue.group()))
+    assert sum(routed) == 3
+    assert dead_values(queue) == [b"0", b"1", b"2"]
+    assert queue.group().stats().dead_lettered == 3
+
+
+def test_of_two_that_publish_the_same_dead_at_once_one_is_refused(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked at the mark, both have copied: the race of the commits itself decides."""
+    queue = with_dead(delta_queue())
+    other, routed = again(queue), []
+    # Only the dead letters' table has this folder above its own.
+    wrapper = on_commit(
+        monkeypatch, "dead_letters/messages", before=lambda: routed.append(route(other.group()))
+    )
+    routed.append(route(queue.group()))
+    assert wrapper.calls > 1
+    assert sum(routed) == 3
+    assert dead_values(queue) == [b"0", b"1", b"2"]
+
+
+def test_new_dead_are_routed_behind_what_another_sweeper_left(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_dead(make(), 2)
+
+    def die() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        at_step(queue, patch, "freeze", after=die)
+        with pytest.raises(Killed):
+            route(queue.group())
+    queue.publish("new")
+    lease(queue).reject()
+    assert queue.group().stats().routing == 2
+    assert again(queue).sweep().routed == 3
+    assert sorted(dead_values(queue)) == [b"0", b"1", b"new"]
+
+
+def test_a_seek_leaves_what_is_being_routed_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_dead(make(), 2)
+
+    def die() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        at_step(queue, patch, "publish", after=die)
+        with pytest.raises(Killed):
+            route(queue.group())
+    queue.group().seek("latest")
+    assert route(queue.group()) == 2
+    assert dead_values(queue) == [b"0", b"1"]
+
+
+def test_dead_letters_can_go_to_a_queue_of_ones_own(tmp_path: Path, clock: ManualClock) -> None:
+    shared = Queue.create(tmp_path / "shared", clock=clock)
+    queue = with_dead(
+        Queue.create(tmp_path / "q", dead_letter_path=tmp_path / "shared", clock=clock), 1
+    )
+    assert queue.sweep().routed == 1
+    assert not (tmp_path / "q" / "dead_letters").exists()
+    assert lease(shared).messages[0].headers["spark_mq.queue"] == str(tmp_path / "q")
+
+
+def test_expire_folds_every_group(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    queue.publish(["a", "b"])
+    lease(queue, group="one")
+    lease(queue, 1, group="two")
+    clock.advance("1h")
+    assert expire(queue) == 3
+    assert queue.sweep().expired == 0
+
+
+# -- trim
+
+
+def trimmable(make: Make, clock: ManualClock) -> Queue:
+    """Three publishes, settled by a group, and past the retention."""
+    queue = make(retention="1d")
+    for value in "abc":
+        queue.publish(value)
+    lease(queue).ack()
+    clock.advance("2d")
+    return queue
+
+
+def files_on_disk(queue: Queue) -> int:
+    return len(queue._context.messages.files.list(""))
+
+
+def test_settled_and_old_is_trimmed(make: Make, clock: ManualClock) -> None:
+    queue = trimmable(make, clock)
+    tail = queue.stats()["tail"]
+    queue.publish("d")
+    assert trim(queue) == 3
+    assert trim(queue) == 0
+    assert queue.horizon() == tail
+    assert files_on_disk(queue) == 1
+    assert [m.value for m in lease(queue).messages] == [b"d"]
+    assert again(queue).stats()["published"] == 4
+
+
+def test_what_is_younger_than_the_retention_stays(make: Make, clock: ManualClock) -> None:
+    queue = make(retention="1d")
+    queue.publish("a")
+    lease(queue).ack()
+    clock.advance("23h")
+    assert trim(queue) == 0
+    clock.advance("2h")
+    assert trim(queue) == 1
+
+
+def test_a_queue_without_groups_has_settled_nothing(make: Make, clock: ManualClock) -> None:
+    queue = make(retention=0)
+    queue.publish("a")
+    clock.advance("1000d")
+    assert trim(queue) == 0
+    assert [m.value for m in lease(queue).messages] == [b"a"]
+
+
+def test_the_slowest_group_holds_the_trim(make: Make, clock: ManualClock) -> None:
+    queue = make(retention=0)
+    queue.publish("a")
+    queue.publish("b")
+    lease(queue, group="fast").ack()
+    slow = lease(queue, 1, group="slow")
+    clock.advance("1m")
+    assert trim(queue) == 0
+    slow.ack()
+    assert trim(queue) == 1
+    assert [m.value for m in lease(queue, group="slow").messages] == [b"b"]
+
+
+def test_dead_and_waiting_messages_hold_the_trim(make: Make, clock: ManualClock) -> None:
+    queue = make(retention=0)
+    queue.publish("a")
+    lease(queue).reject()
+    clock.advance("1m")
+    assert trim(queue) == 0
+    assert queue.sweep().routed == 1
+    assert trim(queue) in (0, 1)  # the sweep that routed it has trimmed it
+    assert queue.horizon() == queue.stats()["tail"]
+    assert dead_values(queue) == [b"a"]
+
+
+def test_a_file_goes_when_its_last_message_may(make: Make, clock: ManualClock) -> None:
+    queue = make(retention=0)
+    queue.publish(["a", "b"])
+    first = lease(queue, 1)
+    first.ack()
+    clock.advance("1m")
+    assert trim(queue) == 0
+    assert queue.horizon() == first.messages[0].sequence
+    lease(queue).ack()
+    assert trim(queue) == 1
+
+
+def test_groups_and_seeks_after_a_trim_start_at_the_horizon(make: Make, clock: ManualClock) -> None:
+    queue = trimmable(make, clock)
+    trim(queue)
+    queue.publish("d")
+    assert [m.value for m in lease(queue, group="new").messages] == [b"d"]
+    queue.group().seek("earliest")
+    assert [m.value for m in lease(queue).messages] == [b"d"]
+    assert queue.group("new").stats().ready == queue.group().stats().ready == 0
+
+
+def test_a_group_made_under_a_trim_keeps_what_it_starts_with(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the trim's look at the floors and its horizon: one of the two must notice."""
+    queue = trimmable(make, clock)
+    other, real = again(queue), queue._context.ledgers.write
+
+    def beaten(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(queue._context.ledgers, "write", real)
+        other.group("late").ensure()
+        return real(*args, **options)
+
+    monkeypatch.setattr(queue._context.ledgers, "write", beaten)
+    assert trim(queue) == 0
+    assert [m.value for m in lease(queue, group="late").messages] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("step", ["horizon", "remove", "first delete"])
+def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
+    delta_queue: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    queue = trimmable(delta_queue, clock)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if step == "horizon":
+            patch.setattr(
+                queue._context.ledgers, "write", Injected(queue._context.ledgers.write, after=die)
+            )
+        elif step == "remove":
+            on_commit(patch, "messages", after=die)
+        else:
+            patch.setattr(
+                queue._context.messages.files,
+                "delete",
+                Injected(queue._context.messages.files.delete, after=die),
+            )
+        with pytest.raises(Killed):
+            trim(queue)
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == (
+        3 if step == "horizon" else 0
+    )
+    survivor = again(queue)
+    assert trim(survivor) == (3 if step == "horizon" else 0)
+    assert files_on_disk(survivor) == 0
+    survivor.publish("d")
+    assert [m.value for m in lease(survivor).messages] == [b"d"]
+
+
+def test_two_trims_at_once_are_one(
+    delta_queue: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = trimmable(delta_queue, clock)
+    other = again(queue)
+    wrapper = on_commit(monkeypatch, "messages", before=lambda: trim(other))
+    assert trim(queue) == 0, "the other one has trimmed"
+    assert wrapper.calls == 2, "the other's, the refused one at its number, and none after that"
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 0
+    queue.publish("d")
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 1
+
+
+def test_after_a_trim_messages_is_an_ordinary_append_only_table(
+    delta_queue: Make, clock: ManualClock
+) -> None:
+    queue = trimmable(delta_queue, clock)
+    trim(queue)
+    queue.publish("d")
+    table = DeltaTable(queue._context.messages.path)
+    assert table.to_pyarrow_table()["value"].to_pylist() == [b"d"]
+    assert table.metadata().configuration["delta.appendOnly"] == "true"
+    actions = [
+        json.loads(line)
+        for log in sorted(Path(queue._context.messages.path, "_delta_log").glob("*.json"))
+        for line in log.read_text().splitlines()
+    ]
+    removes = [action["remove"] for action in actions if "remove" in action]
+    assert [remove["dataChange"] for remove in removes] == [False] * 3
+    with pytest.raises(Exception, match=r"(?i)append"):
+        table.delete()
+
+
+def test_a_compacted_file_is_trimmed_as_its_newest_source(
+    delta_queue: Make, clock: ManualClock
+) -> None:
+    queue = delta_queue(retention=0)
+    for value in "abc":
+        queue.publish(value)
+    DeltaTable(queue._context.messages.path).optimize.compact()
+    clock.advance("1m")
+    lease(queue, 2).ack()
+    assert trim(queue) == 0  # the sources are out of the table already
+    assert files_on_disk(queue) == 2  # that of c, and the compacted one
+    assert [m.value for m in lease(queue).messages] == [b"c"]
+    queue.group().seek("latest")
+    assert trim(again(queue)) == 1
+    assert files_on_disk(queue) == 0
+    assert DeltaTable(queue._context.messages.path).to_pyarrow_table().num_rows == 0
+
+
+# -- housekeeping
+
+
+def ledger_files(queue: Queue) -> int:
+    return sum(len(names) for _, _, names in os.walk(queue._context.ledgers.path))
+
+
+def cycle(queue: Queue, times: int, group: str = "default") -> None:
+    for _ in range(times):
+        lease(queue, 1, group).release()
+
+
+def delta_leases(queue: Queue) -> LedgerTable:
+    assert isinstance(queue._context.ledgers, LedgerTable)
+    return queue._context.ledgers
+
+
+def clean(queue: Queue, keep_versions: int, keep_seconds: float | None) -> int:
+    """Clean the ledgers' table alone. All of it may go, archived or not."""
+    return delta_leases(queue).clean(keep_versions, keep_seconds, archived=2**62)
+
+
+def loadable(queue: Queue) -> list[int]:
+    """The versions of the ledger that can be read, data and all."""
+    path, found = queue._context.ledgers.path, []
+    for version in range(DeltaTable(path).version() + 1):
+        try:
+            assert DeltaTable(path, version=version).to_pyarrow_table().num_rows >= 0
+            found.append(version)
+        except Exception:
+            continue
+    return found
+
+
+def test_housekeeping_keeps_the_last_versions_whole(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    for _ in range(4):
+        cycle(queue, 5)
+        housekeep(queue, keep_versions=12, keep_seconds=0)
+        latest = DeltaTable(queue._context.ledgers.path).version()
+        assert set(range(max(0, latest - 12), latest + 1)) <= set(loadable(queue))
+    assert len(loadable(queue)) < 30
+    assert len(DeltaTable(queue._context.ledgers.path).history()) >= 12
+    assert lease(queue).ack().settled == 1
+
+
+def test_housekeeping_keeps_what_is_young(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    cycle(queue, 10)
+    before = loadable(queue)
+    assert housekeep(queue, keep_versions=0, keep_seconds=3600) == 0
+    assert loadable(queue) == before
+    assert queue.sweep().cleaned_files == 0
+
+
+def test_housekeeping_goes_by_the_age_of_commits(delta_queue: Make) -> None:
+    """Of 20 commits the first 10 are an hour old."""
+    queue = delta_queue()
+    queue.publish("a")
+    cycle(queue, 5)
+    housekeep(queue, keep_versions=0, keep_seconds=3600)  # a checkpoint in between
+    old = DeltaTable(queue._context.ledgers.path).version()
+    for folder, _, names in os.walk(queue._context.ledgers.path):
+        for name in names:
+            os.utime(Path(folder, name), (1e9, 1e9))
+    cycle(queue, 5)
+    assert housekeep(queue, keep_versions=0, keep_seconds=1800) > 0
+    latest = DeltaTable(queue._context.ledgers.path).version()
+    assert loadable(queue) == list(range(old, latest + 1))
+
+
+def test_a_sweeper_whose_clock_is_ahead_cleans_no_more(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is young is told by the store's own clock: a writer may be at work on what the sweeper takes for old."""
+    queue = delta_queue()
+    queue.publish("a")
+    cycle(queue, 5)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    assert clean(queue, keep_versions=0, keep_seconds=None) == 0
+
+
+def test_time_travel_shows_what_was_leased(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    mine = lease(queue, 1)
+    then = DeltaTable(queue._context.ledgers.path).version()
+    mine.ack()
+    cycle(queue, 3)
+    housekeep(queue, keep_versions=20, keep_seconds=0)
+    rows = DeltaTable(queue._context.ledgers.path, version=then).to_pyarrow_table().to_pylist()
+    assert [(row["first"], row["lease_id"]) for row in rows if row["state"] == "leased"] == [
+        (mine.messages[0].sequence, mine.lease_id)
+    ]
+
+
+def test_writers_go_on_under_housekeeping(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(30)])
+    cycle(queue, 6)
+    housekeep(queue)  # a checkpoint, from which on the kept versions are read
+    cycle(queue, 2)
+    sweeper = again(queue)
+    acked = 0
+    real = delta_leases(sweeper).files.delete
+
+    def busy(path: str) -> None:
+        nonlocal acked
+        if acked < 8:
+            acked += lease(queue, 1).ack().settled
+        real(path)
+
+    monkeypatch.setattr(delta_leases(sweeper).files, "delete", busy)
+    assert clean(sweeper, keep_versions=2, keep_seconds=0) > 8
+    assert acked == 8
+    for handle in (queue, again(queue)):
+        assert (handle.group().stats().acked, handle.group().stats().ready) == (8, 22)
+
+
+def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(30)])
+
+    def die() -> None:
+        raise Killed
+
+    for kill_at in (1, 2, 3, 7, 100):
+        cycle(queue, 4)
+        lease(queue, 1).ack()
+        sweeper = again(queue)
+        with monkeypatch.context() as patch:
+            files = delta_leases(sweeper).files
+            patch.setattr(files, "delete", Injected(files.delete, after=die, at=kill_at))
+            with contextlib.suppress(Killed):
+                clean(sweeper, keep_versions=3, keep_seconds=0)
+        latest = DeltaTable(queue._context.ledgers.path).version()
+        assert set(range(latest - 3, latest + 1)) <= set(loadable(queue))
+        assert again(queue).group().stats() == queue.group().stats()
+    clean(queue, keep_versions=3, keep_seconds=0)
+    assert clean(again(queue), keep_versions=3, keep_seconds=0) == 0
+    assert queue.group().stats().acked == 5
+
+
+@pytest.mark.parametrize(
+    ("step", "at"),
+    [("delete", 2), ("read", 1), ("read", 2), ("list", 1), ("list_all", 1), ("open", 1)],
+)
+def test_two_sweepers_clean_at_once(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, step: str, at: int
+) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    cycle(queue, 6)
+    one, two = again(queue), again(queue)
+    files = delta_leases(one).files
+    injected = Injected(getattr(files, step), before=lambda: clean(two, 0, 0), at=at)
+    monkeypatch.setattr(files, step, injected)
+    clean(one, 0, 0)
+    assert injected.calls >= at
+    assert again(queue).group().stats().ready == 1
+    assert lease(queue).ack().settled == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "at"),
+    [(tables, "DeltaLog", 1), (tables, "find_start", 1), (tables, "encode_checkpoint", 1), (DeltaLog, "read_commit", 1),
+     (cleanup, "checkpoint_path", 1), (cleanup, "_clean_orphans", 1),
+     (ObjectStore, "list", 1), (ObjectStore, "list_all", 1), *((ObjectStore, "read", at) for at in (1, 2, 5)),
+     (ObjectStore, "open", 1), *((ObjectStore, "delete", at) for at in (2, 6))],
+)  # fmt: skip
+def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, place: Any, step: str, at: int
+) -> None:
+    """It was frozen for longer than logs are kept; the queue went on."""
+    queue = delta_queue()
+    queue.publish("a")
+    for _ in range(2):
+        cycle(queue, 4)
+        write_checkpoint(delta_leases(queue).files)
+    cycle(queue, 2)
+    one, two = again(queue), again(queue)
+    seen = DeltaTable(queue._context.ledgers.path).version()
+
+    def meanwhile() -> None:
+        monkeypatch.undo()
+        cycle(queue, 3)
+        clean(two, 0, 0)
+
+    injected = Injected(getattr(place, step), before=meanwhile, at=at)
+    monkeypatch.setattr(place, step, injected)
+    clean(one, 2, 0)
+    assert injected.calls == at
+    assert min(loadable(queue)) == seen + 6
+    assert again(queue).group().stats().ready == 1
+    assert lease(queue).ack().settled == 1
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    cycle(queue, 3)
+    housekeep(queue)
+    (file,) = Path(queue._context.ledgers.path, "_delta_log").glob("*.checkpoint.parquet")
+    file.write_bytes(b"PAR1")
+    with pytest.raises(errors.CorruptLog, match=file.name):
+        queue.sweep()
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "at"),
+    [*(("checkpoint", step, at) for step, at in (("exists", 1), ("exists", 2), ("open", 1), ("read", 1), ("read", 2), ("read", 3))),
+     *(("commits", step, at) for step, at in (("exists", 1), ("exists", 2), ("read", 1), ("read", 2), ("read", 3)))],
+)  # fmt: skip
+def test_a_log_cleaned_while_it_is_opened_is_opened_again(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, start: str, step: str, at: int
+) -> None:
+    """The checkpoint that its hint names goes, if it has one, and all commits after it."""
+    queue = delta_queue()
+    queue.publish("a")
+    cycle(queue, 2)
+    if start == "checkpoint":
+        write_checkpoint(delta_leases(queue).files)
+    cycle(queue, 3)
+    late = Queue.open(queue.path, clock=queue._context.clock)
+    files = ObjectStore(delta_leases(queue).path)
+
+    def meanwhile() -> None:
+        monkeypatch.undo()
+        cycle(queue, 3)
+        clean(queue, 0, 0)
+
+    injected = Injected(getattr(files, step), before=meanwhile, at=at)
+    monkeypatch.setattr(files, step, injected)
+    assert DeltaLog(files).refresh().version == DeltaTable(files.root).version()
+    assert injected.calls >= at
+    assert lease(late).ack().settled == 1
+
+
+def test_who_loses_a_race_deletes_its_file(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(10)])
+    queue.group().ensure()
+    other = again(queue)
+    with monkeypatch.context() as patch:
+        on_commit(patch, "leases", before=lambda: lease(other, 1))
+        lease(queue, 1)
+    named = {
+        path
+        for version in loadable(queue)
+        for path in DeltaTable(queue._context.ledgers.path, version=version).file_uris()
+    }
+    assert files_of_default(queue) == len(named) == 3
+
+
+def files_of_default(queue: Queue) -> int:
+    return len(delta_leases(queue).files.list("consumer_group=default"))
+
+
+def test_files_of_lost_races_are_cleaned_away(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that died before its commit leaves its data file behind; those that may still be committed are left alone."""
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(10)])
+    queue.group().ensure()
+    other = again(queue)
+
+    def die() -> None:
+        lease(other, 1)
+        raise Killed
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            on_commit(patch, "leases", before=die)
+            with pytest.raises(Killed):
+                lease(queue, 1)
+        lease(queue, 1)
+    folder = "consumer_group=default"
+    assert len(delta_leases(queue).files.list(folder)) > len(loadable(queue)) - 1
+    housekeep(queue, keep_versions=0, keep_seconds=0)
+    young = len(delta_leases(queue).files.list(folder))
+    for name in os.listdir(Path(queue._context.ledgers.path, folder)):
+        os.utime(Path(queue._context.ledgers.path, folder, name), (1e9, 1e9))
+    housekeep(queue, keep_versions=0, keep_seconds=0)
+    assert (
+        len(delta_leases(queue).files.list(folder)) == young
+    )  # older than nothing: the file that the group has now is as old
+    lease(queue, 1)
+    housekeep(queue, keep_versions=0, keep_seconds=0)
+    assert len(delta_leases(queue).files.list(folder)) == 1
+    assert again(queue).group().stats().in_flight == 7
+
+
+def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make) -> None:
+    """Nobody should restore the ledger; but if somebody does, cleaning must not take it away under them."""
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    lease(queue, 1)
+    then = DeltaTable(queue._context.ledgers.path).version()
+    cycle(queue, 3)
+    DeltaTable(queue._context.ledgers.path).restore(then)
+    housekeep(queue, keep_versions=0, keep_seconds=0)
+    assert again(queue).group().stats().in_flight == 1
+
+
+@pytest.mark.slow
+def test_the_tables_stay_small(delta_queue: Make, clock: ManualClock) -> None:
+    """300 leases and acks, swept now and then: the size depends on what is kept, not on what has been."""
+    queue = delta_queue(retention=0)
+    sizes = []
+    for _ in range(12):
+        queue.publish([str(n) for n in range(25)])
+        for _ in range(25):
+            lease(queue, 1).ack()
+        clock.advance("1m")
+        queue.sweep()
+        housekeep(queue, keep_versions=20, keep_seconds=0)
+        sizes.append(
+            (ledger_files(queue), files_on_disk(queue), queue.group().stats().ledger_ranges)
+        )
+    assert queue.group().stats().acked == 300
+    assert max(files for files, _, _ in sizes[2:]) < 160
+    assert sizes[-1][0] <= sizes[3][0] + 5
+    assert [(files, ranges) for _, files, ranges in sizes] == [(0, 0)] * 12
+
+
+def test_a_sweep_of_an_empty_queue_does_nothing(make: Make) -> None:
+    queue = make()
+    assert queue.sweep() == SweepReport()
+    assert str(SweepReport(1, 2, 3, 4, 5, 6)) == (
+        "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5, archived commits: 6"
+    )
+    with pytest.raises(errors.GroupNotFound):
+        queue.group().ack("nothing")
+
+
+def test_a_sweep_keeps_the_dead_letter_queues_tables_small_too(delta_queue: Make) -> None:
+    queue = with_dead(delta_queue())
+    queue.sweep()
+    for _ in range(30):
+        lease(queue.dead_letters).release()
+    leases = delta_leases(queue.dead_letters)
+    for _ in range(2):
+        queue.sweep()
+    assert Path(queue.dead_letters.path, "history", "_delta_log").exists()
+    assert Path(queue.dead_letters.path, "commits", "_delta_log").exists()
+    assert any(".checkpoint." in name for name in os.listdir(Path(leases.path, "_delta_log")))

@@ -1,0 +1,282 @@
+"""Workers whose clocks are minutes apart, and clocks that jump: what holds then, and that nothing is lost or breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.handles import again, lease
+
+from spark_mq import Queue, errors
+from spark_mq.streaming.options import StreamOptions
+from spark_mq.streaming.source import StreamSource
+from spark_mq.testing import ManualClock, memory_queue
+
+Make = Callable[..., Queue]
+
+
+def apart(queue: Queue, clock: ManualClock, minutes: float) -> tuple[Queue, ManualClock]:
+    """A handle on another machine, whose clock goes wrong by so much."""
+    other = ManualClock(clock() + timedelta(minutes=minutes))
+    return again(queue, clock=other), other
+
+
+# -- minutes apart
+
+
+@pytest.mark.parametrize("minutes", [5, -5])
+def test_within_the_margin_no_lease_is_ended_early(
+    make: Make, clock: ManualClock, minutes: float
+) -> None:
+    """``clock_skew`` is the difference of two clocks that the group bears."""
+    queue = make(clock_skew="5m", visibility_timeout="60s")
+    other, others_clock = apart(queue, clock, minutes)
+    queue.publish(["a", "b"])
+    mine, theirs = lease(queue, 1), lease(other, 1)
+    for both in (clock, others_clock):
+        both.advance("59s")
+    assert queue.group().lease("thief") is None
+    assert other.group().lease("thief") is None
+    assert mine.ack().settled == theirs.ack().settled == 1
+
+
+def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fences_them(
+    queue: Queue, clock: ManualClock
+) -> None:
+    """Beyond the margin work is done twice. It is still settled once, and whoever lost it is told."""
+    ahead, _ = apart(queue, clock, 5)
+    queue.publish(["a", "b"])
+    mine = lease(queue, 2)
+    taken = lease(ahead, 1)
+    with pytest.raises(errors.LeaseLost) as caught:
+        mine.ack()
+    assert [(first, why) for first, _, why in caught.value.lost] == [
+        (taken.messages[0].sequence, f"leased by {taken.lease_id}")
+    ]
+    assert caught.value.result.settled == 1, "what nobody had taken since is settled, late"
+    assert taken.ack().settled == 1
+    assert (queue.group().stats().acked, ahead.group().stats().ready) == (2, 0)
+
+
+def test_a_worker_whose_clock_is_behind_loses_its_leases_to_the_others_and_is_told(
+    queue: Queue, clock: ManualClock
+) -> None:
+    behind, _ = apart(queue, clock, -5)
+    queue.publish(["a"])
+    mine = lease(behind)
+    assert mine.expires_at < clock()
+    taken = lease(queue)
+    for settle in (mine.ack, mine.nack, mine.extend, mine.release):
+        with pytest.raises(errors.LeaseLost):
+            settle()
+    assert taken.ack().settled == 1
+
+
+def test_what_a_worker_behind_nacked_is_due_by_the_clock_of_whoever_asks(
+    queue: Queue, clock: ManualClock
+) -> None:
+    ahead, _ = apart(queue, clock, 5)
+    queue.publish(["a"])
+    lease(ahead).nack(delay="10s")
+    assert queue.group().lease("w") is None
+    clock.advance("5m")
+    assert queue.group().lease("w") is None
+    clock.advance("10s")
+    assert lease(queue).messages[0].delivery_count == 2
+
+
+def test_extending_by_a_clock_that_is_behind_never_shortens_a_lease(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a"])
+    held = lease(queue)
+    behind, _ = apart(queue, clock, -5)
+    behind.group().extend(held.lease_id)
+    clock.advance("60s")
+    assert queue.group().lease("w") is None
+    assert held.ack().settled == 1
+
+
+def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(
+    queue: Queue, clock: ManualClock
+) -> None:
+    behind, _ = apart(queue, clock, -5)
+    queue.publish(["a", "b"])
+    stream = StreamSource(
+        behind.group()._ledger,
+        StreamOptions(),
+        keep_alive=lambda *_: type("Alive", (), {"stop": lambda self: None})(),
+    )
+    start = stream.initial()
+    end = stream.latest(start)
+    assert sum(piece.rows for piece, _ in stream.plan(start, end).slices) == 2
+    stolen = lease(queue, 1)
+    assert stream.latest(end) == end, "what was left of the batch is acked, and nothing raised"
+    assert stolen.ack().settled == 1
+    assert queue.group().stats().acked == 2
+
+
+# -- a clock that jumps
+
+JUMPS = ["-2h", "-400d", "2h", "400d"]
+
+
+def jump(clock: ManualClock, by: str) -> None:
+    amount = timedelta(hours=2) if by.endswith("h") else timedelta(days=400)
+    clock.set(clock() - amount if by.startswith("-") else clock() + amount)
+
+
+@pytest.mark.parametrize("by", JUMPS)
+def test_a_jump_under_every_kind_of_state_breaks_nothing(
+    make: Make, clock: ManualClock, by: str
+) -> None:
+    """Leased, waiting, delayed, dead, expired, unread: after the jump all can be looked at, and in the end each is done."""
+    queue = make(message_ttl="900d")
+    queue.publish([str(n) for n in range(8)])
+    queue.publish("delayed", deliver_at=clock() + timedelta(minutes=1))
+    held = lease(queue, 2)
+    nacked, dead = lease(queue, 1), lease(queue, 1)
+    nacked.nack(delay="1m")
+    dead.reject()
+    lease(queue, 1)
+    jump(clock, by)
+    worker = again(queue)
+    stats = worker.group().stats()
+    assert all(
+        value >= 0
+        for name, value in asdict(stats).items()
+        if isinstance(value, int | float) and name not in ("floor", "tail")
+    )
+    held.extend()
+    assert held.expires_at > clock()
+    assert held.ack().settled == 2
+    assert queue.group().expire() >= 0
+    worker.sweep()
+    assert queue.group().settings.visibility_timeout == 60_000_000
+    worker.publish("after")
+    for _ in range(4):  # forwards until all is due, whatever it was that jumped
+        while (taken := worker.group().lease("w", max_messages=100)) is not None:
+            taken.ack()
+        clock.advance("401d")
+    worker.sweep()
+    stats = worker.group().stats()
+    assert stats.acked + stats.dead_lettered + stats.expired == 10
+    assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 0, 0)
+    assert str(worker.trace(held._ranges[0].first))
+
+
+def test_a_jump_back_lengthens_leases_and_waits_by_itself_and_forgets_none(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a", "b"])
+    lease(queue, 1)
+    lease(queue, 1).nack(delay="10s")
+    jump(clock, "-2h")
+    assert queue.group().lease("w") is None
+    assert (queue.group().stats().in_flight, queue.group().stats().delayed) == (1, 1)
+    clock.advance("2h")
+    clock.advance("62s")
+    assert len(lease(queue)) == 1
+    assert len(lease(queue)) == 1, "a suspect comes alone"
+
+
+def test_a_start_by_time_is_found_in_a_log_whose_clock_jumped_back(clock: ManualClock) -> None:
+    queue = memory_queue(clock)
+    first = queue.publish("a").sequences[0]
+    middle = clock() + timedelta(minutes=1)
+    clock.advance("2m")
+    late = queue.publish("b").sequences[0]
+    jump(clock, "-2h")
+    queue.publish("c")
+    found = queue.group("g", start=middle).lease("w", max_messages=9)
+    assert found is not None
+    assert [m.sequence >= late for m in found.messages] == [True, True]
+    assert first not in [m.sequence for m in found.messages]
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        datetime(1, 1, 1, tzinfo=UTC),
+        datetime(1970, 1, 1, tzinfo=UTC),
+        datetime(9999, 12, 31, tzinfo=UTC),
+    ],
+)
+def test_a_clock_that_is_set_to_nonsense_breaks_nothing(
+    make: Make, clock: ManualClock, at: datetime
+) -> None:
+    """A machine that starts without its battery, in 1970."""
+    queue, now = make(), clock()
+    queue.publish(["a", "b"])
+    clock.set(at)
+    worker = again(queue)
+    worker.publish("c")
+    taken = lease(worker, 2)
+    taken.nack([taken.messages[0].sequence])
+    taken.extend()
+    worker.group().stats()
+    worker.sweep()
+    clock.set(now + timedelta(days=1))
+    taken.ack([taken.messages[1].sequence])
+    worker.sweep()
+    assert worker.group().stats().acked == 1
+
+
+# -- many, at random
+
+
+Step = tuple[str, int, int]
+steps = st.lists(
+    st.tuples(st.sampled_from(["lease", "lease", "ack", "nack", "extend", "release", "expire", "jump", "tick"]), st.integers(0, 2),
+              st.integers(-900, 900)), max_size=40,
+)  # fmt: skip
+
+
+@settings(max_examples=50)
+@given(steps)
+def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
+    taken: list[Step],
+) -> None:
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    queue = memory_queue(clock, max_delivery_attempts=None, retry_delay="5s")
+    workers = [(queue, clock), *(apart(queue, clock, minutes) for minutes in (7, -3))]
+    published = len(queue.publish([str(n) for n in range(6)]).sequences)
+    held: list[Any] = []
+    settled = 0
+    for what, who, amount in taken:
+        handle, its_clock = workers[who]
+        group = handle.group()
+        if what == "lease":
+            found = group.lease(f"w{who}", max_messages=1 + abs(amount) % 4)
+            held += [found.lease_id] if found is not None else []
+        elif what == "jump":
+            its_clock.set(its_clock() + timedelta(seconds=amount))
+        elif what == "tick":
+            for _, each in workers:
+                each.advance(abs(amount) / 10)
+        elif what == "expire":
+            group.expire()
+        elif held:
+            try:
+                result = getattr(group, what)(held[amount % len(held)])
+                settled += result.settled if what == "ack" else 0
+            except errors.LeaseLost as lost:
+                settled += lost.result.settled if what == "ack" else 0
+        stats = group.stats()
+        ranges = list(group._ledger.current())
+        assert all(a.last < b.first for a, b in pairwise(ranges))
+        assert stats.acked == settled
+        assert stats.ready + stats.delayed + stats.in_flight + stats.acked == published
+        assert all(
+            age is None or age >= 0 for age in (stats.oldest_unsettled_age, stats.oldest_lease_age)
+        )
+    clock.set(datetime(2027, 1, 1, tzinfo=UTC))
+    while (found := queue.group().lease("last", max_messages=10)) is not None:
+        settled += found.ack().settled
+    assert settled == published

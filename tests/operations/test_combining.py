@@ -1,0 +1,257 @@
+"""Settles of several threads become one commit; one caller's error is nobody else's. Settles of parts of several leases, and by id."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.handles import again, lease, until
+
+from spark_mq import Message, Queue, SettleResult
+from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
+from spark_mq.operations import shared_ledger
+from spark_mq.util.call_batcher import CallBatcher
+
+Make = Callable[..., Queue]
+
+
+# -- the combiner
+
+
+class Gate:
+    """A `run` that stops at its first call until it is opened, and notes what each call was given."""
+
+    def __init__(self, outcome: Callable[[Any], Any] = lambda item: item) -> None:
+        self.calls: list[list[Any]] = []
+        self.entered, self.opened = threading.Event(), threading.Event()
+        self.outcome = outcome
+
+    def __call__(self, items: Any) -> list[Any]:
+        self.calls.append(list(items))
+        if len(self.calls) == 1:
+            self.entered.set()
+            assert self.opened.wait(30)
+        return [self.outcome(item) for item in items]
+
+
+def together(gate: Gate, *items: Any) -> list[Any]:
+    """Hands in the first item, the others while it is at work, and returns what each call gave or raised."""
+    combiner: CallBatcher[Any, Any] = CallBatcher(gate)
+    with ThreadPoolExecutor(len(items)) as pool:
+        done = [pool.submit(combiner.do, items[0])]
+        assert gate.entered.wait(30)
+        done += [pool.submit(combiner.do, item) for item in items[1:]]
+        until(lambda: len(combiner._waiting) == len(items) - 1)
+        gate.opened.set()
+        return [one.exception(30) or one.result() for one in done]
+
+
+def test_what_comes_while_one_works_is_done_at_once_by_the_next() -> None:
+    gate = Gate()
+    assert together(gate, 1, 2, 3, 4) == [1, 2, 3, 4]
+    assert gate.calls[0] == [1]
+    assert sorted(gate.calls[1]) == [2, 3, 4]
+    assert len(gate.calls) == 2
+
+
+def test_one_callers_error_is_its_own() -> None:
+    gate = Gate(lambda item: ValueError("mine") if item == 3 else item)
+    one, two, three, four = together(gate, 1, 2, 3, 4)
+    assert (one, two, four) == (1, 2, 4)
+    assert isinstance(three, ValueError)
+
+
+def test_where_all_fail_together_each_is_tried_by_itself() -> None:
+    class Store(Gate):
+        def __call__(self, items: Any) -> list[Any]:
+            done = super().__call__(items)
+            if len(items) > 1 or items == [3]:
+                raise OSError("the store")
+            return done
+
+    one, two, three, four = together(Store(), 1, 2, 3, 4)
+    assert (one, two, four) == (1, 2, 4)
+    assert isinstance(three, OSError)
+
+
+def test_an_interrupted_leader_leaves_the_others_to_another() -> None:
+    class Interrupted(Gate):
+        def __call__(self, items: Any) -> list[Any]:
+            done = super().__call__(items)
+            if len(self.calls) == 2:
+                raise KeyboardInterrupt
+            return done
+
+    gate = Interrupted()
+    results = together(gate, 1, 2, 3, 4)
+    assert results[0] == 1
+    assert sum(isinstance(one, KeyboardInterrupt) for one in results) == 1
+    assert sum(isinstance(one, int) for one in results) == 3
+
+
+def test_a_call_that_is_interrupted_while_it_waits_does_not_run() -> None:
+    gate = Gate()
+    combiner: CallBatcher[Any, Any] = CallBatcher(gate)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(combiner.do, 1)
+        assert gate.entered.wait(30)
+        combiner._condition.wait = interrupt  # type: ignore[assignment, method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            combiner.do(2)
+        del combiner._condition.wait
+        gate.opened.set()
+        assert first.result(30) == 1
+    assert combiner.do(3) == 3
+    assert gate.calls == [[1], [3]]
+
+
+def test_contention_is_told_to_all_alike_and_not_waited_for_again() -> None:
+    class Busy(Gate):
+        def __call__(self, items: Any) -> list[Any]:
+            super().__call__(items)
+            if len(items) > 1:
+                raise ContentionTimeout("lost", group="g", attempts=1)
+            return [1]
+
+    gate = Busy()
+    results = together(gate, 1, 2, 3)
+    assert [type(one) for one in results[1:]] == [ContentionTimeout] * 2
+    assert len(gate.calls) == 2
+
+
+# -- settles
+
+
+def commits(queue: Queue) -> int:
+    """Commits of the ledger so far."""
+    return queue._context.ledgers.version()
+
+
+def test_settles_of_many_threads_become_one_commit(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = queue.publish([str(n) for n in range(9)])
+    leases = [lease(queue, 1) for _ in range(9)]
+    entered, opened = threading.Event(), threading.Event()
+    real = shared_ledger.update_ledger
+
+    def change(*args: Any, **options: Any) -> Any:
+        if not entered.is_set():
+            entered.set()
+            assert opened.wait(30)
+        return real(*args, **options)
+
+    monkeypatch.setattr(shared_ledger, "update_ledger", change)
+    before = commits(queue)
+    combiner = queue.group()._ledger.batcher
+    with ThreadPoolExecutor(9) as pool:
+        done = [pool.submit(leases[0].ack)]
+        assert entered.wait(30)
+        done += [
+            pool.submit(queue.group().ack, one.lease_id, [seq])
+            for one, seq in zip(leases[1:8], receipt.sequences[1:8], strict=True)
+        ]
+        done.append(pool.submit(queue.group().ack, "no lease of ours", [receipt.sequences[8]]))
+        until(lambda: len(combiner._waiting) == 8)
+        opened.set()
+        assert [one.result(30) for one in done[:-1]] == [SettleResult(1)] * 8
+        with pytest.raises(LeaseLost):
+            done[-1].result(30)
+    assert commits(queue) - before == 2
+    assert again(queue).group().stats().acked == 8
+
+
+def test_threads_share_one_lease(queue: Queue) -> None:
+    receipt = queue.publish([str(n) for n in range(100)])
+    taken = lease(queue, 100)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda seq: taken.ack([seq]).settled, receipt.sequences)) == [1] * 100
+    assert taken._held.unsettled() == []
+    assert taken.ack() == SettleResult(0)
+
+
+def three(queue: Queue) -> tuple[Any, ...]:
+    """Three leases of two messages each, and their sequences."""
+    receipt = queue.publish([Message(str(n), message_id=f"id-{n % 4}") for n in range(6)])
+    return (*(lease(queue, 2) for _ in range(3)), receipt.sequences)
+
+
+def test_one_call_settles_parts_of_several_leases(queue: Queue) -> None:
+    a, b, c, seqs = three(queue)
+    before = commits(queue)
+    assert queue.group().ack(
+        {a.lease_id: [seqs[0]], b: None, c.lease_id: [seqs[5]]}
+    ) == SettleResult(4)
+    assert commits(queue) - before == 1
+    assert b._held.unsettled() == []
+    assert queue.group().nack([a, c], delay=0) == SettleResult(2, 2), (
+        "these objects know nothing of what was settled by id"
+    )
+    assert queue.group().stats().ready == 2
+
+
+def test_what_one_of_several_leases_has_lost_is_told_after_the_rest_is_settled(
+    queue: Queue,
+) -> None:
+    a, b, _, seqs = three(queue)
+    a.nack([seqs[0]])
+    with pytest.raises(LeaseLost) as caught:
+        queue.group().ack({a.lease_id: [seqs[0], seqs[1]], b.lease_id: None, "other": [seqs[4]]})
+    assert caught.value.data["result"] == SettleResult(3)
+    assert [(first, why.split()[0]) for first, _, why in caught.value.data["lost"]] == [
+        (seqs[0], "given"),
+        (seqs[4], "leased"),
+    ]
+
+
+def test_by_message_id_all_held_messages_with_it_are_settled(queue: Queue) -> None:
+    a, _, c, _ = three(queue)
+    assert queue.group().ack([a, c], message_ids=["id-0", "id-1"]) == SettleResult(4), (
+        "0, 4 and 1, 5"
+    )
+    stats = queue.group().stats()
+    assert (stats.acked, stats.in_flight) == (4, 2)
+
+
+def test_an_id_that_is_not_held_is_told_after_the_rest_is_settled(queue: Queue) -> None:
+    a, *_ = three(queue)
+    with pytest.raises(LeaseLost, match="id-3") as caught:
+        a.reject(message_ids=["id-0", "id-3"], error="no")
+    assert caught.value.data["result"] == SettleResult(1)
+    assert caught.value.data["message_ids"] == ["id-3"]
+    assert queue.group().stats().dead == 1
+    assert a.ack() == SettleResult(1)
+
+
+def test_no_ids_are_nothing_to_do(queue: Queue) -> None:
+    a, *_ = three(queue)
+    assert a.ack(message_ids=[]) == SettleResult(0)
+    assert queue.group().stats().in_flight == 6
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group, a, b: group.ack([a, b], [1]),
+        lambda group, a, b: group.ack(a, [1], message_ids=["x"]),
+        lambda group, a, b: group.ack({a: [1]}, message_ids=["x"]),
+        lambda group, a, b: group.ack(a, message_ids="id-1"),
+        lambda group, a, b: group.ack(a, message_ids=[1]),
+        lambda group, a, b: group.ack(7),
+        lambda group, a, b: group.ack([""]),
+    ],
+)
+def test_what_is_not_clear_is_refused_and_nothing_settled(
+    queue: Queue, call: Callable[..., Any]
+) -> None:
+    a, b, *_ = three(queue)
+    with pytest.raises(InvalidOption):
+        call(queue.group(), a, b)
+    assert queue.group().stats().in_flight == 6

@@ -1,0 +1,531 @@
+"""Groups: their settings, what blocks them, dropping them, and what a queue's limits take from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from support.handles import again, lease, trim
+
+from spark_mq import GroupSettings, Queue
+from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+def held(queue: Queue, group: str = "default") -> list[bytes]:
+    """What a lease gets now, if anything."""
+    found = queue.group(group).lease("w", max_messages=100)
+    return [] if found is None else [m.value for m in found.messages]
+
+
+# -- settings
+
+
+def test_settings_are_stored_with_the_group_and_obeyed_by_other_handles_from_their_next_operation(
+    queue: Queue, clock: ManualClock
+) -> None:
+    other = again(queue)
+    queue.publish(["a", "b"])
+    assert other.group().lease("w", max_messages=1) is not None
+    settings = queue.group().configure(
+        visibility_timeout="5m", max_in_flight=3, retry="constant", retry_delay="1s"
+    )
+    assert (
+        settings.visibility_timeout,
+        settings.max_in_flight,
+        settings.max_delivery_attempts,
+    ) == (300_000_000, 3, 5)
+    assert other.group().settings == settings
+    taken = other.group().lease("w")
+    assert taken is not None
+    assert taken.expires_at == clock() + timedelta(minutes=5)
+
+
+def test_a_live_lease_keeps_its_deadline_when_the_timeout_changes(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a"])
+    before = lease(queue)
+    queue.group().configure(visibility_timeout="1h")
+    clock.advance("62s")
+    assert queue.group().stats().ready == 1
+    assert again(queue).group().lease("w") is not None
+    with pytest.raises(LeaseLost):
+        before.ack()
+
+
+def test_what_is_not_changed_stays(queue: Queue) -> None:
+    queue.group().configure(retry_delay="3s")
+    queue.group().configure(max_in_flight=7)
+    assert queue.group().settings == GroupSettings(retry_delay=3_000_000, max_in_flight=7)
+    queue.group().configure(max_in_flight=None)
+    assert queue.group().settings.max_in_flight is None
+
+
+def test_a_group_that_is_made_is_told_once_and_warned_of_if_it_looks_misspelt(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "spark_mq.operations.group_ledger")
+    for _ in range(2):
+        queue.group("billing").ensure()
+    queue.group("mail").lease("w")
+    queue.group("biling", start="latest").lease("w")
+    for number in (9, 10):
+        queue.group(f"nightly-{number}").ensure()
+    told = [(r.levelname, r.getMessage()) for r in caplog.records]
+    assert [level for level, _ in told] == ["INFO", "INFO", "WARNING", "INFO", "INFO"]
+    assert told[0][1] == f"group 'billing' is made in {queue.path}, at earliest"
+    assert "'biling'" in told[2][1]
+    assert "latest" in told[2][1]
+    assert "is 'billing' meant" in told[2][1]
+
+
+def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_tells(
+    queue: Queue,
+) -> None:
+    queue.publish("a")
+    with pytest.raises(GroupNotFound, match="none yet"):
+        queue.finished()
+    taken = queue.group("billing").lease("w")
+    assert taken is not None
+    taken.ack()
+    with pytest.raises(GroupNotFound, match=r"'biling'.*billing") as caught:
+        queue.finished("biling")
+    assert caught.value.data["group"] == "biling"
+    queue.drop_group("billing")
+    assert queue.finished("billing").num_rows == 1
+
+
+def test_a_setting_of_the_queue_is_none_of_a_group(queue: Queue) -> None:
+    for name in (
+        "retention",
+        "hard_retention",
+        "history_retention",
+        "delivery_delay",
+        "message_ttl",
+        "dead_letter_path",
+    ):
+        with pytest.raises(
+            InvalidOption,
+            match=f"{name!r} is a setting of the queue: it is fixed when the queue is made",
+        ) as caught:
+            queue.group("new").configure(**{name: "1d"})
+        assert caught.value.data["option"] == name
+    assert queue.groups() == []
+
+
+def test_groups_have_settings_of_their_own(queue: Queue) -> None:
+    queue.group("a").configure(max_delivery_attempts=2)
+    queue.group("b").ensure()
+    assert queue.group("b").settings.max_delivery_attempts == 5
+    assert queue.groups() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"retry": "sometimes"}, "exponential, linear, constant, none"),
+        ({"on_exhausted": "explode"}, "dead_letter, drop, block"),
+        ({"retry_jitter": 2}, "from 0 to 1"),
+        ({"max_failures": 0}, "whole number from 1"),
+        ({"max_retry_age": "0s"}, "more than zero"),
+        ({"visibility_timeout": None}, "not a duration"),
+        ({"retry_dealy": "1s"}, "did you mean 'retry_delay'"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name_and_makes_no_group(
+    queue: Queue, given: dict[str, object], told: str
+) -> None:
+    with pytest.raises(InvalidOption, match=told) as caught:
+        queue.group("new").configure(**given)
+    assert caught.value.data["option"] == next(iter(given))
+    assert queue.groups() == []
+
+
+def test_a_lowered_limit_applies_before_the_next_delivery(queue: Queue, clock: ManualClock) -> None:
+    receipt = queue.publish(["a", "b"])
+    for _ in range(2):
+        lease(queue).nack([receipt.sequences[0]], delay=0)
+        clock.advance("1s")
+    queue.group().configure(max_delivery_attempts=2)
+    assert held(queue) == [], "b is still leased, and a has had its two deliveries"
+    assert queue.group().stats().dead == 1
+
+
+# -- retry policies
+
+
+@pytest.mark.parametrize(
+    ("retry", "waits"),
+    [
+        ("exponential", [10, 20, 40, 60, 60]),
+        ("linear", [10, 20, 30, 40, 50]),
+        ("constant", [10] * 5),
+    ],
+)
+def test_the_wait_after_a_nack_grows_as_the_policy_says_up_to_its_cap(
+    make: Make, clock: ManualClock, retry: str, waits: list[int]
+) -> None:
+    queue = make(
+        retry=retry,
+        retry_delay="10s",
+        max_retry_delay="60s",
+        retry_jitter=0,
+        max_delivery_attempts=None,
+    )
+    receipt = queue.publish(["a"])
+    for wait in waits:
+        lease(queue).nack(receipt.sequences)
+        clock.advance(wait - 0.001)
+        assert held(queue) == []
+        clock.advance(0.001)
+
+
+def test_jitter_lengthens_a_wait_by_its_share_at_most(make: Make, clock: ManualClock) -> None:
+    queue = make(retry="constant", retry_delay="100s", retry_jitter=0.5, max_delivery_attempts=None)
+    receipt = queue.publish([str(n) for n in range(100)])
+    taken = lease(queue, 100)
+    for seq in receipt.sequences:
+        taken.nack([seq])
+    due = sorted(
+        (r.available_at or 0) / 1e6 - clock().timestamp() for r in queue.group()._ledger.current()
+    )
+    assert 99.9 < due[0] <= due[-1] <= 150.1
+    assert due[-1] - due[0] > 10, "drawn for each settle anew"
+
+
+def test_a_delay_given_to_nack_overrides_the_policy_zero_too(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(retry="constant", retry_delay="1h")
+    receipt = queue.publish(["a"])
+    lease(queue).nack(receipt.sequences, delay=0)
+    lease(queue).nack(receipt.sequences, delay="3s")
+    clock.advance("2.9s")
+    assert held(queue) == []
+    clock.advance("0.1s")
+    assert held(queue) == [b"a"]
+
+
+def test_without_retries_the_first_failure_is_final(make: Make) -> None:
+    queue = make(retry="none")
+    receipt = queue.publish(["a", "b"])
+    lease(queue).nack([receipt.sequences[1]], error="no")
+    assert queue.group().stats().dead == 1
+    queue.group().expire()
+    queue.sweep()
+    (letter,) = lease(queue.dead_letters).messages
+    assert letter.headers["spark_mq.reason"] == "max_failures"
+    assert letter.headers["spark_mq.error"] == "no"
+
+
+def test_without_retries_one_alone_in_its_lease_dies_of_an_expiry(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(retry="none")
+    queue.publish(["a"])
+    lease(queue, 1)
+    clock.advance("62s")
+    assert queue.group().expire() == 1
+    assert queue.group().stats().dead == 1
+
+
+def test_without_retries_the_innocent_of_a_failed_lease_get_a_turn_alone(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(retry="none")
+    queue.publish(["a", "b", "c"])
+    lease(queue).nack(error="one of them")
+    assert queue.group().stats().dead == 0
+    for value in (b"a", b"b", b"c"):
+        taken = lease(queue)
+        assert [m.value for m in taken.messages] == [value]
+        taken.nack() if value == b"b" else taken.ack()
+    assert (queue.group().stats().acked, queue.group().stats().dead) == (2, 1)
+
+
+def test_past_its_limit_of_failures_a_message_is_dead_with_that_reason(make: Make) -> None:
+    queue = make(max_failures=2, max_delivery_attempts=None)
+    receipt = queue.publish(["a"])
+    lease(queue).nack(receipt.sequences, delay=0)
+    assert queue.group().stats().dead == 0
+    lease(queue).nack(receipt.sequences, delay=0)
+    assert [r.reason for r in queue.group()._ledger.current()] == ["max_failures"]
+
+
+def test_past_the_age_of_its_first_failure_the_next_one_is_final(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(max_retry_age="1h", max_delivery_attempts=None)
+    receipt = queue.publish(["a"])
+    clock.advance("2h")  # the age of the message itself is no matter
+    lease(queue).nack(receipt.sequences, delay=0)
+    clock.advance("59m")
+    lease(queue).nack(receipt.sequences, delay=0)
+    assert queue.group().stats().dead == 0
+    clock.advance("1m")
+    lease(queue).nack(receipt.sequences, delay=0)
+    assert [r.reason for r in queue.group()._ledger.current()] == ["max_retry_age"]
+
+
+def test_by_default_an_outage_of_minutes_dead_letters_nothing(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish([str(n) for n in range(50)])
+    end, nacks = clock() + timedelta(seconds=120), 0
+    while clock() < end:
+        taken = queue.group().lease("w", max_messages=50)
+        if taken is None:
+            clock.advance("1s")
+            continue
+        taken.nack(error="the service is down")
+        nacks += 1
+    assert nacks >= 3
+    assert queue.group().stats().dead == 0
+    clock.advance("20m")
+    while (taken := queue.group().lease("w", max_messages=50)) is not None:
+        taken.ack()
+    assert queue.group().stats().acked == 50
+
+
+# -- at the limit
+
+
+def test_a_group_that_drops_settles_what_is_past_its_limit_and_counts_it(make: Make) -> None:
+    queue = make(on_exhausted="drop", max_delivery_attempts=2)
+    receipt = queue.publish(["a", "b"])
+    for _ in range(2):
+        lease(queue).nack([receipt.sequences[0]], delay=0)
+    stats = queue.group().stats()
+    assert (stats.dead, stats.dropped, stats.in_flight) == (0, 1, 1)
+    assert queue.sweep().routed == 0
+
+
+def test_a_rejected_message_is_dropped_where_the_group_drops(make: Make) -> None:
+    queue = make(on_reject="drop")
+    queue.publish(["a"])
+    lease(queue).reject()
+    assert queue.group().stats().dropped == 1
+
+
+def blocked(make: Make) -> Queue:
+    """Messages 0 to 4, of which 1 has failed its last attempt."""
+    queue = make(on_exhausted="block", max_failures=1)
+    receipt = queue.publish([str(n) for n in range(5)])
+    taken = lease(queue, 3)
+    taken.nack([receipt.sequences[1]], error="no")
+    taken.release()
+    return queue
+
+
+def test_a_group_that_blocks_leases_nothing_past_the_message_and_says_why(make: Make) -> None:
+    queue = blocked(make)
+    assert held(queue) == [b"0"]
+    with pytest.raises(GroupBlocked, match="unblock"):
+        queue.group().lease("w")
+    stats = queue.group().stats()
+    assert stats.blocked == 1
+    assert str(queue.group()._ledger.current().range_at(1).first) in stats.blocked_because
+    assert queue.sweep().routed == 0, "it waits for someone, not for the DLQ"
+
+
+def test_rejecting_never_blocks(make: Make) -> None:
+    queue = make(on_exhausted="block")
+    receipt = queue.publish(["a", "b"])
+    taken = lease(queue, 1)
+    taken.reject()
+    assert held(queue) == [b"b"]
+    assert queue.sweep().routed == 1
+    assert len(receipt.sequences) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "then", "outcome"),
+    [
+        ("retry", [b"1"], ""),
+        ("dead_letter", [b"2", b"3", b"4"], "dead"),
+        ("drop", [b"2", b"3", b"4"], "dropped"),
+    ],
+)
+def test_someone_acts_and_the_group_goes_on(
+    make: Make, how: str, then: list[bytes], outcome: str
+) -> None:
+    queue = blocked(make)
+    assert held(queue) == [b"0"]
+    assert queue.group().unblock(how) == 1
+    found = held(queue)
+    assert found[: len(then)] == then
+    assert not outcome or getattr(queue.group().stats(), outcome) == 1
+    assert queue.group().unblock(how) == 0
+
+
+def test_a_retried_message_counts_from_zero(make: Make) -> None:
+    queue = blocked(make)
+    held(queue)
+    queue.group().unblock("retry")
+    assert lease(queue, 1).messages[0].delivery_count == 1
+
+
+def test_only_the_named_messages_are_unblocked(make: Make) -> None:
+    queue = make(on_exhausted="block", max_failures=1)
+    receipt = queue.publish(["a", "b", "c"])
+    lease(queue, 3).nack(receipt.sequences)
+    assert queue.group().unblock("drop", [receipt.sequences[1]]) == 1
+    assert [(r.first, r.state) for r in queue.group()._ledger.current()] == [
+        (receipt.sequences[0], "blocked"),
+        (receipt.sequences[1], "settled"),
+        (receipt.sequences[2], "blocked"),
+    ]
+
+
+def test_a_group_that_ceases_to_block_treats_what_blocked_as_it_now_wants(make: Make) -> None:
+    queue = blocked(make)
+    queue.group().configure(on_exhausted="drop")
+    assert held(queue) == [b"0", b"2", b"3", b"4"]
+    assert queue.group().stats().dropped == 1
+
+
+def test_a_seek_leaves_nothing_blocked(make: Make) -> None:
+    queue = blocked(make)
+    queue.group().seek("earliest")
+    assert held(queue) == [str(n).encode() for n in range(5)]
+
+
+# -- dropping a group
+
+
+def test_a_dropped_group_is_gone_with_its_leases_and_holds_back_no_trim(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(retention=0)
+    queue.publish(["a"])
+    taken = lease(queue, 1, group="old")
+    lease(queue, 1, group="new").ack()
+    clock.advance("1s")
+    assert trim(queue) == 0
+    again(queue).drop_group("old")
+    assert queue.groups() == ["new"]
+    with pytest.raises(GroupNotFound):
+        taken.ack()
+    assert trim(queue) == 1
+    with pytest.raises(GroupNotFound):
+        queue.drop_group("old")
+
+
+def test_a_group_made_again_begins_anew_and_knows_no_old_lease(queue: Queue) -> None:
+    queue.publish(["a"])
+    taken = lease(queue, 1)
+    queue.drop_group("default")
+    assert held(queue) == [b"a"]
+    with pytest.raises(LeaseLost):
+        taken.ack()
+
+
+# -- limits of the queue
+
+
+def cut_off(make: Make, clock: ManualClock) -> Queue:
+    """Three messages, one of them leased, all beyond the queue's hard limit and gone; and a new one."""
+    queue = make(hard_retention="1h", visibility_timeout="3h")
+    queue.publish(["a", "b", "c"])
+    lease(queue, 1)
+    clock.advance("2h")
+    assert trim(queue) == 1
+    queue.publish(["d"])
+    return queue
+
+
+def test_a_group_that_a_hard_limit_cut_is_told_until_it_accepts_the_loss(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = cut_off(make, clock)
+    for handle in (queue, again(queue)):
+        with pytest.raises(DataLossError, match="seek") as caught:
+            handle.group().lease("w")
+        assert caught.value.data["lost"] == 2, "what is leased may have been read"
+    found = queue.group().lease("w", fail_on_data_loss=False)
+    assert found is not None
+    assert [m.value for m in found.messages] == [b"d"]
+    assert queue.group().stats().lost == 2
+    found.release()
+    assert held(again(queue)) == [b"d"], "told and accepted once, it is the past"
+
+
+def test_a_seek_accepts_a_loss(make: Make, clock: ManualClock) -> None:
+    queue = cut_off(make, clock)
+    queue.group().seek("earliest")
+    assert held(queue) == [b"d"]
+
+
+def test_a_group_that_had_settled_all_loses_nothing_by_a_hard_limit(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(hard_retention="1h")
+    queue.publish(["a"])
+    lease(queue).ack()
+    clock.advance("2h")
+    assert trim(queue) == 1
+    queue.publish(["b"])
+    assert held(queue) == [b"b"]
+
+
+def test_purging_wants_the_queues_name(queue: Queue) -> None:
+    queue.publish(["a"])
+    with pytest.raises(InvalidOption, match=queue.name):
+        queue.purge("yes")
+    assert held(queue) == [b"a"]
+
+
+def test_a_purge_drops_all_that_was_published_for_all_groups_and_fences_leases(
+    queue: Queue,
+) -> None:
+    queue.publish(["a", "b"])
+    taken = lease(queue, 1)
+    queue.group("other").ensure()
+    assert again(queue).purge(queue.name) == 1
+    with pytest.raises(LeaseLost, match="skipped"):
+        taken.ack()
+    assert (queue.group().stats().ready, queue.group("other").stats().skipped) == (0, 2)
+    queue.publish(["c"])
+    assert held(queue) == [b"c"]
+    assert held(queue, "new") == [b"c"], "a new group starts at the horizon"
+    assert queue.purge(queue.name) == 1
+
+
+def test_an_empty_queue_is_purged_too(queue: Queue) -> None:
+    assert queue.purge(queue.name) == 0
+
+
+# -- stats
+
+
+def test_stats_tell_the_ages_of_the_oldest_message_and_lease(
+    queue: Queue, clock: ManualClock
+) -> None:
+    assert queue.group().stats().oldest_unsettled_age is None
+    queue.publish(["a"])
+    clock.advance("100s")
+    queue.publish(["b"])
+    assert queue.group().stats().oldest_unsettled_age == pytest.approx(100, abs=2)
+    taken = lease(queue, 1)
+    clock.advance("20s")
+    stats = again(queue).group().stats()
+    assert stats.oldest_lease_age == 20
+    assert stats.oldest_unsettled_age == pytest.approx(120, abs=2)
+    assert stats.tail_version == queue._context.messages.index().version
+    taken.ack()
+    assert queue.group().stats().oldest_lease_age is None
+
+
+def test_settings_that_an_existing_queue_does_not_take_are_told(
+    delta_queue: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = delta_queue(visibility_timeout="30s")
+    delta_queue(visibility_timeout="30s", exist_ok=True)
+    assert not caplog.records
+    again = delta_queue(visibility_timeout="40s", exist_ok=True)
+    assert again.settings == first.settings
+    assert "settings of its own" in caplog.text

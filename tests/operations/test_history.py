@@ -1,0 +1,362 @@
+"""The archive: each ledger commit once, whatever crashes; one message's life; what finished how."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from support.handles import again, archive, archived, history, lease, on_commit
+
+from spark_mq import Message, Queue
+from spark_mq.errors import InvalidOption
+from spark_mq.storage import history_table as history_of
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+def told(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:
+    """(event, state, outcome, messages) of what the history tells."""
+    rows = history(queue, **which).to_pylist()
+    return [
+        (r["event"], r["state"], r["outcome"], r["message_count"])
+        for r in rows
+        if r["event"] is not None
+    ]
+
+
+def lived(queue: Queue) -> Queue:
+    """A queue whose five messages have ended in five ways: acked, dead-lettered, dropped by its own time, skipped, and not at all."""
+    s = queue.publish([Message(str(n), message_id=f"id-{n}") for n in range(4)]).sequences
+    taken = lease(queue, 4)
+    taken.ack([s[0]])
+    taken.reject([s[1]], error="no")
+    taken.nack([s[2]], delay=0, error="again")
+    queue.sweep()
+    return queue
+
+
+def test_each_commit_tells_what_happened_to_which_messages(queue: Queue) -> None:
+    lived(queue)
+    assert told(queue) == [
+        ("leased", "leased", None, 4),
+        ("acked", "settled", "acked", 1),
+        ("rejected", "dead", None, 1),
+        ("nacked", "waiting", None, 1),
+        ("routed", "settled", "dead_lettered", 1),
+    ]
+    operations = history(queue)["operation"].to_pylist()
+    assert operations[0] == "create group"
+    assert "freeze dead" in operations, "a commit without events has its line, too"
+
+
+def test_what_is_archived_and_what_is_not_yet_is_told_alike(delta_queue: Make) -> None:
+    queue = delta_queue()
+    s = queue.publish([str(n) for n in range(3)]).sequences
+    taken = lease(queue, 3)
+    before = told(queue)
+    assert archive(queue) == archived(queue) + 1  # type: ignore[operator]
+    assert told(queue) == before
+    taken.ack([s[0]])
+    assert told(queue) == [*before, ("acked", "settled", "acked", 1)]
+    assert archive(again(queue)) == 1
+    assert archive(queue) == 0
+    assert len(told(queue)) == len(before) + 1
+
+
+def test_a_group_or_a_message_has_its_own_history(queue: Queue) -> None:
+    s = queue.publish(["a", "b"]).sequences
+    lease(queue, 1, group="one").ack()
+    lease(queue, 2, group="two")
+    assert [event for event, *_ in told(queue, group="one")] == ["leased", "acked"]
+    assert len(told(queue, sequence=s[1])) == 1
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_killed_at_its_commit_each_version_is_archived_once(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a"])
+    lease(queue).ack()
+    expected = told(queue)
+
+    def die() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        on_commit(patch, "history", **{place: die})
+        archive(queue)
+        pytest.fail("it was to be killed")
+    assert told(queue) == expected
+    archive(again(queue))
+    assert told(queue) == expected
+
+
+def test_a_commit_that_landed_but_failed_is_not_archived_again(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a"])
+    lease(queue).ack()
+    expected = told(queue)
+    wrapper = on_commit(monkeypatch, "history", fail=OSError("reset"))
+    archive(queue)
+    assert wrapper.calls == 1
+    assert told(queue) == expected
+
+
+def test_two_archives_at_once_archive_each_version_once(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a"])
+    lease(queue).ack()
+    expected, other = told(queue), again(queue)
+    done: list[int] = []
+    on_commit(monkeypatch, "history", before=lambda: done.append(archive(other)))
+    assert archive(queue) == 0
+    assert done[0] > 0
+    assert told(queue) == expected
+
+
+def test_nothing_is_cleaned_that_has_not_been_archived(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a"])
+    for _ in range(30):
+        lease(queue).release()
+    expected = told(queue)
+    queue._context.ledgers.clean(0, 0, archived=archived(queue))
+    assert told(queue) == expected
+    archive(queue)
+    assert queue._context.ledgers.clean(0, 0, archived=archived(queue)) > 30
+    assert told(again(queue)) == expected
+
+
+def test_an_archive_longer_than_a_batch_is_whole(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_of, "BATCH", 3)
+    queue = delta_queue()
+    queue.publish(["a"])
+    for _ in range(7):
+        lease(queue).release()
+    expected = told(queue)
+    assert archive(queue) == 16
+    assert told(queue) == expected
+    assert Counter(event for event, *_ in expected) == {"leased": 7, "released": 7}
+
+
+def test_two_sweeps_that_put_files_together_at_once_double_nothing(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both compute the same compaction from the same state: the second one must be computed again."""
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(30)])
+    for _ in range(6):
+        lease(queue, 5).ack()
+        archive(queue)
+    before = told(queue)
+    monkeypatch.setattr(history_of, "MAX_FILES", 3)
+    other = again(queue)
+    files: list[int] = []
+
+    def meanwhile() -> None:
+        files.append(len(DeltaTable(f"{queue.path}/history").file_uris()))
+        archive(other)  # nothing to archive; it puts them together first
+        files.append(len(DeltaTable(f"{queue.path}/history").file_uris()))
+
+    on_commit(monkeypatch, "history", before=meanwhile)
+    archive(queue)
+    assert files[1] < files[0]
+    assert told(again(queue)) == before
+    assert DeltaTable(f"{queue.path}/history").to_pyarrow_table().num_rows == len(history(queue))
+
+
+def test_the_files_of_the_archive_are_put_together(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_of, "MAX_FILES", 5)
+    queue = delta_queue()
+    queue.publish(["a"])
+    for _ in range(12):
+        lease(queue).release()
+        archive(queue)
+    assert len(DeltaTable(f"{queue.path}/history").file_uris()) <= 6
+    assert len(told(queue)) == 24
+
+
+def test_what_is_older_than_its_retention_is_dropped_day_by_day(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue(history_retention="2d")
+    queue.publish(["a"])
+    lease(queue).release()
+    archive(queue)
+
+    class Later(history_of.datetime):  # type: ignore[name-defined, misc]
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return super().now(tz) + timedelta(days=4)
+
+    monkeypatch.setattr(history_of, "datetime", Later)
+    lease(queue).release()
+    archive(queue)
+    assert told(queue) == []
+
+
+# -- one message
+
+
+def test_a_message_has_its_whole_life_told(queue: Queue, clock: ManualClock) -> None:
+    lived(queue)
+    s = queue._context.messages.index().files[0].first
+    trace = queue.trace(s + 1)
+    assert (trace.sequence, trace.version, trace.message_id, trace.retained) == (
+        s + 1,
+        s >> 32,
+        "id-1",
+        True,
+    )
+    assert [(e.event, e.state, e.outcome, e.worker_id, e.delivery_count) for e in trace.events] == [
+        ("leased", "leased", None, "w", 1),
+        ("rejected", "dead", None, "w", 1),
+        ("routed", "settled", "dead_lettered", None, 1),
+    ]
+    assert trace.events[-1].error == "no"
+    printed = str(trace)
+    for part in ("id-1", "leased", "rejected -> dead", "by w", "error: no", "reason: rejected"):
+        assert part in printed
+
+
+def test_a_message_nobody_has_read_yet_has_only_been_published(queue: Queue) -> None:
+    receipt = queue.publish(["a"])
+    assert queue.trace(receipt.sequences[0]).events == ()
+
+
+@pytest.mark.parametrize("sequence", [7, 2**40, -1, "x", None])
+def test_a_sequence_that_no_message_has_is_refused(queue: Queue, sequence: Any) -> None:
+    queue.publish(["a"])
+    with pytest.raises(InvalidOption):
+        queue.trace(sequence)
+
+
+def test_a_trimmed_message_is_told_of_without_its_payload(make: Make, clock: ManualClock) -> None:
+    queue = make(retention=0)
+    s = queue.publish([Message("a", message_id="id")]).sequences[0]
+    lease(queue).ack()
+    clock.advance("1s")
+    queue.publish(["b"])
+    queue.sweep()
+    if queue.path != "memory":  # the files go with the next sweep's vacuum, or by hand
+        with contextlib.suppress(FileNotFoundError):
+            queue._context.messages.files.delete(queue._context.messages.index().files[0].path)
+    trace = again(queue).trace(s)
+    assert (trace.message_id, trace.retained) == (None, False)
+    assert "payload trimmed" in str(trace)
+    assert [e.event for e in trace.events] == ["leased", "acked"]
+
+
+# -- what finished
+
+
+def test_finished_messages_are_told_with_how_and_when(queue: Queue, clock: ManualClock) -> None:
+    s = queue.publish([Message(str(n), key="k", message_id=f"id-{n}") for n in range(3)]).sequences
+    started = clock()
+    lease(queue, 3).nack([s[0]], delay=0)
+    clock.advance("5s")
+    second = lease(queue, 1)
+    second.ack()
+    table = queue.finished(payload=True)
+    assert table.num_rows == 1
+    (row,) = table.to_pylist()
+    assert (row["sequence"], row["outcome"], row["delivery_count"], row["failure_count"]) == (
+        s[0],
+        "acked",
+        2,
+        1,
+    )
+    assert (row["published_at"], row["first_leased_at"], row["leased_at"]) == (
+        started,
+        started,
+        started + timedelta(seconds=5),
+    )
+    assert (row["message_id"], row["key"], row["value"], row["worker_id"]) == (
+        "id-0",
+        "k",
+        b"0",
+        "w",
+    )
+    assert row["settled_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "end", "outcome"),
+    [
+        ({}, lambda queue, taken: taken.ack(), "acked"),
+        ({}, lambda queue, taken: (taken.reject(), queue.sweep()), "dead_lettered"),
+        ({"on_exhausted": "drop"}, lambda queue, taken: taken.reject(error="no"), "dropped"),
+        ({"on_exhausted": "drop", "retry": "none"}, lambda queue, taken: taken.nack(), "dropped"),
+        ({}, lambda queue, taken: queue.group().seek("latest"), "skipped"),
+    ],
+)
+def test_every_end_has_its_outcome(
+    make: Make, settings: dict[str, Any], end: Callable[..., Any], outcome: str
+) -> None:
+    queue = make(**settings)
+    queue.publish(["a"])
+    end(queue, lease(queue, 1))
+    assert queue.finished()["outcome"].to_pylist() == [outcome]
+    assert queue.finished(outcome=outcome).num_rows == 1
+    assert queue.finished(outcome="lost").num_rows == 0
+    assert queue.group().stats().in_flight == 0
+
+
+def test_a_message_past_its_own_time_has_expired(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([Message("a", expires_at=clock() + timedelta(seconds=5))])
+    queue.publish(["b"])
+    clock.advance("10s")
+    lease(queue, 2)
+    assert queue.finished()["outcome"].to_pylist() == ["expired"]
+
+
+def test_a_message_made_unread_again_counts_by_its_last_end(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    lease(queue, 2).ack()
+    queue.group().seek("earliest")
+    assert queue.finished().num_rows == 0
+    lease(queue, 1).reject()
+    queue.sweep()
+    assert queue.finished()["outcome"].to_pylist() == ["dead_lettered"]
+
+
+def test_finished_messages_are_told_within_bounds_and_of_each_group(queue: Queue) -> None:
+    s = queue.publish([str(n) for n in range(5)]).sequences
+    lease(queue, 5).ack()
+    assert queue.finished(first=s[1], last=s[3])["sequence"].to_pylist() == list(s[1:4])
+    queue.group("other").ensure()
+    assert queue.finished("other").num_rows == 0
+    with pytest.raises(InvalidOption, match="dead_lettered"):
+        queue.finished(outcome="dead-lettered")
+
+
+def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(
+    delta_queue: Make,
+) -> None:
+    queue = lived(delta_queue())
+    assert queue._context.ledgers.clean(0, 0, archived=archived(queue)) >= 0
+    printed = io.StringIO()
+    print(again(queue).trace(queue._context.messages.index().files[0].first), file=printed)
+    assert "acked" in printed.getvalue()

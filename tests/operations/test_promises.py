@@ -1,0 +1,241 @@
+"""Order, deadlines and counts, as the README promises them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from support.handles import again, lease
+
+from spark_mq import Message, Queue
+from spark_mq.errors import LeaseLost
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+def next_values(queue: Queue, count: int = 100) -> list[str]:
+    found = queue.group().lease("w", max_messages=count)
+    return [] if found is None else [m.value.decode() for m in found.messages]
+
+
+def test_what_expired_or_was_nacked_goes_back_to_the_head_in_the_order_of_sequence(
+    queue: Queue, clock: ManualClock
+) -> None:
+    s = queue.publish([str(n) for n in range(8)]).sequences
+    first = lease(queue, 4)
+    first.nack([s[3], s[1]], delay=0)
+    first.ack([s[0], s[2]])
+    assert next_values(queue, 3) == ["1", "3", "4"], "before what is unread"
+
+
+def test_messages_leased_singly_and_expired_return_in_order(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish([str(n) for n in range(3)])
+    for _ in range(2):
+        lease(queue, 1)
+    clock.advance("62s")
+    assert [next_values(queue, 1) for _ in range(3)] == [["0"], ["1"], ["2"]]
+
+
+def test_unread_messages_never_overtake_what_was_nacked_whole_twice(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(9)])
+    for _ in range(2):
+        taken = lease(queue, 4)
+        assert [m.value for m in taken.messages] == [b"0", b"1", b"2", b"3"]
+        taken.nack(delay=0)
+    seen: list[str] = []
+    while len(seen) < 9:
+        taken = lease(queue, 4)
+        seen += [m.value.decode() for m in taken.messages]
+        taken.ack()
+    assert seen == [str(n) for n in range(9)]
+
+
+def test_what_one_killed_worker_held_returns_whole_and_before_the_unread(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish([str(n) for n in range(12_000)])
+    assert len(lease(queue, 10_000)) == 10_000
+    clock.advance("62s")
+    again_leased = lease(queue, 10_000)
+    assert len(again_leased) == 10_000, "in one piece"
+    assert again_leased.messages[0].delivery_count == 2
+    assert len(lease(queue, 10_000)) == 2_000
+
+
+def test_the_second_failure_of_a_lease_starts_isolation(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([str(n) for n in range(100)])
+    sizes = []
+    for _ in range(5):
+        sizes.append(len(lease(queue, 100)))
+        clock.advance("62s")
+    assert sizes == [100, 100, 21, 4, 1]
+    assert queue.group().stats().dead == 1
+
+
+def test_while_suspects_are_isolated_unread_messages_get_each_fourth_lease(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(max_delivery_attempts=3)
+    queue.publish([str(n) for n in range(40)])
+    lease(queue, 25)
+    clock.advance("62s")
+    kinds = ["unread" if int(next_values(queue, 25)[0]) > 24 else "suspect" for _ in range(4)]
+    assert kinds == ["suspect", "suspect", "suspect", "unread"]
+
+
+@pytest.mark.parametrize("expired_by_another", [True, False])
+@pytest.mark.parametrize("end", ["nack", "release"])
+def test_a_late_nack_or_release_does_the_same_whoever_expired_the_lease(
+    queue: Queue, clock: ManualClock, end: str, expired_by_another: bool
+) -> None:
+    queue.publish(["a", "b"])
+    taken = lease(queue, 2)
+    clock.advance("62s")
+    if expired_by_another:
+        assert again(queue).group().expire() == 2
+    assert getattr(taken, end)().settled == 2
+    back = lease(queue, 2)
+    assert [m.delivery_count for m in back.messages] == [2, 2], "due at once, and counted"
+    (r,) = queue.group()._ledger.current()
+    assert (r.failure_count, r.suspect) == (1, True)
+
+
+def test_one_worker_that_settles_before_it_leases_again_sees_the_order_of_sequence(
+    queue: Queue,
+) -> None:
+    for part in range(4):
+        queue.publish([str(5 * part + n) for n in range(5)])
+    seen = []
+    for size in (1, 3, 2, 7, 4, 3):
+        taken = lease(queue, size)
+        seen += [m.value.decode() for m in taken.messages]
+        taken.ack()
+    assert seen == [str(n) for n in range(20)]
+
+
+def test_delayed_messages_come_first_when_due(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["later", "now"][:1], deliver_at=clock() + timedelta(seconds=5))
+    queue.publish([str(n) for n in range(4)])
+    assert next_values(queue, 2) == ["0", "1"]
+    clock.advance("6s")
+    assert next_values(queue, 2) == ["later", "2"]
+
+
+def test_a_delayed_message_is_never_early_and_at_most_a_second_late(
+    queue: Queue, clock: ManualClock
+) -> None:
+    due = clock() + timedelta(seconds=10, microseconds=1)
+    queue.publish([Message("later", deliver_at=due)])
+    clock.advance("10s")
+    assert next_values(queue) == []
+    clock.advance(1.000001)
+    assert next_values(queue) == ["later"]
+
+
+def test_a_lease_lives_through_its_deadline_and_margin_and_is_expired_strictly_after(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a"])
+    lease(queue)
+    clock.advance("61s")
+    assert next_values(again(queue)) == []
+    clock.advance("1us")
+    assert next_values(again(queue)) == ["a"]
+
+
+def test_an_extension_sets_the_deadline_to_now_plus_the_timeout_never_earlier_and_counts_nothing(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a"])
+    taken, start = lease(queue), clock()
+    clock.advance("10s")
+    taken.extend()
+    assert taken.expires_at == start + timedelta(seconds=70)
+    taken.extend("5s")
+    assert taken.expires_at == start + timedelta(seconds=70)
+    (r,) = queue.group()._ledger.current()
+    assert (r.delivery_count, r.failure_count, r.expires_at) == (
+        1,
+        0,
+        round(taken.expires_at.timestamp() * 1e6),
+    )
+
+
+def test_a_drain_never_waits_on_a_prior_owner_whose_lease_is_past(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish([str(n) for n in range(3)])
+    lease(queue, 2)
+    clock.advance("62s")
+    seen: list[str] = []
+    summary = queue.group().work(
+        lambda taken: seen.extend(m.value.decode() for m in taken.messages),
+        until_empty=True,
+        max_messages=10,
+    )
+    assert sorted(seen) == ["0", "1", "2"]
+    assert summary.settled == 3
+
+
+def test_no_message_reaches_a_worker_more_often_than_the_limit_however_its_leases_end(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(max_delivery_attempts=4)
+    s = queue.publish(["a", "b"]).sequences
+    ends: list[Callable[[object], object]] = [
+        lambda taken: taken.nack(delay=0),  # type: ignore[attr-defined]
+        lambda _: clock.advance("62s"),
+        lambda taken: taken.nack([m.sequence for m in taken.messages], delay=0),  # type: ignore[attr-defined]
+    ]
+    delivered = dict.fromkeys(s, 0)
+    for n in range(40):
+        taken = queue.group().lease("w", max_messages=10)
+        if taken is None:
+            break
+        for m in taken.messages:
+            delivered[m.sequence] += 1
+            assert m.delivery_count == delivered[m.sequence]
+        ends[n % 3](taken)
+    assert set(delivered.values()) == {4}
+    assert queue.group().stats().dead == 2, "the last failure made them dead in that same commit"
+
+
+def test_a_released_delivery_is_not_counted_and_is_there_for_others_at_once(queue: Queue) -> None:
+    queue.publish(["a"])
+    for _ in range(10):
+        lease(queue).release()
+    assert lease(again(queue)).messages[0].delivery_count == 1
+
+
+def test_without_a_limit_of_attempts_suspects_are_isolated_all_the_same(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(max_delivery_attempts=None, breaker_threshold=None)
+    receipt = queue.publish([str(n) for n in range(64)])
+    sizes, least = [], dict.fromkeys(receipt.sequences, 0)
+    while not sizes or (sizes[-1] > 1 and len(sizes) < 100):
+        taken = lease(queue, 64)
+        sizes.append(len(taken))
+        least |= {m.sequence: m.delivery_count for m in taken.messages}
+        clock.advance("62s")
+    assert sizes[0] == 64
+    assert sizes[-1] == 1
+    assert max(least.values()) - min(least.values()) <= 1, "they take turns"
+    assert queue.group().stats().dead == 0
+
+
+def test_at_most_once_a_lease_that_is_acked_at_once_is_never_given_out_again(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a"])
+    taken = queue.group().lease("dies", auto_ack=True)
+    assert taken is not None
+    assert [m.value for m in taken.messages] == [b"a"]
+    clock.advance("1h")
+    assert next_values(queue) == []
+    with pytest.raises(LeaseLost):
+        queue.group().nack(taken.lease_id)

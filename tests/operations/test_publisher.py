@@ -1,0 +1,387 @@
+"""The buffered publisher: when it commits, that it loses nothing, and how errors reach whoever handed a message in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.handles import again, lease, on_commit
+
+from spark_mq import Message, Queue, errors
+from spark_mq.testing import ManualClock, memory_queue
+
+Make = Callable[..., Queue]
+NEVER: dict[str, Any] = {"max_messages": 1000, "max_bytes": "1g", "max_age": "1d"}
+"""Nothing but a flush commits."""
+
+
+def commits(queue: Queue) -> list[int]:
+    """How many messages each commit published."""
+    index = queue._context.messages.index()
+    return [file.rows for file in index.files]
+
+
+def found(queue: Queue) -> dict[int, bytes]:
+    return {m.sequence: m.value for m in lease(queue, 100_000).messages}
+
+
+class Gate:
+    """Holds commits back until it is opened; tells when one has arrived."""
+
+    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.arrived, real = (
+            threading.Event(),
+            threading.Event(),
+            queue._context.messages.commit,
+        )
+
+        def commit(*args: Any, **options: Any) -> Any:
+            self.arrived.set()
+            assert self.open.wait(60)
+            return real(*args, **options)
+
+        monkeypatch.setattr(queue._context.messages, "commit", commit)
+
+
+def failing(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 10**9
+) -> list[int]:
+    """The next `times` commits fail and land nothing. Returns the list that gets an entry for each."""
+    real, tried = queue._context.messages.commit, []
+
+    def commit(*args: Any, **options: Any) -> Any:
+        tried.append(1)
+        if len(tried) <= times:
+            raise error
+        return real(*args, **options)
+
+    monkeypatch.setattr(queue._context.messages, "commit", commit)
+    return tried
+
+
+# -- what is handed in is published
+
+
+def test_each_message_gets_its_sequence(queue: Queue) -> None:
+    with queue.publisher() as publisher:
+        pending = [
+            publisher.publish(value)
+            for value in (
+                b"bytes",
+                "text",
+                Message("more", key="k", headers={"h": "1"}, message_id="m"),
+            )
+        ]
+    assert [p.done() for p in pending] == [True] * 3
+    assert [p.exception() for p in pending] == [None] * 3
+    assert {
+        p.result(): value for p, value in zip(pending, (b"bytes", b"text", b"more"), strict=True)
+    } == found(queue)
+    more = queue.group("other").lease("w", max_messages=3).messages[-1]
+    assert (more.key, more.headers, more.message_id) == ("k", {"h": "1"}, "m")
+
+
+def test_messages_of_one_thread_keep_their_order_and_many_share_a_commit(queue: Queue) -> None:
+    with queue.publisher(max_messages=100) as publisher:
+        pending = [publisher.publish(str(n)) for n in range(5_000)]
+    sequences = [p.result() for p in pending]
+    assert sequences == sorted(sequences)
+    assert list(found(queue).values()) == [str(n).encode() for n in range(5_000)]
+    assert len(commits(queue)) <= 51
+
+
+def test_threads_share_a_publisher_and_lose_nothing(queue: Queue) -> None:
+    got: dict[int, bytes] = {}
+
+    def work(name: str) -> None:
+        mine = [(publisher.publish(f"{name}-{n}"), f"{name}-{n}".encode()) for n in range(500)]
+        got.update((pending.result(60), value) for pending, value in mine)
+
+    with queue.publisher(max_messages=50, max_age="5ms") as publisher:
+        threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(got) == 2_000
+    assert got == found(queue)
+
+
+def test_a_queues_default_times_hold_here_too(make: Make, clock: ManualClock) -> None:
+    queue = make(delivery_delay="1m")
+    with queue.publisher() as publisher:
+        publisher.publish("default")
+        publisher.publish(Message("own", deliver_at=clock() - timedelta(minutes=1)))
+    assert list(found(queue).values()) == [b"own"]
+    assert queue.group().stats().delayed == 1
+
+
+# -- when it commits
+
+
+def test_it_commits_once_enough_messages_are_there(queue: Queue) -> None:
+    with queue.publisher(**{**NEVER, "max_messages": 3}) as publisher:
+        first, second, _ = (publisher.publish(str(n)) for n in range(3))
+        assert second.result(60) == first.result() + 1
+        assert not publisher.publish("waits").done()
+    assert commits(queue) == [3, 1]
+
+
+def test_it_commits_once_enough_bytes_are_there(queue: Queue) -> None:
+    with queue.publisher(**{**NEVER, "max_bytes": "1k"}) as publisher:
+        publisher.publish(b"x" * 1000)
+        over = publisher.publish(Message(b"y", key="k" * 30))
+        over.result(60)
+        assert commits(queue) == [2]
+
+
+def test_it_commits_once_the_oldest_message_is_old_enough(queue: Queue) -> None:
+    with queue.publisher(**{**NEVER, "max_age": "10ms"}) as publisher:
+        publisher.publish("a").result(60)
+        assert commits(queue) == [1]
+
+
+def test_flush_waits_until_all_is_durable(queue: Queue) -> None:
+    with queue.publisher(**NEVER) as publisher:
+        pending = [publisher.publish(str(n)) for n in range(10)]
+        assert not pending[0].done()
+        publisher.flush()
+        assert all(p.done() for p in pending)
+        assert commits(again(queue)) == [10]
+        publisher.flush()  # nothing to do
+
+
+def test_what_comes_while_a_commit_is_under_way_shares_the_next_one(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(queue, monkeypatch)
+    with queue.publisher(max_messages=10, max_age="1d") as publisher:
+        for n in range(10):
+            publisher.publish(str(n))
+        assert gate.arrived.wait(60)
+        for n in range(45):
+            publisher.publish(str(n))
+        gate.open.set()
+    assert commits(queue) == [10, 45]
+
+
+def test_whoever_publishes_too_fast_waits_for_room(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, handed_in = Gate(queue, monkeypatch), []
+
+    def publish_many() -> None:
+        for n in range(100):
+            publisher.publish(str(n))
+            handed_in.append(n)
+
+    with queue.publisher(max_messages=2, max_age="1d") as publisher:
+        thread = threading.Thread(target=publish_many)
+        thread.start()
+        assert gate.arrived.wait(60)
+        deadline = time.monotonic() + 60
+        while len(handed_in) < 32 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        thread.join(0.1)
+        assert thread.is_alive()
+        assert len(handed_in) == 32, "16 batches' worth"
+        gate.open.set()
+        thread.join(60)
+    assert sum(commits(queue)) == 100
+
+
+# -- closing
+
+
+def test_after_close_nothing_is_taken_any_more(queue: Queue) -> None:
+    publisher = queue.publisher(**NEVER)
+    pending = publisher.publish("a")
+    publisher.close()
+    publisher.close()
+    assert pending.done()
+    with pytest.raises(errors.PublisherClosed):
+        publisher.publish("b")
+    assert commits(queue) == [1]
+
+
+def test_who_waits_for_room_when_it_is_closed_is_told(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, told = Gate(queue, monkeypatch), []
+    publisher = queue.publisher(max_messages=1, max_age="1d")
+
+    def fill() -> None:
+        try:
+            while True:
+                pending.append(publisher.publish("a"))
+        except errors.PublisherClosed as error:
+            told.append(error)
+
+    pending: list[Any] = []
+    thread = threading.Thread(target=fill)
+    thread.start()
+    assert gate.arrived.wait(60)
+    closing = threading.Thread(target=publisher.close)
+    closing.start()
+    thread.join(60)
+    gate.open.set()
+    closing.join(60)
+    assert len(told) == 1
+    assert sum(commits(queue)) == len(pending), "what was taken is published"
+
+
+def test_an_error_in_the_with_block_loses_nothing_that_was_handed_in(queue: Queue) -> None:
+    def work() -> None:
+        with queue.publisher(**NEVER) as publisher:
+            publisher.publish("a")
+            raise RuntimeError("elsewhere")
+
+    with pytest.raises(RuntimeError, match="elsewhere"):
+        work()
+    assert commits(queue) == [1]
+
+
+def test_a_publisher_that_nobody_closed_is_closed_with_the_interpreter(delta_queue: Make) -> None:
+    queue = delta_queue()
+    script = f"from spark_mq import Queue; Queue.open({queue.path!r}).publisher(max_age='1d').publish('a')"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    assert commits(queue) == [1]
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, 5, Message("a", key=5), Message("\ud800"), Message("a", headers={"a": 1})],
+    ids=repr,
+)
+def test_a_bad_message_fails_at_the_door_and_nobody_elses(queue: Queue, bad: Any) -> None:
+    with queue.publisher(**NEVER) as publisher:
+        before = publisher.publish("before")
+        with pytest.raises(errors.InvalidOption, match="the message has"):
+            publisher.publish(bad)
+        after = publisher.publish("after")
+    assert after.result() == before.result() + 1
+    assert commits(queue) == [2]
+
+
+def test_a_commit_that_fails_for_a_moment_is_tried_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = failing(queue, monkeypatch, OSError("503 slow down"), times=2)
+    with queue.publisher() as publisher:
+        pending = publisher.publish("a")
+    assert len(tried) == 3
+    assert found(queue) == {pending.result(): b"a"}
+
+
+def test_a_commit_whose_reply_was_lost_is_not_repeated(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lost so thoroughly that the log could not look whether it had landed: its number tells."""
+    queue = delta_queue()
+    real = queue._context.messages.commit
+
+    def commit(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(queue._context.messages, "commit", real)
+        real(*args, **options)
+        raise OSError("connection reset by peer")
+
+    monkeypatch.setattr(queue._context.messages, "commit", commit)
+    with queue.publisher() as publisher:
+        pending = [publisher.publish(value) for value in ("a", "b")]
+    assert found(queue) == {pending[0].result(): b"a", pending[1].result(): b"b"}
+
+
+def test_races_with_other_publishers_cost_nothing(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    rival = again(queue)
+    on_commit(monkeypatch, "messages", before=lambda: rival.publish("rival"))
+    with queue.publisher() as publisher:
+        pending = publisher.publish("a")
+    assert sorted(found(queue).values()) == [b"a", b"rival"]
+    assert found_at(queue, pending.result()) == b"a"
+
+
+def found_at(queue: Queue, sequence: int) -> bytes:
+    return next(m.value for m in lease(queue, 100, group="look").messages if m.sequence == sequence)
+
+
+def test_each_message_of_a_batch_that_failed_for_good_has_the_error_and_the_next_batch_goes_on(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(queue, monkeypatch, OSError("disk full"), times=1)
+    with queue.publisher(**NEVER, retry_timeout=0) as publisher:
+        bad = [publisher.publish(str(n)) for n in range(1000)]
+        told = [p.exception(60) for p in bad]
+        assert {str(error) for error in told} == {"disk full"}
+        good = publisher.publish("good")
+        publisher.flush()  # all have been told
+    assert found(queue) == {good.result(): b"good"}
+
+
+def test_flush_raises_what_nobody_asked_for_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(queue, monkeypatch, OSError("disk full"), times=1)
+    with queue.publisher(**NEVER, retry_timeout=0) as publisher:
+        for n in range(3):
+            publisher.publish(str(n))
+        with pytest.raises(
+            errors.PublishFailed, match="3 messages were not published: disk full"
+        ) as caught:
+            publisher.flush()
+        assert caught.value.messages == 3
+        assert isinstance(caught.value.__cause__, OSError)
+        publisher.flush()
+    assert commits(queue) == []
+
+
+def test_close_raises_what_nobody_asked_for(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(queue, monkeypatch, OSError("disk full"))
+    publisher = queue.publisher(**NEVER, retry_timeout=0)
+    asked, _ = publisher.publish("asked"), publisher.publish("unasked")
+    with pytest.raises(errors.PublishFailed, match="2 messages"):
+        publisher.close()
+    with pytest.raises(OSError, match="disk full"):
+        asked.result()
+
+
+def test_an_error_that_no_retry_mends_is_told_at_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = failing(queue, monkeypatch, errors.CorruptLog("gone", path="p", version=None))
+    with (
+        pytest.raises(errors.PublishFailed, match="gone"),
+        queue.publisher(retry_timeout="1d") as publisher,
+    ):
+        publisher.publish("a")
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_messages", 0),
+        ("max_bytes", "4x"),
+        ("max_bytes", 0),
+        ("max_bytes", True),
+        ("max_age", "soon"),
+        ("retry_timeout", -1),
+    ],
+)
+def test_bad_options_are_refused_and_start_no_thread(option: str, value: Any) -> None:
+    before = threading.active_count()
+    with pytest.raises(errors.InvalidOption) as caught:
+        memory_queue().publisher(**{option: value})
+    assert (caught.value.option, caught.value.value) == (option, value)
+    assert threading.active_count() == before

@@ -1,0 +1,459 @@
+"""Leases and settles of several threads share commits. Each operation keeps its own result and error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.handles import Injected, again, lease, until
+
+from spark_mq import Lease, Queue, SettleResult
+from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, StorageError
+from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.operations import shared_ledger
+from spark_mq.operations.acquire import LeaseOptions, lease_operation
+from spark_mq.operations.shared_ledger import GroupView
+from spark_mq.storage.ledger_rows import events_of
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.update import Update
+
+Make = Callable[..., Queue]
+Submit = Callable[..., Future[Any]]
+
+
+def version(queue: Queue) -> int:
+    return queue._context.ledgers.version()
+
+
+def operations(queue: Queue, since: int) -> list[str | None]:
+    """The operations of the commits after a version."""
+    return [one.operation for one in queue._context.ledgers.commits(since + 1, version(queue))]
+
+
+@contextmanager
+def piled_up(queue: Queue, patch: pytest.MonkeyPatch) -> Iterator[Submit]:
+    """What is submitted in the block waits in its order, and runs together at the block's end."""
+    entered, opened = threading.Event(), threading.Event()
+    real, group, calls = shared_ledger.update_ledger, queue.group()._ledger, list[Future[Any]]()
+
+    def update(*args: Any, **options: Any) -> Any:
+        if not entered.is_set():
+            entered.set()
+            assert opened.wait(30)
+        return real(*args, **options)
+
+    def submit(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+        calls.append(pool.submit(call, *args, **options))
+        until(lambda: len(group.batcher._waiting) == len(calls))
+        return calls[-1]
+
+    with patch.context() as patched, ThreadPoolExecutor(16) as pool:
+        patched.setattr(shared_ledger, "update_ledger", update)
+        first = pool.submit(group.update, lambda view: (None, None, {}))
+        assert entered.wait(30)
+        try:
+            yield submit
+        finally:
+            opened.set()
+        first.exception(30)
+
+
+def test_eight_threads_of_a_worker_share_their_commits(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(200)])
+    queue.group().ensure()
+    before, seen = version(queue), list[bytes]()
+
+    def handle(taken: Lease) -> None:
+        seen.extend(m.value for m in taken.messages)
+
+    summary = queue.group().work(handle, threads=8, until_empty=True)
+    assert (summary.leases, summary.settled) == (200, 200)
+    assert sorted(seen) == sorted(str(n).encode() for n in range(200)), "each message once"
+    assert version(queue) - before <= 100
+    assert again(queue).group().stats().acked == 200
+
+
+def test_leases_of_several_threads_become_one_commit(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = queue.publish([str(n) for n in range(8)])
+    queue.group().ensure()
+    before = version(queue)
+    with piled_up(queue, monkeypatch) as submit:
+        asked = [submit(queue.group().lease, f"w{n}") for n in range(8)]
+    leases = [one.result(30) for one in asked]
+    assert sorted(m.sequence for taken in leases for m in taken.messages) == list(receipt.sequences)
+    assert len({taken.lease_id for taken in leases}) == 8
+    assert operations(queue, before) == ["lease"]
+    assert [again(queue).group().ack(taken.lease_id) for taken in leases] == [SettleResult(1)] * 8
+
+
+def test_settles_come_before_leases(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cap leaves room for a lease only after the settle, which came later."""
+    queue = make(max_in_flight=1)
+    queue.publish(["a", "b"])
+    held, before = lease(queue, 1), version(queue)
+    with piled_up(queue, monkeypatch) as submit:
+        wanted = submit(queue.group().lease, "w")
+        acked = submit(held.ack)
+    assert acked.result(30) == SettleResult(1)
+    assert [m.value for m in wanted.result(30).messages] == [b"b"]
+    assert operations(queue, before) == ["ack+lease"]
+
+
+def test_no_settle_expires_a_lease_that_its_commit_extends(
+    make: Make, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages have no attempt left: they would be dead."""
+    queue = make(max_delivery_attempts=1)
+    queue.publish(["a", "b"])
+    late, other = lease(queue, 1), lease(queue, 1)
+    clock.advance("1h")
+    with piled_up(queue, monkeypatch) as submit:
+        calls = [submit(queue.group().lease, "w"), submit(other.ack), submit(late.extend)]
+    assert [one.result(30) for one in calls] == [None, SettleResult(1), SettleResult(1)]
+    stats = queue.group().stats()
+    assert (stats.in_flight, stats.dead) == (1, 0)
+
+
+def test_an_error_is_that_of_its_own_operation(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a", "b"])
+    held, before = lease(queue, 1), version(queue)
+
+    def fail(view: GroupView) -> Update[None]:
+        raise ValueError("mine")
+
+    with piled_up(queue, monkeypatch) as submit:
+        acked = submit(held.ack)
+        failed = submit(queue.group()._ledger.update, fail)
+        wanted = submit(queue.group().lease, "w")
+    assert isinstance(failed.exception(30), ValueError)
+    assert acked.result(30) == SettleResult(1)
+    assert [m.value for m in wanted.result(30).messages] == [b"b"]
+    assert operations(queue, before) == ["ack+lease"]
+
+
+def test_without_its_group_each_operation_fails_by_itself(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish("a")
+    held = lease(queue)
+    queue.drop_group("default")
+    with piled_up(queue, monkeypatch) as submit:
+        calls = [submit(held.ack), submit(queue.group().ack, held.lease_id)]
+    assert [type(one.exception(30)) for one in calls] == [GroupNotFound] * 2
+
+
+def test_what_settles_did_is_recorded_with_a_change_of_settings(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a"])
+    held, before = lease(queue, 1), version(queue)
+    with piled_up(queue, monkeypatch) as submit:
+        submit(held.ack)
+        changed = submit(queue.group().configure, max_in_flight=7)
+    assert changed.result(30).max_in_flight == 7
+    (commit,) = queue._context.ledgers.commits(before + 1, version(queue))
+    assert commit.operation == "ack+configure"
+    assert events_of(commit.rows)["event"].to_pylist() == ["acked"]
+    assert (again(queue).group().settings.max_in_flight, again(queue).group().stats().acked) == (
+        7,
+        1,
+    )
+
+
+# -- application transactions
+
+
+def numbered(queue: Queue, app: str, number: int) -> int | None:
+    """Commits a number of an application. Returns the number that was the last one before."""
+    ledger = queue.group()._ledger
+
+    def compute(view: GroupView) -> Update[int | None]:
+        return view.ledger, ledger.ledgers.mark(view.snapshot, app), {"operation": "number"}
+
+    return ledger.update(compute, txn=lambda _: (app, number))
+
+
+def test_a_commit_keeps_the_transactions_of_all_its_operations(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish("a")
+    held, before = lease(queue), version(queue)
+    with piled_up(queue, monkeypatch) as submit:
+        calls = [
+            submit(numbered, queue, "one", 3),
+            submit(held.ack),
+            submit(numbered, queue, "two", 5),
+        ]
+    assert [one.result(30) for one in calls] == [None, SettleResult(1), None]
+    assert version(queue) == before + 1
+    store = again(queue)._context.ledgers
+    assert [store.mark(store.read("default"), app) for app in ("one", "two", "three")] == [
+        3,
+        5,
+        None,
+    ]
+
+
+def test_an_operation_sees_the_transaction_of_one_before_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.group().ensure()
+    numbered(queue, "app", 1)
+    before = version(queue)
+    with piled_up(queue, monkeypatch) as submit:
+        calls = [submit(numbered, queue, "app", number) for number in (2, 3)]
+    assert [one.result(30) for one in calls] == [1, 2]
+    assert version(queue) == before + 1
+    store = again(queue)._context.ledgers
+    assert store.mark(store.read("default"), "app") == 3
+
+
+# -- races and errors of the store
+
+
+def test_after_a_lost_race_all_operations_are_computed_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = queue.publish(["a", "b", "c", "d"])
+    held, lost = lease(queue, 1), lease(queue, 1)
+    rival, theirs = again(queue), list[Lease]()
+
+    def race() -> None:
+        rival.group().nack(lost.lease_id, [receipt.sequences[1]], delay="1h")
+        theirs.append(lease(rival, 1))
+
+    ledgers = queue._context.ledgers
+    write = Injected(ledgers.write, before=race)
+    with piled_up(queue, monkeypatch) as submit:
+        monkeypatch.setattr(ledgers, "write", write)
+        if queue.path == "memory":  # its rival writes through the same object
+            rival._context.ledgers = _Unwrapped(ledgers, write.real)
+        calls = [submit(held.ack), submit(lost.ack), submit(queue.group().lease, "w")]
+    assert write.calls == 2
+    assert calls[0].result(30) == SettleResult(1)
+    assert "given back" in str(calls[1].exception(30))
+    assert [m.value for m in theirs[0].messages] == [b"c"]
+    assert [m.value for m in calls[2].result(30).messages] == [b"d"]
+
+
+class _Unwrapped:
+    """A store whose writes are not injected."""
+
+    def __init__(self, store: Any, write: Callable[..., None]) -> None:
+        self._store, self.write = store, write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StorageError("the store", path="leases", landed=None),
+        ContentionTimeout("lost", group="default", attempts=3),
+        OSError(5, "reset"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failed_commit_is_an_error_of_each_caller(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    queue.publish(["a", "b"])
+    held = lease(queue, 1)
+    ledgers = queue._context.ledgers
+    write = Injected(lambda *args, **options: None, fail=error)
+    with piled_up(queue, monkeypatch) as submit:
+        monkeypatch.setattr(ledgers, "write", write)
+        calls = [
+            submit(held.ack),
+            submit(queue.group().lease, "w"),
+            submit(queue.group().ack, held.lease_id),
+        ]
+    errors = [one.exception(30) for one in calls]
+    assert [(type(one), str(one)) for one in errors] == [(type(error), str(error))] * 3
+    assert [getattr(one, "data", None) for one in errors] == [getattr(error, "data", None)] * 3
+    assert len({id(one) for one in errors}) == 3, "threads add to the traceback of what they raise"
+    assert write.calls == 1, "it may have landed, so nothing runs again"
+
+
+def test_a_transaction_of_a_lost_attempt_is_not_committed(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a"])
+    held, before = lease(queue), version(queue)
+    ledger, attempts = queue.group()._ledger, list[int]()
+    write = Injected(ledger.ledgers.write)
+
+    def lose_first(*args: Any, **options: Any) -> None:
+        if not write.calls:
+            write.calls += 1
+            raise CommitConflict("lost")
+        write(*args, **options)
+
+    def first_only(view: GroupView) -> Update[int]:
+        attempts.append(1)
+        return view.ledger if len(attempts) == 1 else None, len(attempts), {"operation": "number"}
+
+    monkeypatch.setattr(ledger.ledgers, "write", lose_first)
+    results = ledger.run_together(
+        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
+        shared_ledger.LedgerOperation(first_only, lambda got: ("app", 1) if got == 1 else None),
+    )
+    assert (results[0][0].settled, results[1]) == (1, 2)
+    assert operations(queue, before) == ["ack"]
+    store = again(queue)._context.ledgers
+    assert store.mark(store.read("default"), "app") is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_a_look_what_changes_nothing_is_computed_again(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A store whose writer is alone starts from the last known state. It may be out of date."""
+    queue = delta_queue()
+    queue.publish("a")
+    held, before, looks = lease(queue, 1), version(queue), list[bool]()
+    monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
+
+    def look(view: GroupView) -> Update[str]:
+        looks.append(view.snapshot.looked)
+        if fails:
+            raise ValueError("no")
+        return None, "nothing", {}
+
+    ledger = queue.group()._ledger
+    settled, result = ledger.run_together(
+        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
+        shared_ledger.LedgerOperation(look),
+    )
+    assert looks == [False, True]
+    assert settled[0].settled == 1
+    assert isinstance(result, ValueError) if fails else result == "nothing"
+    assert operations(queue, before) == ["ack"]
+
+
+def test_without_a_look_a_lease_gets_what_another_process_has_released(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    held, rival = lease(queue, 1), again(queue)
+    theirs = lease(rival, 1)
+    assert queue.group().stats().ready == 0, "the state that this handle knows"
+    theirs.release()
+    monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
+    ledger = queue.group()._ledger
+    settled, acquired = ledger.run_together(
+        ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
+        lease_operation(ledger, LeaseOptions("w", 1)),
+    )
+    assert settled[0].settled == 1
+    assert sum(r.message_count for r in acquired.ranges) == 1
+
+
+# -- the worker loop
+
+
+def test_a_worker_settles_and_leases_the_next_in_one_commit(queue: Queue) -> None:
+    queue.publish(["a", "b", "c"])
+    queue.group().ensure()
+    before = version(queue)
+    assert queue.group().work(lambda taken: None, until_empty=True).settled == 3
+    assert operations(queue, before) == ["lease", "ack+lease", "ack+lease", "ack"]
+
+
+def test_a_worker_that_stops_settles_only(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    queue.group().ensure()
+    stop, before = threading.Event(), version(queue)
+    queue.group().work(lambda taken: stop.set(), stop=stop)
+    assert operations(queue, before) == ["lease", "ack"]
+
+
+def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a", "b"])
+    stop, handled = threading.Event(), list[bytes]()
+    real = shared_ledger.SharedLedger.run_together
+
+    def run(self: Any, *wanted: Any) -> list[Any]:
+        results = real(self, *wanted)
+        if len(wanted) == 2:
+            stop.set()
+        return results
+
+    monkeypatch.setattr(shared_ledger.SharedLedger, "run_together", run)
+    queue.group().work(lambda taken: handled.append(taken.messages[0].value), stop=stop)
+    assert handled == [b"a"]
+    assert lease(again(queue)).messages[0].delivery_count == 1, "available at once, and not counted"
+
+
+def test_a_lease_that_comes_with_a_failed_settle_is_released(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a", "b"])
+    real = shared_ledger.SharedLedger._settle_all
+
+    def settle_all(self: Any, ledger: Any, view: GroupView, commands: Any) -> Any:
+        if commands[0].verb == ACK:
+            raise StorageError("the index", path="messages", landed=False)
+        return real(self, ledger, view, commands)
+
+    monkeypatch.setattr(shared_ledger.SharedLedger, "_settle_all", settle_all)
+    with pytest.raises(StorageError, match="the index"):
+        queue.group().work(lambda taken: None, until_empty=True)
+    stats = again(queue).group().stats()
+    assert (stats.in_flight, stats.ready) == (1, 1), (
+        "what was handled expires, and the next is available"
+    )
+
+
+def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a", "b"])
+    queue.group().ensure()
+    before, failing, together = version(queue), threading.Event(), list[int]()
+    real_index, real_run = (
+        shared_ledger.SharedLedger.index_or_damage,
+        shared_ledger.SharedLedger.run_together,
+    )
+
+    def index(self: Any) -> Any:
+        if failing.is_set():
+            raise OSError("reset")
+        return real_index(self)
+
+    def run(self: Any, *wanted: Any) -> list[Any]:
+        together.append(len(wanted))
+        if together.count(2) == 1 and together[-1] == 2:
+            failing.set()
+        try:
+            return real_run(self, *wanted)
+        finally:
+            failing.clear()
+
+    monkeypatch.setattr(shared_ledger.SharedLedger, "index_or_damage", index)
+    monkeypatch.setattr(shared_ledger.SharedLedger, "run_together", run)
+    assert queue.group().work(lambda taken: None, until_empty=True).settled == 2
+    assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
+
+
+def test_acked_first_threads_share_their_leases_too(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(40)])
+    queue.group().ensure()
+    before = version(queue)
+    assert (
+        queue.group().work(lambda taken: None, threads=8, ack="first", until_empty=True).settled
+        == 40
+    )
+    assert version(queue) - before < 80, "less than one commit for each lease and each ack"

@@ -1,0 +1,234 @@
+"""Waiting for messages: what wakes a waiter, and when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.handles import again, lease
+
+from spark_mq import Lease, Message, Queue
+from spark_mq.errors import GroupBlocked
+from spark_mq.ledger.schedule import next_due_at
+from spark_mq.operations import acquire as waiting
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+LONG = "1h"
+"""Of a poll that no test waits for."""
+
+
+class Waiter(threading.Thread):
+    """A thread that waits for a lease. Polls never, so that only what wakes it can end the wait."""
+
+    def __init__(self, queue: Queue, **options: object) -> None:
+        super().__init__(daemon=True)
+        self.queue, self.options = (
+            queue,
+            {"wait": "60s", "max_poll_interval": LONG, "max_messages": 10, **options},
+        )
+        self.lease: Lease | None = None
+        self.error: Exception | None = None
+        self.at = 0.0
+
+    def run(self) -> None:
+        try:
+            self.lease = self.queue.group().lease("waiter", **self.options)  # type: ignore[arg-type]
+        except GroupBlocked as error:
+            self.error = error
+        self.at = time.monotonic()
+
+    def values(self) -> list[bytes]:
+        self.join(30)
+        assert not self.is_alive(), "nothing woke it"
+        return [] if self.lease is None else [m.value for m in self.lease.messages]
+
+
+@pytest.fixture
+def waiter_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Waiter]:
+    """Starts a waiter and returns once it has looked and found nothing, and sits there."""
+    sits = threading.Event()
+    real = waiting._seconds_until_due
+
+    def until_due(group: object) -> float:
+        sits.set()
+        return real(group)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(waiting, "_seconds_until_due", until_due)
+    monkeypatch.setattr(waiting, "FIRST_PAUSE", 3600.0)
+
+    def start(queue: Queue, **options: object) -> Waiter:
+        sits.clear()
+        thread = Waiter(queue, **options)
+        thread.start()
+        assert sits.wait(30)
+        return thread
+
+    return start
+
+
+@contextmanager
+def held(queue: Queue) -> Iterator[Lease]:
+    queue.publish(["a"])
+    yield lease(queue, 1)
+
+
+def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter]) -> None:
+    waiter = waiter_on(queue)
+    again(queue).publish(["a"])
+    assert waiter.values() == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda taken, clock: taken.nack(delay=0),
+        lambda taken, clock: taken.release(),
+        lambda taken, clock: taken._ledger.seek("earliest"),
+        lambda taken, clock: (clock.advance("62s"), taken._ledger.expire()),
+        lambda taken, clock: clock.advance("62s"),
+    ],
+    ids=["nacked", "released", "sought", "expired", "past its deadline"],
+)
+def test_what_makes_a_message_due_wakes_who_waits(
+    queue: Queue,
+    clock: ManualClock,
+    waiter_on: Callable[..., Waiter],
+    what: Callable[[Lease, ManualClock], object],
+) -> None:
+    with held(queue) as taken:
+        waiter = waiter_on(again(queue))
+        what(taken, clock)
+    assert waiter.values() == [b"a"]
+
+
+def test_a_redriven_message_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter]) -> None:
+    with held(queue) as taken:
+        taken.reject()
+    queue.sweep()
+    waiter = waiter_on(queue)
+    assert queue.redrive().messages == 1
+    assert waiter.values() == [b"a"]
+
+
+def test_an_unblocked_group_wakes_who_waits(make: Make, waiter_on: Callable[..., Waiter]) -> None:
+    queue = make(on_exhausted="block", max_failures=1)
+    receipt = queue.publish(["a", "b"])
+    lease(queue, 2).nack([receipt.sequences[0]])
+    queue.group().expire()
+    waiter = waiter_on(queue)
+    queue.group().unblock("retry")
+    assert waiter.values() == [b"a"]
+
+
+def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
+    """On the machine's clock: never early, and at most a second late."""
+    queue = Queue.create(tmp_path / "queue")
+    due = queue._context.clock() + timedelta(seconds=1.2)
+    queue.publish([Message("later", deliver_at=due)])
+    taken = queue.group().lease("w", wait="30s", max_poll_interval=LONG)
+    assert taken is not None
+    assert timedelta() <= queue._context.clock() - due < timedelta(seconds=1.5)
+
+
+def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "queue", visibility_timeout="500ms", clock_skew="100ms")
+    queue.publish(["a"])
+    first = lease(queue)
+    second = queue.group().lease("w", wait="30s", max_poll_interval=LONG)
+    assert second is not None
+    assert queue._context.clock() - first.expires_at > timedelta(milliseconds=100)
+    assert queue._context.clock() - first.expires_at < timedelta(seconds=1.5)
+
+
+def test_a_waiter_that_loses_a_race_waits_out_its_remaining_time(
+    queue: Queue, waiter_on: Callable[..., Waiter]
+) -> None:
+    waiters = [waiter_on(queue), waiter_on(again(queue))]
+    queue.publish(["a"])
+    for waiter in waiters:
+        waiter.join(1)
+    loser = next(waiter for waiter in waiters if waiter.lease is None)
+    assert loser.is_alive()
+    queue.publish(["b"])
+    assert loser.values() == [b"b"]
+
+
+def test_a_wait_ends_with_its_time_and_nothing(queue: Queue) -> None:
+    started = time.monotonic()
+    assert queue.group().lease("w", wait="50ms") is None
+    assert 0.05 <= time.monotonic() - started < 10
+
+
+def test_a_full_group_is_waited_for_and_the_reason_is_there_at_the_end(
+    make: Make, waiter_on: Callable[..., Waiter]
+) -> None:
+    queue = make(max_in_flight=1)
+    queue.publish(["a", "b"])
+    taken = lease(queue, 1)
+    assert queue.group().lease("w", wait="20ms") is None
+    assert queue.group().blocked_because == "max_in_flight"
+    waiter = waiter_on(queue)
+    taken.ack()
+    assert waiter.values() == [b"b"]
+
+
+def test_within_a_process_a_waiter_is_awake_within_20_ms(
+    tmp_path: Path, waiter_on: Callable[..., Waiter]
+) -> None:
+    """From the end of the publish to the next look. The median of some, for the machine has others to serve."""
+    queue = Queue.create(tmp_path / "queue")
+    queue.group().ensure()
+    taken: list[float] = []
+    for _ in range(9):
+        woken: list[float] = []
+        waiter = waiter_on(queue)
+        real = waiting.acquire_lease
+
+        def look(
+            group: object,
+            wanted: object,
+            woken: list[float] = woken,
+            real: Callable[..., object] = real,
+        ) -> object:
+            woken.append(time.monotonic())
+            return real(group, wanted)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(waiting, "acquire_lease", look)
+            queue.publish(["a"])
+            published = time.monotonic()
+            waiter.values()
+        taken.append(woken[0] - published)
+        assert waiter.lease is not None
+        waiter.lease.ack()
+    assert sorted(taken)[4] < 0.02
+
+
+def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: ManualClock) -> None:
+    group = queue.group()
+    group.ensure()
+
+    def at() -> float | None:
+        instant = next_due_at(
+            group._ledger.current(),
+            queue._context.messages.index(),
+            group.settings,
+            queue._context.now(),
+        )
+        return None if instant is None else round((instant - queue._context.now()) / 1e6, 3)
+
+    assert at() is None
+    queue.publish(["a", "b"])
+    taken = lease(queue, 1)
+    assert at() == 61, "the deadline and the margin"
+    taken.nack(delay="20s")
+    assert at() == 20
+    queue.publish(["c"], deliver_at=clock() + timedelta(seconds=5))
+    assert at() is not None
+    assert 5 <= at() <= 6  # type: ignore[operator]

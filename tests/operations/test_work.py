@@ -1,0 +1,415 @@
+"""The worker loop: policies, verdicts on single messages, keep-alive, and its end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.handles import again, lease, trim, until
+
+from spark_mq import Lease, Message, Queue, WorkSummary
+from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, InvalidOption
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+def drain(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> WorkSummary:
+    return queue.group().work(handler, until_empty=True, **options)
+
+
+def counts(queue: Queue) -> dict[str, int]:
+    stats = queue.group().stats()
+    names = ("ready", "delayed", "in_flight", "dead", "acked")
+    return {name: value for name in names if (value := getattr(stats, name))}
+
+
+def test_what_a_handler_leaves_is_acked_when_it_returns(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(10)])
+    seen: list[bytes] = []
+    summary = drain(
+        queue, lambda taken: seen.extend(m.value for m in taken.messages), max_messages=4
+    )
+    assert seen == [str(n).encode() for n in range(10)]
+    assert summary == WorkSummary(leases=3, failed=0, settled=10)
+    assert counts(queue) == {"acked": 10}
+
+
+@pytest.mark.parametrize(("on_error", "left"), [("nack", {"delayed": 2}), ("reject", {"dead": 2})])
+def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(
+    queue: Queue, on_error: str, left: dict[str, int]
+) -> None:
+    queue.publish(["a", "b"])
+
+    def fail(_: Lease) -> None:
+        raise ValueError("boom " + "x" * 5_000)
+
+    summary = WorkSummary(leases=1, failed=1, settled=2, **{f"{on_error}ed": 2})
+    assert drain(queue, fail, max_messages=2, on_error=on_error) == summary
+    assert counts(queue) == left
+    errors = {r.error for r in queue.group()._ledger.current()}
+    assert all(
+        error and error.startswith("ValueError: boom") and len(error) == 2_000 for error in errors
+    )
+
+
+def test_the_log_tells_what_failed_and_what_has_become_of_it(
+    make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = make(max_delivery_attempts=2, retry_delay="10s", retry_jitter=0)
+
+    def fail(_: Lease) -> None:
+        raise ValueError("boom")
+
+    def told() -> list[str]:
+        lines = [
+            r.getMessage()
+            for r in caplog.records
+            if r.name in ("spark_mq.worker", "spark_mq.handler")
+        ]
+        caplog.clear()
+        return [re.sub(r" \(lease .*\)", "", line) for line in lines]
+
+    queue.publish(["a", "b"])
+    drain(queue, fail, max_messages=2)
+    due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
+    assert told() == [
+        "group default: the handler failed with 2 messages in hand (delivery 1 of 2)",
+        f"group default: 2 messages nacked: 2 due again from {due}",
+    ]
+    clock.advance("10s")
+    drain(queue, fail)
+    assert told()[:2] == [
+        "group default: the handler failed with 1 message in hand (delivery 2 of 2)",
+        "group default: 1 message nacked: 1 dead",
+    ]
+    queue.publish("c")
+    drain(queue, fail, on_error="reject")
+    assert told()[1] == "group default: 1 message rejected: 1 dead"
+    queue.publish("d")
+    drain(queue, fail, ack="manual")
+    assert told()[1].startswith("group default: 1 message nacked: 1 due again"), (
+        "as the policy says of a handler that fails"
+    )
+
+
+def test_with_raise_the_loop_ends_with_the_error_and_the_lease_is_left(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+
+    def fail(_: Lease) -> None:
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        drain(queue, fail, on_error="raise")
+    assert counts(queue) == {"in_flight": 1, "ready": 1}
+
+
+def test_what_the_handler_settled_itself_stands(queue: Queue) -> None:
+    receipt = queue.publish([str(n) for n in range(4)])
+
+    def handle(taken: Lease) -> None:
+        taken.reject([receipt.sequences[0]], error="no")
+        taken.ack([receipt.sequences[1]])
+        raise ValueError("the rest")
+
+    assert drain(queue, handle, max_messages=4).settled == 2
+    assert counts(queue) == {"dead": 1, "acked": 1, "delayed": 2}
+
+
+def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue) -> None:
+    queue.publish(["a"])
+    during: list[dict[str, int]] = []
+
+    def fail(_: Lease) -> None:
+        during.append(counts(queue))
+        raise ValueError("boom")
+
+    assert drain(queue, fail, ack="first").failed == 1
+    assert during == [{"acked": 1}]
+    assert counts(queue) == {"acked": 1}
+
+
+def test_manual_settles_nothing_but_what_the_handler_says(queue: Queue, clock: ManualClock) -> None:
+    receipt = queue.publish(["a", "b", "c"])
+    drain(
+        queue,
+        lambda taken: [{"sequence": receipt.sequences[1], "outcome": "ack"}],
+        ack="manual",
+        max_messages=3,
+    )
+    assert counts(queue) == {"in_flight": 2, "acked": 1}
+    clock.advance("62s")
+    assert counts(queue) == {"ready": 2, "acked": 1}
+
+
+@pytest.mark.parametrize("form", [list, pa.Table.from_pylist], ids=["list", "table"])
+def test_a_handler_says_what_becomes_of_single_messages(
+    queue: Queue, clock: ManualClock, form: Callable[[list[Any]], Any]
+) -> None:
+    s = queue.publish([str(n) for n in range(6)]).sequences
+    rows = [
+        {"sequence": s[0], "outcome": "reject", "delay": None, "error": "never"},
+        {"sequence": s[1], "outcome": "nack", "delay": "0s", "error": None},
+        {"sequence": s[2], "outcome": None, "delay": "5m", "error": "later"},
+        {"sequence": s[3], "outcome": "ack", "delay": None, "error": None},
+    ]
+    stop = threading.Event()
+
+    def handle(taken: Lease) -> Any:
+        stop.set()
+        return form(rows)
+
+    queue.group().work(handle, max_messages=6, stop=stop)
+    assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
+    told = {
+        (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000)
+        for r in queue.group()._ledger.current()
+    }
+    assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= told
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "text",
+        [1],
+        [{"outcome": "ack"}],
+        [{"sequence": 1, "outcom": "ack"}],
+        [{"sequence": "1"}],
+        [{"sequence": 1 << 40}],
+        [{"sequence": None}],
+        lambda s: [{"sequence": s, "outcome": "later"}],
+        lambda s: [{"sequence": s, "delay": -1}],
+        lambda s: [{"sequence": s, "delay": "soon"}],
+    ],
+)
+def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(
+    queue: Queue, wrong: Any
+) -> None:
+    receipt = queue.publish(["a"])
+    with pytest.raises(InvalidHandlerResult):
+        drain(queue, lambda _: wrong(receipt.sequences[0]) if callable(wrong) else wrong)
+    assert counts(queue) == {"in_flight": 1}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"threads": 0},
+        {"max_messages": 0},
+        {"on_error": "explode"},
+        {"ack": "never"},
+        {"worker_id": "a b"},
+        {"graceful_timeout": "soon"},
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_leased(
+    queue: Queue, given: dict[str, Any]
+) -> None:
+    queue.publish(["a"])
+    with pytest.raises(InvalidOption):
+        drain(queue, lambda _: None, **given)
+    assert counts(queue) == {"ready": 1}
+
+
+def test_a_handler_of_the_wrong_signature_is_refused_before_anything_is_leased(
+    queue: Queue,
+) -> None:
+    queue.publish("a")
+    for handler in (lambda: None, lambda taken, more: None, "no function"):
+        with pytest.raises(InvalidOption, match=r"^handler=.*lease\)") as caught:
+            drain(queue, handler)  # type: ignore[arg-type]
+        assert caught.value.data["option"] == "handler"
+    assert counts(queue) == {"ready": 1}
+
+
+def test_threads_handle_leases_side_by_side(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(6)])
+    together = threading.Barrier(3)
+
+    def handle(_: Lease) -> None:
+        together.wait(30)
+
+    assert drain(queue, handle, threads=3).settled == 6
+
+
+def test_the_lease_is_extended_while_its_handler_runs(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "queue", visibility_timeout="300ms", clock_skew=0)
+    queue.publish(["slow"])
+
+    def handle(taken: Lease) -> None:
+        first = taken.expires_at
+        until(lambda: queue._context.clock() > first and taken.expires_at > queue._context.clock())
+        assert again(queue).group().lease("other") is None
+
+    assert drain(queue, handle) == WorkSummary(leases=1, failed=0, settled=1)
+
+
+def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "queue", visibility_timeout="200ms", clock_skew=0)
+    queue.publish(["hung"])
+    others: list[Lease | None] = []
+
+    def handle(_: Lease) -> None:
+        others.append(again(queue).group().lease("other", wait="30s"))
+
+    drain(queue, handle, max_lease_duration="400ms")
+    assert others[0] is not None
+
+
+def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(
+    queue: Queue,
+) -> None:
+    queue.publish(["a", "b"])
+    stop = threading.Event()
+
+    def handle(_: Lease) -> None:
+        stop.set()
+
+    assert queue.group().work(handle, stop=stop) == WorkSummary(leases=1, failed=0, settled=1)
+    assert counts(queue) == {"acked": 1, "ready": 1}
+
+
+def test_an_idle_loop_ends_when_told(queue: Queue) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=queue.group().work,
+        args=(print,),
+        kwargs={"stop": stop, "max_poll_interval": "100ms"},
+    )
+    thread.start()
+    until(queue.groups)
+    stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_mq import worker as work
+
+    queue.publish(["a"])
+    stop = threading.Event()
+    real = work.wait_for_lease
+
+    def take(*args: Any) -> Any:
+        found = real(*args)
+        stop.set()
+        return found
+
+    monkeypatch.setattr(work, "wait_for_lease", take)
+    assert queue.group().work(lambda _: pytest.fail("never"), stop=stop) == WorkSummary()
+    assert lease(again(queue)).messages[0].delivery_count == 1, (
+        "available to others at once, and not counted"
+    )
+
+
+def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["hung"])
+    stop, release = threading.Event(), threading.Event()
+
+    def handle(_: Lease) -> None:
+        stop.set()
+        release.wait(30)
+        raise SystemExit
+
+    assert queue.group().work(handle, stop=stop, graceful_timeout=0).settled == 0
+    assert counts(queue) == {"in_flight": 1}
+    clock.advance("62s")
+    assert lease(again(queue)).messages[0].delivery_count == 2
+    release.set()
+
+
+def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_mq import worker as work
+
+    queue.publish(["a"])
+    failures = iter([OSError("reset"), None])
+    real = work.wait_for_lease
+
+    def take(*args: Any) -> Any:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return real(*args)
+
+    monkeypatch.setattr(work, "wait_for_lease", take)
+    assert drain(queue, lambda _: None, max_poll_interval="10ms").settled == 1
+
+
+def test_a_blocked_group_is_waited_out(make: Make) -> None:
+    queue = make(on_exhausted="block", max_failures=1)
+    s = queue.publish(["a", "b"]).sequences
+    lease(queue, 2).nack([s[0]])
+    with pytest.raises(GroupBlocked):
+        queue.group().lease("w")
+    stop, seen = threading.Event(), list[bytes]()
+
+    def handle(taken: Lease) -> None:
+        seen.extend(m.value for m in taken.messages)
+        stop.set()
+
+    thread = threading.Thread(target=queue.group().work, args=(handle,), kwargs={"stop": stop})
+    thread.start()
+    queue.group().unblock("retry")
+    thread.join(30)
+    assert seen == [b"a"]
+
+
+def test_lost_data_ends_the_loop(make: Make, clock: ManualClock) -> None:
+
+    queue = make(hard_retention="1h")
+    queue.group().ensure()
+    queue.publish(["a"])
+    clock.advance("2h")
+    trim(queue)
+    with pytest.raises(DataLossError):
+        drain(queue, lambda _: None)
+    drain(queue, lambda _: None, fail_on_data_loss=False)
+    assert queue.group().stats().lost == 1
+
+
+# -- a process of its own
+
+
+def _worker(path: str, started: Any, go_on: Any) -> None:
+    """Handle the first lease until the signal has arrived and the handler may go on."""
+    stop = threading.Event()
+
+    def handle(_: Lease) -> None:
+        started.set()
+        go_on.wait(60)
+        assert stop.wait(60)
+
+    work = Queue.open(path).group().work
+    summary = work(handle, worker_id="w", graceful_timeout="30s", stop=stop)
+    os._exit(10 + summary.settled)
+
+
+def test_on_sigterm_a_worker_process_finishes_what_it_has_in_hand(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "queue")
+    queue.publish([Message("a"), Message("b")])
+    spawn = multiprocessing.get_context("spawn")
+    started, go_on = spawn.Event(), spawn.Event()
+    process = spawn.Process(target=_worker, args=(queue.path, started, go_on))
+    process.start()
+    assert started.wait(60)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    go_on.set()
+    process.join(60)
+    assert process.exitcode == 11, "one message settled, and it ended by itself"
+    assert counts(queue) == {"acked": 1, "ready": 1}

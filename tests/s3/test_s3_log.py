@@ -1,0 +1,223 @@
+"""The log in an object store, followed by two handles: what one commits, the other sees at once, without a LIST. Only with --s3.
+
+One handle goes through a proxy that counts requests and makes faults, another one goes to the store itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from support.checker import check_queue
+from support.faulty_s3 import AFTER, RESET, FaultyS3
+
+from spark_mq import Queue
+
+
+@pytest.fixture
+def proxy(s3: dict[str, str]) -> Iterator[FaultyS3]:
+    with FaultyS3(s3["AWS_ENDPOINT_URL"]) as running:
+        yield running
+
+
+@pytest.fixture
+def queue(s3: dict[str, str]) -> Queue:
+    """The queue as it is."""
+    return Queue.create(
+        f"s3://queues/{uuid.uuid4().hex}/queue",
+        storage_options=s3,
+        clock_skew="0s",
+        retry_delay="0s",
+    )
+
+
+@pytest.fixture
+def late(queue: Queue, proxy: FaultyS3) -> Queue:
+    """The same queue, through the proxy."""
+    return through(queue, proxy)
+
+
+def through(queue: Queue, proxy: FaultyS3) -> Queue:
+    return Queue.open(
+        queue.path,
+        storage_options={**queue._context.storage_options, "AWS_ENDPOINT_URL": proxy.url},
+    )
+
+
+def listings(proxy: FaultyS3) -> list[str]:
+    return [path for method, path in proxy.asked() if method == "LIST"]
+
+
+def test_a_lease_and_an_ack_of_a_lone_worker_cost_few_requests_and_no_listing(
+    late: Queue, proxy: FaultyS3
+) -> None:
+    late.publish([str(n) for n in range(20)])
+    group = late.group()
+    for _ in range(2):
+        found = group.lease("w", max_messages=1)
+        assert found is not None
+        found.ack()
+    proxy.asked()
+    found = group.lease("w", max_messages=1)
+    assert found is not None
+    leased = proxy.asked()
+    assert len(leased) <= 3, leased
+    found.ack()
+    acked = proxy.asked()
+    assert len(acked) <= 2, acked
+    assert "LIST" not in {method for method, _ in leased + acked}
+
+
+def test_a_lease_does_not_take_what_another_has_just_taken(
+    queue: Queue, late: Queue, proxy: FaultyS3
+) -> None:
+    queue.publish([str(n) for n in range(6)])
+    queue.group().ensure()
+    assert late.group().stats().ready == 6
+    proxy.asked()
+    theirs = queue.group().lease("a", max_messages=2)
+    mine = late.group().lease("b", max_messages=10)
+    assert theirs is not None
+    assert mine is not None
+    assert [m.value for m in mine.messages] == [b"2", b"3", b"4", b"5"]
+    assert {m.delivery_count for m in mine.messages} == {1}
+    assert (theirs.ack().settled, mine.ack().settled) == (2, 4)
+    assert listings(proxy) == []
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "ack",
+        *(
+            pytest.param(verb, marks=pytest.mark.slow)
+            for verb in ("nack", "reject", "release", "extend")
+        ),
+    ],
+)
+def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(
+    queue: Queue, late: Queue, verb: str
+) -> None:
+    """As for a stream: its runner leases, the driver settles."""
+    queue.publish(["a", "b"])
+    queue.group().ensure()
+    assert late.group().stats().ready == 2
+    lease = queue.group().lease("w", max_messages=2)
+    assert lease is not None
+    assert getattr(late.group(), verb)(lease.lease_id).settled == 2
+
+
+def test_messages_that_were_just_published_are_leased(queue: Queue, late: Queue) -> None:
+    assert late.group().lease("w") is None
+    queue.publish(["a"])
+    assert late.group().lease("w") is not None
+
+
+@pytest.mark.parametrize("fault", [None, AFTER, RESET])
+def test_a_publish_lands_once_and_behind_what_others_have_published(
+    queue: Queue, late: Queue, proxy: FaultyS3, fault: str | None
+) -> None:
+    first = queue.publish(["a", "b"])
+    if fault is not None:
+        proxy.once(fault, "PUT", "messages/_delta_log")
+    second = late.publish(["c"], producer_id="p", producer_sequence=1)
+    assert second.version == first.version + 1
+    lease = queue.group().lease("w", max_messages=10)
+    assert lease is not None
+    assert [m.value for m in lease.messages] == [b"a", b"b", b"c"]
+    assert late.last_producer_sequence("p") == 1
+
+
+@pytest.mark.parametrize("fault", [AFTER, RESET])
+def test_a_commit_whose_reply_is_lost_is_found(
+    queue: Queue, late: Queue, proxy: FaultyS3, fault: str
+) -> None:
+    queue.publish(["a", "b"])
+    late.group().ensure()
+    proxy.once(fault, "PUT", "leases/_delta_log")
+    lease = late.group().lease("w", max_messages=1)
+    assert lease is not None
+    assert lease.messages[0].delivery_count == 1
+    assert queue.group().stats().in_flight == 1
+    proxy.once(fault, "PUT", "leases/_delta_log")
+    assert lease.ack().settled == 1
+    proxy.once(fault, "PUT", "messages/_delta_log")
+    receipt = late.publish(["c"])
+    assert queue._context.messages.index().total == 3
+    assert receipt.version == 2
+
+
+def test_a_queue_that_was_just_made_is_there(s3: dict[str, str], proxy: FaultyS3) -> None:
+    path = f"s3://queues/{uuid.uuid4().hex}/queue"
+    made = Queue.create(path, storage_options=s3, visibility_timeout="7s")
+    options = {**s3, "AWS_ENDPOINT_URL": proxy.url}
+    assert (
+        Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings
+        == made.settings
+    )
+
+
+def test_handles_go_on_under_sweeps_of_each_other(
+    queue: Queue, late: Queue, proxy: FaultyS3
+) -> None:
+    queue.publish(["a"])
+    queue.group().ensure()
+    assert late.group().stats().ready == 1
+    queue.sweep()
+    assert through(queue, proxy).group().stats().ready == 1
+    late.sweep()
+    lease = late.group().lease("w")
+    assert lease is not None
+    assert lease.ack().settled == 1
+
+
+@pytest.mark.slow
+def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(
+    queue: Queue, proxy: FaultyS3
+) -> None:
+    handles = [through(queue, proxy) for _ in range(3)]
+    proxy.often(0.01, 1)
+    published: list[int] = []
+    acked: Counter[int] = Counter()
+    enough = threading.Event()
+
+    def publish(mine: Queue) -> None:
+        for n in range(8):
+            published.extend(mine.publish([f"{n}"] * 5).sequences)
+
+    def work(mine: Queue, name: str) -> None:
+        while not enough.is_set() or mine.group().stats().ready:
+            lease = mine.group().lease(name, max_messages=7, visibility_timeout="5m")
+            if lease is not None:
+                assert lease.ack().settled == len(lease)
+                acked.update(m.sequence for m in lease.messages)
+
+    def chores(mine: Queue) -> None:
+        while not enough.wait(0.2):
+            mine.sweep()
+
+    workers = [threading.Thread(target=work, args=(handles[n], f"w{n}")) for n in range(2)]
+    publishers = [threading.Thread(target=publish, args=(handle,)) for handle in handles[:2]]
+    others = [threading.Thread(target=chores, args=(handles[2],))]
+    for thread in [*workers, *publishers, *others]:
+        thread.start()
+    for thread in publishers:
+        thread.join()
+    enough.set()
+    for thread in [*workers, *others]:
+        thread.join()
+    while (lease := queue.group().lease("rest", max_messages=100)) is not None:
+        lease.ack()
+        acked.update(m.sequence for m in lease.messages)
+    assert proxy.met() > 0
+    assert acked == Counter(published)
+    assert len(published) == queue._context.messages.index().total == 80
+    queue.sweep()
+    found = check_queue(
+        queue.path, queue._context.storage_options, skew=timedelta(0), drained=["default"]
+    )
+    assert found.wrong == []

@@ -1,0 +1,437 @@
+"""Dying at a given step: the places where a queue's code writes, wrapped from outside, and what to do there, operation by operation.
+
+Nothing in spark_mq knows of this. Every write goes through one of the functions in :func:`watch`; in the process that is to die they count,
+before and after, and at the chosen count the process kills itself with SIGKILL. Run with no count chosen, it tells the names of the points.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+
+from spark_mq import Lease, Message, Queue
+from spark_mq.delta.actions import LOG_FOLDER
+from spark_mq.delta.local_files import LocalFiles
+from spark_mq.delta.log import CHECKPOINT_INTERVAL
+from spark_mq.delta.tables import wait_for_checkpoints
+from spark_mq.maintenance.archive import archive_history, index_commits
+from spark_mq.maintenance.dead_letters import route_dead_letters
+from spark_mq.maintenance.retention import trim
+from spark_mq.maintenance.sweep import expire, housekeep
+from spark_mq.streaming.options import StreamOptions
+from spark_mq.streaming.source import StreamSource
+
+Tell = Callable[[Any], None]
+NO_NAME = 70
+"""The exit code of a process that came to a step without a name."""
+TABLES = {"messages", "leases", "commits", "history"}
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The machine's time, and so many seconds more. Picklable."""
+
+    ahead: float = 0.0
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.ahead)
+
+
+# -- points
+
+
+class Points:
+    """Counts the steps; dies at the chosen one."""
+
+    def __init__(self, die_at: int | None) -> None:
+        self.die_at = die_at
+        self.names: list[str] = []
+
+    def step(self, name: str) -> None:
+        self.names.append(name)
+        if len(self.names) - 1 == self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def named(self, name: Callable[..., str], *args: Any, **options: Any) -> str:
+        """A step's name. A step without one ends the process: spark_mq, which retries and logs errors, must not hide that."""
+        try:
+            return name(*args, **options)
+        except Exception:
+            traceback.print_exc()
+            os._exit(NO_NAME)
+
+    def around(self, owner: Any, attribute: str, name: Callable[..., str]) -> None:
+        """Puts a step before and after each call of a function."""
+        real = getattr(owner, attribute)
+
+        @functools.wraps(real)
+        def wrapped(*args: Any, **options: Any) -> Any:
+            called = self.named(name, *args, **options)
+            self.step(f"before {called}")
+            result = real(*args, **options)
+            self.step(f"after {called}")
+            return result
+
+        setattr(owner, attribute, wrapped)
+
+
+def watch(points: Points) -> None:
+    """Wraps every function through which this process changes a queue: the system calls, and delta-rs's checkpoint."""
+    names: dict[str, str] = {}  # of each temporary file, what it becomes
+
+    def written(_: LocalFiles, path: str, data: bytes | memoryview, sync: bool) -> str:
+        names[path] = (
+            _log_file(path, bytes(data)) if LOG_FOLDER in path else f"a data file of {_table(path)}"
+        )
+        return f"write of {names[path]}"
+
+    def linked(_: LocalFiles, source: str, target: str) -> str:
+        return names[source]
+
+    def replaced(_: LocalFiles, source: str, target: str) -> str:
+        return f"rename of {names[source]}"
+
+    def unlinked(_: LocalFiles, path: str) -> str:
+        return (
+            f"removal of the temporary of {names[path]}"
+            if path in names
+            else f"delete of {_kind(path)}"
+        )
+
+    def made(_: LocalFiles, path: str) -> str:
+        return "creation of a folder"
+
+    for verb, name in {
+        "write_new": written,
+        "link": linked,
+        "replace": replaced,
+        "unlink": unlinked,
+        "makedir": made,
+    }.items():
+        points.around(LocalFiles, verb, name)
+    points.around(
+        DeltaTable, "create_checkpoint", lambda table: f"checkpoint of {_table(table.table_uri)}"
+    )
+
+
+def _log_file(path: str, data: bytes) -> str:
+    """What a commit does, by its own account; or the hint, which names the last checkpoint."""
+    first = json.loads(data.split(b"\n")[0])
+    if "commitInfo" not in first:
+        assert set(first) == {"version", "size"}
+        return f"the hint of {_table(path)}"
+    info = first["commitInfo"]
+    if info["operation"] == "CREATE TABLE":
+        return f"creation of {_table(path)}"
+    return f"commit '{json.loads(info['userMetadata'])['operation']}' of {_table(path)}"
+
+
+def _table(path: str) -> str:
+    return next(part for part in reversed(path.split("/")) if part in TABLES) + "/"
+
+
+def _kind(path: str) -> str:
+    kind = (
+        "a data file"
+        if LOG_FOLDER not in path
+        else "a checkpoint"
+        if ".checkpoint." in path
+        else "a commit"
+    )
+    return f"{kind} of {_table(path)}"
+
+
+# -- operations
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation to die in. ``prepare`` makes the queue, ``act`` is what dies, ``restart`` what is run again after it.
+
+    ``ahead``: seconds by which the clock of ``act`` is ahead, for what needs time to pass.
+    """
+
+    name: str
+    act: Callable[[Queue, Tell], Any]
+    prepare: Callable[[Queue], Any] = lambda queue: None
+    restart: Callable[[Queue], Any] = lambda queue: None
+    settings: dict[str, Any] | None = None
+    ahead: float = 0.0
+
+
+def take(queue: Queue, count: int, group: str = "default") -> Lease:
+    lease = queue.group(group).lease("w", max_messages=count)
+    assert lease is not None
+    return lease
+
+
+def publish(queue: Queue, count: int = 12) -> None:
+    queue.publish([Message(f"m{n}", message_id=f"m{n}") for n in range(count)])
+
+
+def numbered(queue: Queue, tell: Tell) -> None:
+    for number in range(3):
+        receipt = queue.publish(
+            [f"p{number}"] * 4, producer_id="p", producer_sequence=number, on_duplicate="skip"
+        )
+        tell(list(receipt.sequences))
+
+
+def plain(queue: Queue, tell: Tell) -> None:
+    tell(list(queue.publish(["plain"] * 5).sequences))
+
+
+def buffered(queue: Queue, tell: Tell) -> None:
+    with queue.publisher(max_messages=4, max_age="1h") as publisher:
+        for _ in range(3):
+            waiting = [publisher.publish("x") for _ in range(4)]
+            publisher.flush()
+            tell([one.result(30) for one in waiting])
+
+
+def lease_and_extend(queue: Queue, tell: Tell) -> None:
+    lease = take(queue, 5)
+    lease.extend()
+
+
+def settle(queue: Queue, tell: Tell) -> None:
+    """Every verb, also on parts of a lease."""
+    lease = take(queue, 6)
+    one = [m.sequence for m in lease.messages]
+    for settled in (
+        lambda: lease.ack(one[:1]),
+        lambda: lease.nack(one[1:2], delay=0),
+        lambda: lease.reject(one[2:3], error="bad"),
+    ):
+        settled()
+    lease.ack()
+    take(queue, 3).release()
+    take(queue, 3).nack(delay=0)
+
+
+def work(queue: Queue, tell: Tell) -> None:
+    """A worker that is told to stop with a lease in hand."""
+
+    class Handled:
+        count = 0
+
+    def handle(lease: Lease) -> None:
+        Handled.count += 1
+
+    queue.group().work(handle, max_messages=5, until_empty=True)
+
+
+def nearly_a_checkpoint(queue: Queue) -> None:
+    publish(queue)
+    while queue._context.ledgers.version() < CHECKPOINT_INTERVAL - 2:
+        take(queue, 1).release()
+
+
+def across_a_checkpoint(queue: Queue, tell: Tell) -> None:
+    """The commit of version 100 writes a checkpoint, in a thread: one after the other here, so that each run is alike."""
+    for _ in range(2):
+        lease = take(queue, 3)
+        wait_for_checkpoints()
+        lease.ack()
+        wait_for_checkpoints()
+
+
+def seek(queue: Queue, tell: Tell) -> None:
+    queue.group().seek("latest")
+
+
+def route_all(queue: Queue, tell: Tell = lambda _: None) -> None:
+    for name in queue.groups():
+        route_dead_letters(queue._context, queue._context.group(name))
+
+
+def some_dead(queue: Queue) -> None:
+    publish(queue)
+    for group in ("default", "other"):
+        take(queue, 4, group).reject(error="bad")
+
+
+def dead_letters(queue: Queue) -> None:
+    some_dead(queue)
+    route_all(queue)
+
+
+def settled(queue: Queue) -> None:
+    for _ in range(3):
+        publish(queue, 4)
+    while (lease := queue.group().lease("w", max_messages=4)) is not None:
+        lease.ack()
+
+
+def blocked(queue: Queue) -> None:
+    publish(queue)
+    lease = take(queue, 2)
+    lease.nack([m.sequence for m in lease.messages])
+
+
+def unblock(queue: Queue, tell: Tell = lambda _: None) -> None:
+    queue.group().unblock("drop")
+
+
+def left_alone(queue: Queue) -> None:
+    publish(queue)
+    take(queue, 4)
+
+
+# -- a stream, as Spark drives it
+
+
+def stream(queue: Queue, tell: Tell = lambda _: None) -> None:
+    """Runs a query with a checkpoint and an idempotent sink until the queue is empty, from wherever the last run died."""
+    driver = Driver(queue)
+    driver.run()
+
+
+class Driver:
+    """What Spark does around the source, with its checkpoint and the sink in a file. Each write of that is a point to die at, too."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.group = queue.group()
+        self.file = Path(queue.path, "_driver.json")
+        self.state: dict[str, Any] = {"offsets": [], "committed": 0, "sink": {}}
+        if self.file.exists():
+            self.state = json.loads(self.file.read_text())
+
+    def write(self, what: str) -> None:
+        """Writes the state; ``what`` of it is new."""
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps(self.state))
+        os.replace(new, self.file)
+
+    def run(self) -> None:
+        source, offsets = (
+            StreamSource(self.group._ledger, StreamOptions(max_messages=5)),
+            self.state["offsets"],
+        )
+        if not offsets:
+            offsets.append(source.initial())
+            self.state["committed"] = 1
+            self.write("initial offset")
+        while True:
+            if self.state["committed"] == len(offsets):
+                end = source.latest(offsets[-1])
+                if end == offsets[-1]:
+                    break
+                offsets.append(end)
+                self.write("offset")
+            self.batch(source.plan(offsets[-2], offsets[-1]), len(offsets) - 1)
+            self.state["committed"] = len(offsets)
+            self.write("commit")
+        source.stop()
+
+    def batch(self, plan: Any, n: int) -> None:
+        rows = [
+            seq for piece, _ in plan.slices for seq in range(piece.first, piece.first + piece.rows)
+        ]
+        if str(n) not in self.state["sink"]:  # as Delta skips a txnVersion that it has seen
+            self.state["sink"][str(n)] = rows
+            self.write("sink")
+        if rows and n % 2:  # the others are left to the source's own ack
+            self.group.ack(plan.lease_id)
+
+
+CASES = [
+    Case("publish", plain),
+    Case(
+        "publish with a producer's number",
+        numbered,
+        restart=lambda queue: numbered(queue, lambda _: None),
+    ),
+    Case("buffered publisher", buffered),
+    Case(
+        "group",
+        lambda queue, _: queue.group("late").ensure(),
+        publish,
+        lambda queue: queue.group("late").ensure(),
+    ),
+    Case("lease and extend", lease_and_extend, publish),
+    Case("settle", settle, publish),
+    Case("work", work, publish),
+    Case("checkpoint", across_a_checkpoint, nearly_a_checkpoint),
+    Case("seek", seek, left_alone, lambda queue: queue.group().seek("latest")),
+    Case(
+        "purge",
+        lambda queue, _: queue.purge(queue.name),
+        left_alone,
+        lambda queue: queue.purge(queue.name),
+    ),
+    Case("configure", lambda queue, _: queue.group().configure(max_in_flight=3), left_alone),
+    Case("drop", lambda queue, _: queue.drop_group("other"), some_dead),
+    Case(
+        "unblock", unblock, blocked, unblock, settings={"on_exhausted": "block", "max_failures": 1}
+    ),
+    Case("expire", lambda queue, _: expire(queue._context), left_alone, ahead=3600),
+    Case("route", route_all, some_dead, route_all),
+    Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
+    Case(
+        "trim",
+        lambda queue, _: trim(queue._context),
+        settled,
+        lambda queue: trim(queue._context),
+        settings={"retention": "1s"},
+        ahead=3600,
+    ),
+    Case(
+        "index",
+        lambda queue, _: index_commits(queue._context),
+        settled,
+        lambda queue: index_commits(queue._context),
+    ),
+    Case(
+        "archive",
+        lambda queue, _: archive_history(queue._context),
+        settled,
+        lambda queue: archive_history(queue._context),
+    ),
+    Case(
+        "housekeeping",
+        lambda queue, _: housekeep(queue._context, keep_versions=0, keep_seconds=0),
+        settled,
+        lambda queue: housekeep(queue._context, keep_versions=0, keep_seconds=0),
+    ),
+    Case("sweep", lambda queue, _: queue.sweep(), some_dead, lambda queue: queue.sweep()),
+    Case("stream", stream, publish, stream),
+]
+
+
+# -- the process that dies
+
+
+def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:
+    """Runs a case by its name (None: the creation of a queue) and dies at a point; else tells the names of all points and ends."""
+    points = Points(die_at)
+    watch(points)
+    points.around(Driver, "write", lambda _, what: f"checkpoint's {what}")
+    if name is None:
+        Queue.create(path)
+    else:
+        case = next(case for case in CASES if case.name == name)
+        case.act(Queue.open(path, clock=Clock(case.ahead)), lambda told: pipe.send(("told", told)))
+    wait_for_checkpoints()
+    pipe.send(("points", points.names))
+    pipe.close()
+
+
+def received(pipe: Any) -> Iterator[tuple[str, Any]]:
+    """What the child said before its end."""
+    while True:
+        try:
+            yield pipe.recv()
+        except EOFError:
+            return

@@ -1,0 +1,128 @@
+"""Runs of a streaming query as Spark drives them, step by step and without Spark, for tests of ``spark_mq.stream``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_mq import ConsumerGroup, Queue
+from spark_mq.ledger import acquire
+from spark_mq.ledger.acquire import AcquireRequest, Grant
+from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.group_ledger import GroupView
+from spark_mq.storage.update import Update
+from spark_mq.streaming.offset import fence_app_id
+from spark_mq.streaming.options import BatchPlan, StreamOptions
+from spark_mq.streaming.source import StreamSource
+
+Offset = dict[str, Any]
+
+
+@dataclass
+class StubAlive:
+    """Stands for what keeps a lease alive: the tests' clock is moved by hand, so nothing is to be extended."""
+
+    lease_id: str
+    timeout: int
+    limit: int
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@dataclass
+class Checkpoint:
+    """What Spark remembers of a query: the offset log and whether the last batch in it was committed."""
+
+    offsets: list[Offset] = field(default_factory=list)
+    committed: int = 0
+    """How many offsets of the log are committed; the first one is the initial offset."""
+
+
+class Runner:
+    """One run of a query as Spark drives it, step by step, so that it can die or freeze between any two."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        checkpoint: Checkpoint | None = None,
+        *,
+        group: str = "g",
+        **options: Any,
+    ) -> None:
+        self.alive: list[StubAlive] = []
+        self.checkpoint = checkpoint or Checkpoint()
+        self.group = queue.group(group)
+        self.source = StreamSource(
+            self.group._ledger, StreamOptions(**options), keep_alive=self._keep
+        )
+
+    def _keep(self, lease_id: str, timeout: int, limit: int) -> StubAlive:
+        self.alive.append(StubAlive(lease_id, timeout, limit))
+        return self.alive[-1]
+
+    def offer(self) -> bool:
+        """Asks for the next offset and logs it. False if there is nothing new."""
+        log = self.checkpoint
+        if not log.offsets:
+            log.offsets, log.committed = [self.source.initial()], 1
+        end = self.source.latest(log.offsets[-1])
+        if end == log.offsets[-1]:
+            return False
+        log.offsets.append(end)
+        return True
+
+    def plan(self) -> BatchPlan:
+        """The last batch in the log: a fresh one, or a replay in a new run."""
+        return self.source.plan(self.checkpoint.offsets[-2], self.checkpoint.offsets[-1])
+
+    def commit(self) -> None:
+        self.checkpoint.committed = len(self.checkpoint.offsets)
+
+    @property
+    def replays(self) -> bool:
+        return self.checkpoint.committed < len(self.checkpoint.offsets)
+
+    def batch(self) -> BatchPlan:
+        """A whole batch that goes well: a replay, if the last run left one."""
+        if not self.replays:
+            assert self.offer(), "there is nothing to lease"
+        plan = self.plan()
+        self.commit()
+        return plan
+
+
+def sequences(plan: BatchPlan) -> list[int]:
+    return [s for piece, _ in plan.slices for s in range(piece.first, piece.first + piece.rows)]
+
+
+def deliveries(plan: BatchPlan) -> set[int]:
+    return {r.delivery_count for _, r in plan.slices}
+
+
+def mark(runner: Runner) -> int | None:
+    leases = runner.group._context.ledgers
+    return leases.mark(
+        leases.read(runner.group.name), fence_app_id(runner.checkpoint.offsets[-1]["stream"])
+    )
+
+
+def states(queue: Queue) -> list[tuple[str, int, str | None]]:
+    """(state, messages, lease id) of the ranges of group g."""
+    return [(r.state, r.message_count, r.lease_id) for r in queue.group("g")._ledger.current()]
+
+
+def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -> Grant:
+    """Commits a lease that a worker could not ask for; `request` makes it from the time and the visibility timeout."""
+
+    def compute(view: GroupView) -> Update[Grant]:
+        wanted = request(view.now, view.settings.visibility_timeout)
+        folded = expire_leases(view.ledger, view.now, view.settings)
+        after, granted = acquire.acquire(
+            folded, group._ledger.messages.index(), view.now, view.settings, wanted
+        )
+        return after if granted.ranges else None, granted, {"operation": "lease"}
+
+    return group._ledger.update(compute)

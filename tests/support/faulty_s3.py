@@ -1,0 +1,139 @@
+"""A proxy in front of an S3 endpoint that answers slowly, with errors, or not at all, before or after the store has done what was asked.
+It counts the requests.
+
+A program of its own: some calls of libraries hold the interpreter's lock while they wait for an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from .s3_endpoint import Relay, relay
+
+__all__ = ["AFTER", "BEFORE", "RESET", "SLOW", "FaultyS3"]
+
+BEFORE: Final = "500 before"
+AFTER: Final = "500 after"
+RESET: Final = "reset after"
+SLOW: Final = "slow"
+
+CONTROL: Final = "/__faults"
+
+
+class FaultyS3:
+    """The proxy, as tests have it. ``url``: the endpoint to use instead of the real one. A context manager."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, endpoint],
+            cwd=Path(__file__).parents[1],  # for -m to find this package
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
+
+    def __enter__(self) -> FaultyS3:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def once(self, fault: str, method: str, part: str) -> None:
+        """The next request with this method and `part` in its path meets the fault; all others pass."""
+        self._tell({"fault": fault, "method": method, "part": part})
+
+    def often(self, chance: float, seed: int) -> None:
+        """Each request meets one of the faults with this chance."""
+        self._tell({"chance": chance, "seed": seed})
+
+    def met(self) -> int:
+        """How many faults have been met."""
+        return int(self._tell(None)["met"])
+
+    def asked(self) -> list[tuple[str, str]]:
+        """Return method and path of the requests since the last call. A listing's method is LIST."""
+        return [(method, path) for method, path in self._tell(None)["asked"]]
+
+    def _tell(self, plan: dict[str, Any] | None) -> Any:
+        data = None if plan is None else json.dumps(plan).encode()
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + CONTROL, data=data), timeout=30
+        ) as reply:
+            return json.load(reply)
+
+
+class _Faults:
+    """What is to happen to the requests to come."""
+
+    def __init__(self) -> None:
+        self.met = 0
+        self._lock = threading.Lock()
+        self._plan: dict[str, Any] = {}
+        self._chance = random.Random()
+
+    def plan(self, plan: dict[str, Any]) -> None:
+        with self._lock:
+            self._plan, self._chance = plan, random.Random(plan.get("seed"))
+
+    def next(self, method: str, path: str) -> str | None:
+        with self._lock:
+            plan = self._plan
+            if "chance" in plan:
+                fault = (
+                    self._chance.choice([BEFORE, AFTER, RESET])
+                    if self._chance.random() < plan["chance"]
+                    else None
+                )
+            elif plan and plan["method"] == method and plan["part"] in path:
+                fault, self._plan = plan["fault"], {}
+            else:
+                fault = None
+            self.met += fault is not None
+            return fault
+
+
+class _Handler(Relay):
+    faults = _Faults()
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def serve(self, body: bytes) -> None:
+        if self.path == CONTROL:
+            asked: list[tuple[str, str]] = []
+            if body:
+                self.faults.plan(json.loads(body))
+            else:
+                asked, _Handler.asked = _Handler.asked, []
+            self.answer(200, json.dumps({"met": self.faults.met, "asked": asked}).encode(), {})
+            return
+        self.asked.append(("LIST" if "list-type=2" in self.path else self.command, self.path))
+        fault = self.faults.next(self.command, self.path)
+        if fault == SLOW:
+            time.sleep(0.5)  # the slowness itself
+        if fault == BEFORE:
+            self.answer(500, b"", {})
+            return
+        reply = self.forward(body)
+        if fault == RESET:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self.answer(*((500, b"", {}) if fault == AFTER else reply))
+
+
+if __name__ == "__main__":
+    server = relay(_Handler, sys.argv[1])
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    server.serve_forever()

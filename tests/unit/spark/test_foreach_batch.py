@@ -1,0 +1,80 @@
+"""What for_each_batch does besides settling, without Spark: the batch is a list of columns, its lease is told."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_mq import Queue
+from spark_mq.errors import InvalidOption
+from spark_mq.spark.lease_lookup import BatchLeases
+from spark_mq.streaming.offset import stream_id_in_queue
+from spark_mq.streaming.options import StreamOptions
+from spark_mq.streaming.source import StreamSource
+from spark_mq.testing import memory_queue
+
+BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return memory_queue(clock_skew=0, retry_delay="10s")
+
+
+def test_a_function_of_the_wrong_signature_is_refused_before_any_batch_comes(queue: Queue) -> None:
+    wrong: Any = lambda batch: None  # noqa: E731
+    with pytest.raises(InvalidOption, match=r"^process=.*process\(batch, lease\)"):
+        queue.group().for_each_batch(wrong)
+
+
+def test_the_log_tells_what_failed_and_what_has_become_of_it(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish(["a", "b"])
+    taken = queue.group().lease("w", max_messages=2)
+    assert taken is not None
+
+    def fail(batch: Any, lease: Any) -> None:
+        raise ValueError("boom")
+
+    each: Any = queue.group().for_each_batch(fail)
+    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    each(BATCH, 0)
+    first, second = (r.getMessage() for r in caplog.records if r.levelname in ("ERROR", "WARNING"))
+    lease_id = taken.lease_id
+    assert (
+        first
+        == f"group default: a batch failed with 2 messages in hand (delivery 1 of 5); its lease {lease_id} is nacked"
+    )
+    assert second.startswith("group default: 2 messages nacked: 2 due again from ")
+    assert caplog.records[0].exc_info is not None
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one queue", "several queues"])
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "no row came"])
+@pytest.mark.parametrize(("ack", "left"), [("manual", 2), ("after", 0)])
+def test_what_manual_leaves_is_not_acked_by_the_commit(
+    queue: Queue, several: bool, rows: bool, ack: str, left: int
+) -> None:
+    queue.publish(["a", "b"])
+    base = str(uuid.uuid4())
+    stream = stream_id_in_queue(base, queue.path) if several else base
+    source = StreamSource(
+        queue.group().ensure()._ledger,
+        StreamOptions(),
+        keep_alive=lambda *_: SimpleNamespace(stop=lambda: None),
+    )
+    plan = source.lease(stream, 1)
+    each: Any = queue.group().for_each_batch(lambda batch, lease: None, ack=ack)
+    each._finder = SimpleNamespace(
+        find=lambda batch: BatchLeases(
+            [plan.lease_id] if rows else [], True, None, ((base, 1, several),)
+        )
+    )
+    each(BATCH, 0)
+    source.ack_committed(stream, 1)
+    stats = queue.group().stats()
+    assert (stats.in_flight, stats.acked) == (left, 2 - left)

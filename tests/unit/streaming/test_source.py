@@ -1,0 +1,916 @@
+"""The rules of the streaming source (DESIGN section 6), without Spark: runners that start, die, freeze and come back."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from support.drivers import Checkpoint, Runner, deliveries, grant, mark, sequences, states
+
+from spark_mq import Queue
+from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
+from spark_mq.ledger.ranges import LEASED, WAITING
+from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.streaming.auto_ack import exclude_from_auto_ack as leave
+from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
+from spark_mq.streaming.options import BatchPlan, StreamOptions
+from spark_mq.streaming.source import StreamSource
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.clock import SECOND
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def queue(clock: ManualClock) -> Queue:
+    return memory_queue(clock, visibility_timeout="60s", clock_skew="0s", retry_delay="10s")
+
+
+# -- offers and leases
+
+
+def test_an_offer_makes_the_group_and_leases_nothing(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    runner = Runner(queue)
+    assert runner.offer()
+    assert queue.groups() == ["g"]
+    assert queue.group("g").stats().ready == 2
+    assert [o["batch"] for o in runner.checkpoint.offsets] == [0, 1]
+    assert len({o["stream"] for o in runner.checkpoint.offsets}) == 1
+
+
+def test_a_group_starts_where_its_first_stream_says(queue: Queue) -> None:
+    queue.publish("old")
+    source = StreamSource(queue.group("g", start="latest")._ledger, StreamOptions())
+    start = source.initial()
+    assert source.latest(start) == start
+    receipt = queue.publish("new")
+    end = source.latest(start)
+    assert sequences(source.plan(start, end)) == list(receipt.sequences)
+    source.stop()
+
+
+def test_an_empty_queue_offers_where_it_started(queue: Queue) -> None:
+    runner = Runner(queue)
+    assert not runner.offer()
+    assert queue._context.ledgers.notes[-1]["operation"] == "create group"  # type: ignore[attr-defined]
+
+
+def test_batch_0_of_an_empty_queue_is_empty_whichever_stream_id_spark_kept(queue: Queue) -> None:
+    source = StreamSource(queue.group("g")._ledger, StreamOptions())
+    first, second = source.initial(), source.initial()
+    assert first["stream"] != second["stream"]
+    queue.publish("came meanwhile")
+    assert source.plan(first, second) == BatchPlan()
+    assert queue.group("g").stats().ready == 1
+
+
+def test_a_batch_leases_under_stream_batch_and_runner_and_leaves_its_mark(queue: Queue) -> None:
+    receipt = queue.publish(["a", "b", "c"])
+    runner = Runner(queue, worker_id="w1")
+    assert runner.offer()
+    plan = runner.plan()
+    assert sequences(plan) == list(receipt.sequences)
+    assert deliveries(plan) == {1}
+    assert parse_lease_id(plan.lease_id) == (
+        runner.checkpoint.offsets[-1]["stream"],
+        1,
+        runner.source.runner,
+    )
+    assert mark(runner) == 3
+    assert {r.worker_id for _, r in plan.slices} == {"w1"}
+
+
+def test_repeated_calls_for_one_batch_get_the_same_answer_and_one_lease(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    runner = Runner(queue, max_messages=1)
+    assert runner.offer()
+    plan = runner.plan()
+    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    assert runner.plan() is plan
+    assert len(queue._context.ledgers.notes) == commits  # type: ignore[attr-defined]
+    assert len(runner.alive) == 1
+
+
+def test_max_messages_and_max_bytes_limit_a_batch(queue: Queue) -> None:
+    queue.publish([b"x" * 1000] * 100)
+    assert len(sequences(Runner(queue, group="few", max_messages=7).batch())) == 7
+    size = queue._context.messages.index().files[0].size
+    half = len(sequences(Runner(queue, group="small", max_bytes=size // 2).batch()))
+    assert 40 <= half <= 50
+    assert (
+        len(sequences(Runner(queue, group="tiny", max_bytes=1).batch())) == 1
+    )  # at least one, or nothing would ever move
+
+
+def test_the_next_lease_acks_the_batch_before_it_in_the_same_commit(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    runner = Runner(queue, max_messages=1)
+    first = runner.batch()
+    before = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    second = runner.batch()
+    assert len(queue._context.ledgers.notes) == before + 1  # type: ignore[attr-defined]
+    assert states(queue) == [(LEASED, 1, second.lease_id)]
+    assert queue.group("g").stats().acked == 1
+    assert first.lease_id != second.lease_id
+
+
+def test_the_last_batch_is_acked_once_spark_asks_for_what_follows(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    runner = Runner(queue)
+    runner.batch()
+    assert queue.group("g").stats().in_flight == 2
+    assert not runner.offer()
+    assert queue.group("g").stats().acked == 2
+    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    assert not runner.offer()
+    assert len(queue._context.ledgers.notes) == commits, "an idle look commits nothing"  # type: ignore[attr-defined]
+
+
+def test_a_batch_whose_deadline_passed_before_spark_asked_is_acked_and_not_run_again(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a", "b"])
+    runner = Runner(queue)
+    runner.batch()
+    clock.advance("1h")
+    assert not runner.offer()
+    assert queue.group("g").stats().acked == 2
+
+
+def test_on_commit_leaves_alone_what_was_settled_otherwise(queue: Queue) -> None:
+    receipt = queue.publish(["a", "b", "c"])
+    runner = Runner(queue)
+    plan = runner.batch()
+    runner.group.nack(plan.lease_id, [receipt.sequences[0]], error="boom")
+    runner.group.reject(plan.lease_id, [receipt.sequences[1]])
+    assert not runner.offer()
+    stats = queue.group("g").stats()
+    assert (stats.delayed, stats.dead, stats.acked) == (1, 1, 1)
+
+
+def test_manual_mode_leaves_what_nobody_settled_to_expire(queue: Queue, clock: ManualClock) -> None:
+    receipt = queue.publish(["a", "b"])
+    runner = Runner(queue, ack_on_commit=False)
+    plan = runner.batch()
+    runner.group.ack(plan.lease_id, [receipt.sequences[0]])
+    assert not runner.offer()
+    assert queue.group("g").stats().in_flight == 1
+    clock.advance("61s")
+    again = runner.batch()
+    assert sequences(again) == [receipt.sequences[1]]
+    assert deliveries(again) == {2}
+
+
+def test_what_a_batch_left_on_purpose_is_not_acked_by_its_commit(
+    queue: Queue, clock: ManualClock
+) -> None:
+    first, second, third = queue.publish(["a", "b", "c"]).sequences
+    runner = Runner(queue, max_messages=2)
+    plan = runner.plan() if runner.offer() else BatchPlan()
+    runner.group.ack(plan.lease_id, [first])
+    assert leave(runner.group._ledger, *_batch_of(plan)) == 1
+    assert leave(runner.group._ledger, *_batch_of(plan)) == 1
+    assert [note["operation"] for note in queue._context.ledgers.notes].count("leave") == 1, (
+        "once is enough"
+    )  # type: ignore[attr-defined]
+    runner.commit()
+    following = runner.batch()  # its lease would ack what is left of the batch before it
+    assert sequences(following) == [third]
+    assert not runner.offer()
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.in_flight) == (2, 1), (
+        "the batch after it left nothing on purpose, and is acked"
+    )
+    restarted = Runner(queue, runner.checkpoint)
+    assert not restarted.offer()  # nor at the next start
+    assert queue.group("g").stats().in_flight == 1
+    clock.advance("61s")
+    again = restarted.batch()
+    assert (sequences(again), deliveries(again)) == ([second], {2})
+
+
+def test_where_nothing_was_left_nothing_is_put_down(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    runner = Runner(queue)
+    plan = runner.batch()
+    assert leave(queue.group("other")._ledger, *_batch_of(plan)) == 0
+    runner.group.ack(plan.lease_id)
+    commits = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    assert leave(runner.group._ledger, *_batch_of(plan)) == 0
+    assert len(queue._context.ledgers.notes) == commits  # type: ignore[attr-defined]
+
+
+def test_what_was_left_before_a_crash_is_replayed_and_may_be_acked_then(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    dead = Runner(queue)
+    assert dead.offer()
+    leave(
+        dead.group._ledger, *_batch_of(dead.plan())
+    )  # and Spark does not come to commit the batch
+    successor = Runner(queue, dead.checkpoint)
+    replayed = successor.batch()
+    assert deliveries(replayed) == {2}
+    assert not successor.offer()
+    assert queue.group("g").stats().in_flight == 2
+    assert successor.group.ack(replayed.lease_id).settled == 2
+
+
+def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None:
+    """The runner looks, the batch leaves, the runner acks: the ack is computed again."""
+    queue.publish("a")
+    runner = Runner(queue)
+    stream, n = _batch_of(runner.batch())
+    looks = 0
+    read = queue._context.ledgers.read
+
+    def late(group: str, **given: Any) -> Any:
+        nonlocal looks
+        stored, looks = read(group, **given), looks + 1
+        if looks == 1:  # as `leave` does it in another process
+            queue._context.ledgers.write(
+                stored,
+                stored.ledger,
+                operation_id="other",
+                note={},
+                txns=[(auto_ack_app_id(stream), n)],
+            )
+        return stored
+
+    queue._context.ledgers.read = late  # type: ignore[method-assign]
+    runner.source.ack_committed(stream, n)
+    assert looks == 2
+    assert queue.group("g").stats().in_flight == 1
+
+
+def _batch_of(plan: BatchPlan) -> tuple[str, int]:
+    parts = parse_lease_id(plan.lease_id)
+    assert parts is not None
+    return parts[0], parts[1]
+
+
+def test_a_stream_leaves_the_messages_of_other_workers_alone(queue: Queue) -> None:
+    receipt = queue.publish(["a", "b"])
+    other = queue.group("g").lease("other")
+    assert other is not None
+    runner = Runner(queue)
+    assert sequences(runner.batch()) == [receipt.sequences[1]]
+    assert not runner.offer()
+    assert other.ack().settled == 1
+
+
+def test_two_streams_share_a_group_and_no_message(queue: Queue) -> None:
+    receipt = queue.publish([str(i) for i in range(20)])
+    one, two = Runner(queue, max_messages=3), Runner(queue, max_messages=4)
+    seen: list[int] = []
+    while one.offer():
+        seen += sequences(one.plan())
+        one.commit()
+        if two.offer():
+            seen += sequences(two.plan())
+            two.commit()
+    assert not two.offer()
+    assert sorted(seen) == list(receipt.sequences)
+    assert queue.group("g").stats().acked == 20
+
+
+# -- replays
+
+
+def test_a_batch_that_died_before_its_lease_runs_empty_and_loses_nothing(queue: Queue) -> None:
+    receipt = queue.publish(["a", "b"])
+    dead = Runner(queue)
+    assert dead.offer()  # the offset is in the log; no lease
+    successor = Runner(queue, dead.checkpoint)
+    assert sequences(successor.batch()) == []
+    assert mark(successor) == 4
+    assert successor.alive == []
+    assert sequences(successor.batch()) == list(receipt.sequences)
+    assert not successor.offer()
+    assert queue.group("g").stats().acked == 2
+
+
+def test_a_replay_takes_over_what_the_batch_holds_and_counts_it(queue: Queue) -> None:
+    receipt = queue.publish(["a", "b"])
+    dead = Runner(queue)
+    assert dead.offer()
+    first = dead.plan()
+    queue.publish("later: a replay leases nothing anew")
+    successor = Runner(queue, dead.checkpoint)
+    plan = successor.plan()
+    assert sequences(plan) == sequences(first) == list(receipt.sequences)
+    assert deliveries(plan) == {2}
+    assert parse_lease_id(plan.lease_id) == (
+        successor.checkpoint.offsets[-1]["stream"],
+        1,
+        successor.source.runner,
+    )
+    assert plan.lease_id != first.lease_id
+    assert mark(successor) == 4
+    assert [alive.lease_id for alive in successor.alive] == [plan.lease_id]
+    assert successor.plan() is plan
+
+
+def test_a_replay_takes_only_what_is_left_of_its_batch(queue: Queue) -> None:
+    receipt = queue.publish([str(i) for i in range(5)])
+    dead = Runner(queue)
+    assert dead.offer()
+    plan = dead.plan()
+    dead.group.ack(plan.lease_id, [receipt.sequences[0]])
+    dead.group.nack(plan.lease_id, [receipt.sequences[2]])
+    dead.group.reject(plan.lease_id, [receipt.sequences[4]])
+    successor = Runner(queue, dead.checkpoint)
+    assert sequences(successor.batch()) == [receipt.sequences[1], receipt.sequences[3]]
+
+
+def test_a_row_that_was_nacked_is_never_acked_by_a_replay(queue: Queue, clock: ManualClock) -> None:
+    receipt = queue.publish(["a", "b"])
+    dead = Runner(queue)
+    assert dead.offer()
+    plan = dead.plan()
+    dead.group.nack(plan.lease_id, [receipt.sequences[0]], delay="5s")
+    clock.advance("10s")  # due again, and still not the replay's
+    successor = Runner(queue, dead.checkpoint)
+    assert sequences(successor.batch()) == [receipt.sequences[1]]
+    again = successor.batch()
+    assert sequences(again) == [receipt.sequences[0]]
+    assert deliveries(again) == {2}
+    assert queue.group("g").stats().acked == 1
+
+
+def test_a_replay_of_an_empty_batch_stays_empty(queue: Queue) -> None:
+    queue.publish("a")
+    dead = Runner(queue)
+    assert dead.offer()
+    faster = queue.group("g").lease("faster")  # between the offer and the lease
+    assert faster is not None
+    assert sequences(dead.plan()) == []
+    faster.release()
+    successor = Runner(queue, dead.checkpoint)
+    assert sequences(successor.batch()) == []
+    assert queue.group("g").stats().ready == 1
+    assert len(sequences(successor.batch())) == 1
+
+
+def test_a_replay_takes_what_expired_and_nobody_leased_since(
+    queue: Queue, clock: ManualClock
+) -> None:
+    receipt = queue.publish(["a", "b"])
+    dead = Runner(queue)
+    assert dead.offer()
+    dead.plan()
+    clock.advance("2m")
+    assert queue.group("g").expire() == 2  # folded by somebody's operation
+    successor = Runner(queue, dead.checkpoint)
+    assert sequences(successor.batch()) == list(receipt.sequences)
+
+
+def test_a_replay_whose_messages_went_to_another_worker_is_empty_and_fails_nothing(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a", "b"])
+    dead = Runner(queue)
+    assert dead.offer()
+    dead.plan()
+    clock.advance("2m")
+    other = queue.group("g").lease("other", max_messages=10)
+    assert other is not None
+    successor = Runner(queue, dead.checkpoint)
+    assert sequences(successor.batch()) == []
+    assert not successor.offer()
+    assert other.ack().settled == len(other)
+
+
+def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
+    queue: Queue, clock: ManualClock
+) -> None:
+    receipt = queue.publish([str(i) for i in range(100)])
+    first = Runner(queue)
+    assert first.offer()
+    first.plan()
+    second = Runner(queue, first.checkpoint)
+    assert len(sequences(second.plan())) == 100
+    third = Runner(queue, first.checkpoint)
+    assert sequences(third.batch()) == []
+    ranges = list(queue.group("g")._ledger.current())
+    assert [(r.state, r.suspect, r.lease_id, r.delivery_count) for r in ranges] == [
+        (WAITING, True, None, 2)
+    ]
+    piece = third.batch()
+    assert 1 <= len(sequences(piece)) < 100, "suspects come in pieces"
+    assert deliveries(piece) == {3}
+    assert set(sequences(piece)) < set(receipt.sequences)
+
+
+def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(
+    queue: Queue, clock: ManualClock
+) -> None:
+    receipt = queue.publish([str(i) for i in range(50)])
+    poison = receipt.sequences[17]
+    checkpoint, delivered = Checkpoint(), dict.fromkeys(receipt.sequences, 0)
+    for _ in range(400):
+        runner = Runner(queue, checkpoint)
+        while True:
+            if not runner.replays and not runner.offer():
+                break
+            rows = sequences(runner.plan())
+            for one in rows:
+                delivered[one] += 1
+            if poison in rows:
+                break  # dies, and is started again at once: no lease has expired
+            runner.commit()
+        if not runner.replays:
+            break
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (49, 1, 0, 0)
+    (dead,) = [r for r in queue.group("g")._ledger.current() if r.state == "dead"]
+    assert dead.first == poison
+    assert max(delivered.values()) <= 5, "never more deliveries than allowed"
+    assert min(delivered.values()) >= 1
+
+
+def test_an_innocent_on_its_last_attempt_is_leased_alone(clock: ManualClock) -> None:
+    """In company a crash would end it for another's fault; given back by a replay, a sink that had it would write it twice."""
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
+    queue.publish(["a", "b"])
+    runner = Runner(queue)
+    runner.batch()
+    successor = Runner(
+        queue, Checkpoint(runner.checkpoint.offsets, runner.checkpoint.committed - 1)
+    )
+    queue.group("g").release(
+        successor.plan().lease_id
+    )  # its replay was not counted, and neither message has failed
+    again = Runner(queue)
+    assert again.offer()
+    plan = again.plan()
+    assert (len(sequences(plan)), deliveries(plan)) == (1, {2})
+    third = Runner(queue, again.checkpoint)
+    replay = third.batch()
+    assert (sequences(replay), deliveries(replay)) == (sequences(plan), {3})
+
+
+def test_a_last_attempt_in_company_is_given_back_uncounted(clock: ManualClock) -> None:
+    """Where there were more attempts when it was leased."""
+    queue = memory_queue(clock, max_delivery_attempts=9, clock_skew="0s", retry_delay="0s")
+    queue.publish(["a", "b"])
+    Runner(queue).batch()
+    clock.advance("1h")  # it died
+    runner = Runner(queue)
+    assert deliveries(runner.batch()) == {2}
+    queue.group("g").configure(max_delivery_attempts=3)
+    again = Runner(queue, Checkpoint(runner.checkpoint.offsets, runner.checkpoint.committed - 1))
+    assert sequences(again.batch()) == []
+    assert [(r.delivery_count, r.suspect) for r in queue.group("g")._ledger.current()] == [
+        (2, True)
+    ]
+    alone = again.batch()
+    assert (len(sequences(alone)), deliveries(alone)) == (1, {3})
+
+
+def test_what_failed_by_itself_is_replayed_in_company_even_for_the_last_time(
+    clock: ManualClock,
+) -> None:
+    """Given back, it would be leased in another batch: a sink that had it before the crash would write it twice."""
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
+    receipt = queue.publish(["a", "b"])
+    runner = Runner(queue)
+    runner.group.nack(runner.batch().lease_id, list(receipt.sequences))  # each by name
+    assert runner.offer()
+    assert deliveries(runner.plan()) == {2}
+    successor = Runner(queue, runner.checkpoint)
+    assert deliveries(successor.plan()) == {3}
+    assert sequences(Runner(queue, runner.checkpoint).batch()) == []
+    assert queue.group("g").stats().dead == 2
+
+
+def test_a_replay_leaves_out_what_has_no_attempt_left(clock: ManualClock) -> None:
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
+    spent, other = queue.publish(["a", "b"]).sequences
+    runner = Runner(queue, ack_on_commit=False)
+    first = runner.batch().lease_id
+    runner.group.nack(first, [spent])
+    runner.group.nack(runner.batch().lease_id, [spent])
+    runner.group.nack(first, [other])
+    assert runner.offer()
+    assert deliveries(runner.plan()) == {2, 3}
+    assert sequences(Runner(queue, runner.checkpoint).plan()) == [other]
+    assert queue.group("g").stats().dead == 1
+
+
+def test_a_last_attempt_alone_is_replayed(clock: ManualClock) -> None:
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
+    queue.publish("a")
+    runner = Runner(queue)
+    plan = runner.batch()
+    runner.group.nack(plan.lease_id)
+    assert runner.offer()
+    runner.plan()
+    successor = Runner(queue, runner.checkpoint)
+    assert deliveries(successor.plan()) == {3}
+    Runner(queue, runner.checkpoint).batch()  # dies a third time
+    assert queue.group("g").stats().dead == 1
+
+
+def test_a_replay_acks_the_batches_before_it(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    dead = Runner(queue, max_messages=1)
+    dead.batch()
+    assert dead.offer()  # dies before the lease that would have acked batch 1
+    successor = Runner(queue, dead.checkpoint)
+    assert sequences(successor.batch()) == []
+    assert queue.group("g").stats().acked == 1
+
+
+@pytest.mark.parametrize(
+    "died",
+    ["before the lease", "before the sink", "before the ack", "before the commit", "nowhere"],
+)
+def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent_sink(
+    queue: Queue, died: str
+) -> None:
+    receipt = queue.publish([str(i) for i in range(10)])
+    sink: dict[int, list[int]] = {}
+    checkpoint = Checkpoint()
+    runner = Runner(queue, checkpoint, max_messages=4)
+    alive = died == "nowhere"
+    while runner.replays or runner.offer():
+        number = checkpoint.offsets[-1]["batch"]
+        for step in ("before the lease", "before the sink", "before the ack", "before the commit"):
+            if not alive and number == 2 and died == step:
+                alive = True
+                runner = Runner(queue, checkpoint, max_messages=4)
+                break
+            if step == "before the lease":
+                plan = runner.plan()
+            elif step == "before the sink":
+                sink.setdefault(number, sequences(plan))  # skips what it has seen
+            elif step == "before the ack":
+                runner.group._ledger.settle([SettleCommand(ACK, plan.lease_id)])
+            else:
+                runner.commit()
+    assert sorted(s for rows in sink.values() for s in rows) == list(receipt.sequences)
+    assert queue.group("g").stats().acked == 10
+
+
+# -- starts after a stop
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["nothing more", "more to do"])
+@pytest.mark.parametrize("pause", ["1s", "1h"], ids=["at once", "after the deadline"])
+def test_a_start_after_a_stop_acks_the_last_batch(
+    queue: Queue, clock: ManualClock, more: bool, pause: str
+) -> None:
+    receipt = queue.publish(["a", "b"])
+    stopped = Runner(queue)
+    stopped.batch()
+    stopped.source.stop()
+    clock.advance(pause)
+    if more:
+        receipt = queue.publish("c")
+    successor = Runner(queue, stopped.checkpoint)
+    if more:
+        assert sequences(successor.batch()) == list(receipt.sequences)
+    else:
+        assert not successor.offer()
+    assert queue.group("g").stats().acked == 2
+
+
+def test_a_start_acks_nothing_in_manual_mode(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    stopped = Runner(queue, ack_on_commit=False)
+    stopped.batch()
+    assert not Runner(queue, stopped.checkpoint, ack_on_commit=False).offer()
+    assert queue.group("g").stats().in_flight == 2
+
+
+# -- zombies
+
+
+def test_a_frozen_driver_leases_nothing_after_its_batch_was_replayed(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    frozen = Runner(queue)
+    assert frozen.offer()
+    assert sequences(Runner(queue, frozen.checkpoint).plan()) == []
+    with pytest.raises(StreamFenced, match=r"fenced.*another driver") as caught:
+        frozen.plan()
+    assert (caught.value.batch, caught.value.mark) == (1, 4)  # type: ignore[attr-defined]
+    assert queue.group("g").stats().ready == 2
+
+
+def test_a_frozen_driver_settles_nothing_of_a_batch_that_was_taken_over(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    frozen = Runner(queue)
+    assert frozen.offer()
+    plan = frozen.plan()
+    taken = Runner(queue, frozen.checkpoint).plan()
+    with pytest.raises(LeaseLost):
+        frozen.group.ack(plan.lease_id)
+    frozen.commit()
+    assert not frozen.offer(), "nor when Spark asks it for what follows"
+    assert states(queue) == [(LEASED, 2, taken.lease_id)]
+
+
+def test_a_frozen_driver_does_not_ack_its_successors_next_batch(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    frozen = Runner(queue, max_messages=1)
+    frozen.batch()
+    copy = Checkpoint(list(frozen.checkpoint.offsets), frozen.checkpoint.committed)
+    successor = Runner(queue, copy, max_messages=1)
+    second = successor.batch()
+    queue.publish("c")
+    assert frozen.offer()
+    with pytest.raises(StreamFenced):
+        frozen.plan()
+    assert states(queue)[0] == (LEASED, 1, second.lease_id)
+    assert queue.group("g").stats().acked == 1, "batch 1, by the successor"
+
+
+def test_a_successor_that_started_earlier_acks_only_leases_of_its_own(queue: Queue) -> None:
+    """What another runner leased after this one's start is that runner's, even with a number that this one has passed."""
+    queue.publish(["a", "b", "c"])
+    one = Runner(queue, max_messages=1)
+    one.batch()
+    plan = one.batch()
+    stranger = f"{one.checkpoint.offsets[-1]['stream']}/1/{'f' * 12}"
+    lease = grant(queue.group("g"), lambda now, default: _request(stranger, now + default))
+    assert lease.message_count == 1
+    assert not one.offer()
+    assert queue.group("g").stats().acked == 2
+    assert states(queue) == [(LEASED, 1, stranger)]
+    assert plan.lease_id != stranger
+
+
+def _request(lease_id: str, expires_at: int) -> Any:
+    from spark_mq.ledger.acquire import AcquireRequest
+
+    return AcquireRequest(lease_id, "stranger", 1, expires_at)
+
+
+@pytest.mark.parametrize("start_over", ["lease", "replay"])
+def test_a_checkpoint_that_was_rolled_back_is_refused(queue: Queue, start_over: str) -> None:
+    queue.publish(["a", "b", "c", "d"])
+    runner = Runner(queue, max_messages=1)
+    runner.batch()
+    backup = Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed)
+    runner.batch()
+    runner.batch()
+    before = len(queue._context.ledgers.notes)  # type: ignore[attr-defined]
+    restored = Runner(queue, backup, max_messages=1)
+    if start_over == "replay":
+        backup.committed -= 1
+    else:
+        assert restored.offer()
+    with pytest.raises(StreamFenced, match="Start with a new checkpoint"):
+        restored.plan()
+    assert len(queue._context.ledgers.notes) == before, "and nothing was changed"  # type: ignore[attr-defined]
+
+
+# -- AvailableNow
+
+
+def test_available_now_drains_what_was_there_and_due_at_its_start(
+    queue: Queue, clock: ManualClock
+) -> None:
+    receipt = queue.publish(["a", "b", "c"])
+    first = queue.group("g").lease("other")
+    assert first is not None
+    first.nack(delay="30s")
+    runner = Runner(queue, max_messages=1)
+    assert not runner.source.is_limited
+    runner.source.limit_to_current()
+    assert runner.source.is_limited
+    queue.publish("too late")
+    clock.advance("31s")  # what became due meanwhile waits for the next run
+    seen = []
+    while runner.offer():
+        seen += sequences(runner.plan())
+        runner.commit()
+    assert seen == list(receipt.sequences[1:])
+    stats = queue.group("g").stats()
+    assert (stats.acked, stats.ready) == (2, 2)
+
+
+def test_available_now_does_not_come_round_to_what_it_nacked(clock: ManualClock) -> None:
+    queue = memory_queue(clock, retry_delay="0s", clock_skew="0s")
+    queue.publish(["a", "b"])
+    runner = Runner(queue)
+    runner.source.limit_to_current()
+    clock.advance("1s")
+    plan = runner.batch()
+    runner.group.nack(plan.lease_id)
+    assert not runner.offer()
+    assert queue.group("g").stats().ready == 2
+
+
+def test_available_now_drains_what_its_replay_gave_back(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b", "c"])
+    checkpoint = Checkpoint()
+    for _ in range(2):
+        runner = Runner(queue, checkpoint)
+        if not runner.replays:
+            assert runner.offer()
+        runner.plan()  # dies
+    runner = Runner(queue, checkpoint)
+    runner.source.limit_to_current()
+    clock.advance("1s")
+    assert sequences(runner.batch()) == []
+    while runner.offer():
+        runner.plan()
+        runner.commit()
+    assert queue.group("g").stats().acked == 3
+
+
+# -- what keeps a lease
+
+
+def test_a_lease_is_kept_alive_until_spark_asks_for_the_next_batch(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    runner = Runner(queue, max_messages=1, max_lease_duration=600 * SECOND)
+    plan = runner.batch()
+    (alive,) = runner.alive
+    assert (alive.lease_id, alive.timeout, alive.limit) == (
+        plan.lease_id,
+        60 * SECOND,
+        600 * SECOND,
+    )
+    assert not alive.stopped
+    assert runner.offer()
+    assert alive.stopped
+    runner.plan()
+    runner.source.stop()
+    assert runner.alive[1].stopped
+
+
+def test_no_lease_is_longer_than_the_longest_lease_duration(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish("a")
+    runner = Runner(queue, visibility_timeout=3600 * SECOND, max_lease_duration=300 * SECOND)
+    plan = runner.batch()
+    assert plan.expires_at == queue._context.now() + 300 * SECOND
+    assert runner.alive[0].timeout == 300 * SECOND
+
+
+def test_a_hung_batch_loses_its_lease_after_the_longest_lease_duration(
+    queue: Queue, clock: ManualClock
+) -> None:
+    """The real thread: it extends by the wall clock, the deadlines are those of the clock that stands still."""
+    asked: list[int] = []
+    ended = threading.Event()
+
+    def extend(timeout: int) -> None:
+        asked.append(timeout)
+        if len(asked) > 1 and timeout < 30_000:
+            ended.set()
+
+    alive = LeaseKeepAlive(extend, timeout=30_000, limit=200_000)  # 30 ms, 200 ms
+    try:
+        assert ended.wait(10), "the last extension does not reach beyond the limit"
+        alive._thread.join(10)
+        assert not alive._thread.is_alive()
+    finally:
+        alive.stop()
+    assert all(timeout <= 30_000 for timeout in asked)
+
+
+def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage() -> None:
+    calls: list[int] = []
+
+    def extend(timeout: int) -> None:
+        calls.append(timeout)
+        if len(calls) == 1:
+            raise OSError("the store is away")
+        raise LeaseLost("it holds nothing", lease_id="x", lost=[], result=None)
+
+    alive = LeaseKeepAlive(extend, timeout=3_000, limit=60 * SECOND)
+    alive._thread.join(10)
+    assert not alive._thread.is_alive()
+    assert len(calls) == 2
+
+
+def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    source = StreamSource(queue.group("g")._ledger, StreamOptions(visibility_timeout=30_000))
+    start = source.initial()
+    end = source.latest(start)
+    plan = source.plan(start, end)
+    reached = threading.Event()
+    original = source.ledger.update
+
+    def update(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        reached.set()
+        return result
+
+    source.ledger.update = update  # type: ignore[method-assign]
+    clock.advance("20ms")
+    try:
+        assert reached.wait(10)
+    finally:
+        source.stop()
+    (held,) = [r for r in queue.group("g")._ledger.current() if r.lease_id == plan.lease_id]
+    assert held.expires_at is not None
+    assert held.expires_at > plan.expires_at
+
+
+# -- payloads that are gone, refusals, progress
+
+
+def test_messages_of_a_missing_file_are_dead_at_once_and_the_rest_go_on(queue: Queue) -> None:
+    lost = queue.publish(["a", "b"])
+    kept = queue.publish(["c"])
+    queue._context.messages.files.delete(queue._context.messages.index().files[0].path)
+    runner = Runner(queue)
+    assert sequences(runner.batch()) == list(kept.sequences)
+    (dead,) = [r for r in queue.group("g")._ledger.current() if r.state == "dead"]
+    assert (dead.first, dead.last) == (lost.sequences[0], lost.sequences[-1])
+    assert dead.reason == "payload unreadable"
+    assert "missing" in (dead.error or "")
+    assert not runner.offer()
+    assert queue.group("g").stats().acked == 1
+
+
+def test_a_batch_of_nothing_but_missing_files_is_empty(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    queue._context.messages.files.delete(queue._context.messages.index().files[0].path)
+    runner = Runner(queue)
+    assert sequences(runner.batch()) == []
+    assert runner.alive == []
+    assert not runner.offer()
+    assert queue.group("g").stats().dead == 2
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_too_few_attempts_for_a_stream_are_refused_before_anything_changes(attempts: int) -> None:
+    queue = memory_queue(max_delivery_attempts=attempts)
+    queue.publish("a")
+    runner = Runner(queue)
+    with pytest.raises(InvalidOption, match=f"max_delivery_attempts={attempts}.*3"):
+        runner.offer()
+    assert queue.groups() == []
+    assert queue._context.ledgers.notes == []  # type: ignore[attr-defined]
+
+
+def test_a_group_without_a_limit_of_attempts_streams(clock: ManualClock) -> None:
+    queue = memory_queue(clock, max_delivery_attempts=None)
+    queue.publish("a")
+    runner = Runner(queue)
+    assert len(sequences(runner.batch())) == 1
+    assert len(sequences(Runner(queue, Checkpoint(runner.checkpoint.offsets, 1)).batch())) == 1
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {},
+        None,
+        {"partition-0": 7},
+        {"batch": -1, "stream": "0" * 36},
+        {"batch": True, "stream": "0" * 36},
+        {"batch": 1, "stream": "../x"},
+    ],
+    ids=["empty", "none", "another source's", "negative", "bool", "not a uuid"],
+)
+def test_a_checkpoint_of_another_source_is_refused(queue: Queue, offset: Any) -> None:
+    with pytest.raises(InvalidOption, match="checkpoint"):
+        StreamSource(queue.group("g")._ledger, StreamOptions()).latest(offset)
+    assert queue.groups() == []
+
+
+def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: ManualClock) -> None:
+    queue = memory_queue(clock, max_in_flight=2)
+    queue.publish([str(i) for i in range(5)])
+    other = queue.group("g").lease("other", max_messages=2)
+    assert other is not None
+    other.nack([other.messages[0].sequence], delay="1h")
+    runner = Runner(queue)
+    assert runner.source.progress() == {}
+    assert runner.offer()
+    told = runner.source.progress()
+    assert told.pop("oldest_unsettled_age") == 0
+    assert told == {
+        "ready": 3,
+        "delayed": 1,
+        "in_flight": 1,
+        "dead": 0,
+        "blocked": 0,
+        "blocked_because": "",
+        "breaker": "closed",
+    }
+    runner.plan()
+    runner.commit()
+    blocked = Runner(queue)
+    assert not blocked.offer()
+    told = blocked.source.progress()
+    assert (told["ready"], told["delayed"], told["in_flight"], told["blocked_because"]) == (
+        2,
+        1,
+        2,
+        "max_in_flight",
+    )

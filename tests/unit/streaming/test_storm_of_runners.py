@@ -1,0 +1,166 @@
+"""Streams under everything at once: deaths between any two steps, zombies, other workers, nacks, clocks that jump."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from support.drivers import Checkpoint, Runner, sequences
+
+from spark_mq.errors import StreamFenced
+from spark_mq.ledger.ranges import LEASED, WAITING
+from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.streaming.options import BatchPlan
+from spark_mq.testing import ManualClock, memory_queue
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_whatever_dies_or_freezes_nothing_is_lost_and_no_lease_has_two_owners(seed: int) -> None:
+    """Drivers that die between any two steps, zombies that wake at any time, other workers, nacks, clocks that jump.
+
+    The sink skips a (stream, n) that it has, as a Delta sink with ``delta_options`` does.
+    """
+    _Storm(seed).run()
+
+
+class _Storm:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.clock = ManualClock()
+        self.queue = memory_queue(
+            self.clock,
+            visibility_timeout="60s",
+            clock_skew="0s",
+            retry_delay="1s",
+            max_delivery_attempts=None,
+        )
+        self.published: set[int] = set()
+        self.sink: dict[tuple[str, int], frozenset[int]] = {}
+        self.written_by_others: set[int] = set()
+        self.zombies: list[tuple[Runner, Callable[[], None]]] = []
+        self.checkpoints = [Checkpoint(), Checkpoint()]
+
+    def run(self) -> None:
+        for _ in range(50):
+            self._publish()
+            self._life(self.random.choice(self.checkpoints), calm=False)
+            self._others()
+            for zombie in [z for z in self.zombies if self.random.random() < 0.5]:
+                self.zombies.remove(zombie)
+                zombie[1]()
+            if self.random.random() < 0.2:
+                self.clock.advance(self.random.choice(["5s", "61s"]))
+        for _ in range(20):
+            for checkpoint in self.checkpoints:
+                self._life(checkpoint, calm=True)
+            self.clock.advance("1h")
+        stats = self.queue.group("g").stats()
+        assert (stats.ready, stats.delayed, stats.in_flight, stats.dead) == (0, 0, 0, 0)
+        assert stats.acked == len(self.published)
+        written = set().union(self.written_by_others, *self.sink.values())
+        assert written == self.published, "acked, and never written"
+
+    def _publish(self) -> None:
+        if self.random.random() < 0.5:
+            self.published.update(self.queue.publish(["x"] * self.random.randint(1, 6)).sequences)
+
+    def _others(self) -> None:
+        """A worker without Spark."""
+        if self.random.random() < 0.2 and (
+            lease := self.queue.group("g").lease("other", max_messages=3)
+        ):
+            fate = self.random.choice(["ack", "nack", "expire"])
+            if fate == "ack":
+                self.written_by_others.update(message.sequence for message in lease.messages)
+                lease.ack()
+            elif fate == "nack":
+                lease.nack(delay="1s")
+
+    def _life(self, checkpoint: Checkpoint, *, calm: bool) -> None:
+        """One run of a query: some batches, ended by a death or a freeze at any step (or, if calm, by having no more to do)."""
+        runner = Runner(self.queue, checkpoint, max_messages=self.random.randint(1, 8))
+        try:
+            for _ in range(100 if calm else self.random.randint(1, 4)):
+                if not runner.replays and (self._dies(calm) or not runner.offer()):
+                    return
+                if not calm and self.random.random() < 0.1:
+                    self._freeze(runner, None)
+                    return
+                if self._dies(calm):
+                    return
+                if not self._batch(runner, calm):
+                    return
+        except StreamFenced:
+            assert not calm, "the only live driver of a checkpoint is never fenced"
+
+    def _batch(self, runner: Runner, calm: bool) -> bool:
+        """Runs the last batch in the log. False if the driver died or froze in it."""
+        plan = runner.plan()
+        if self._dies(calm):
+            return False
+        if not calm and self.random.random() < 0.1:
+            self._freeze(runner, plan)
+            return False
+        rows = set(sequences(plan))
+        if rows and not calm and self.random.random() < 0.3:
+            bad = self.random.choice(sorted(rows))
+            runner.group.nack(plan.lease_id, [bad])  # before the sink, as it must be
+            rows.discard(bad)
+        if self._dies(calm):
+            return False
+        self._write(runner, rows)  # an empty batch, too: a Delta sink remembers that it has seen it
+        if self._dies(calm):
+            return False
+        if rows and self.random.random() < 0.5:
+            self._ack(runner, plan)
+        if self._dies(calm):
+            return False
+        runner.commit()
+        return True
+
+    def _write(self, runner: Runner, rows: set[int]) -> None:
+        offset = runner.checkpoint.offsets[-1]
+        self.sink.setdefault((offset["stream"], offset["batch"]), frozenset(rows))
+
+    def _ack(self, runner: Runner, plan: BatchPlan) -> None:
+        before = self.queue.group("g")._ledger.current()
+        owners = {r.lease_id for r in before if r.state == LEASED}
+        outcome = runner.group._ledger.settle([SettleCommand(ACK, plan.lease_id)])[0]
+        assert not outcome.settled or plan.lease_id in owners | {
+            r.lease_id for r in before if r.state == WAITING
+        }
+
+    def _freeze(self, runner: Runner, plan: BatchPlan | None) -> None:
+        zombie = Runner(
+            self.queue, Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed)
+        )
+        zombie.source = runner.source
+        self.zombies.append((zombie, lambda: self._wake(zombie, plan, runner.checkpoint)))
+
+    def _wake(self, zombie: Runner, plan: BatchPlan | None, shared: Checkpoint) -> None:
+        """A frozen driver goes on where it stood, until Spark's own log shows that another has come further on its checkpoint.
+
+        Until then it may be the only one: then it is simply slow, and its work counts.
+        """
+        own = zombie.checkpoint
+        try:
+            if plan is None:
+                plan = zombie.plan()
+            rows = set(sequences(plan))
+            self._write(zombie, rows)
+            if rows and self.random.random() < 0.5:
+                self._ack(zombie, plan)
+            if shared.committed >= len(own.offsets):
+                return  # "concurrent update to the commit log"
+            zombie.commit()
+            shared.committed = own.committed
+            if self.random.random() < 0.5 and zombie.offer():
+                shared.offsets[:] = own.offsets
+                if self.random.random() < 0.5:
+                    zombie.plan()
+        except StreamFenced:
+            return
+
+    def _dies(self, calm: bool) -> bool:
+        return not calm and self.random.random() < 0.06
