@@ -155,12 +155,12 @@ def _longest_due(ledger: Ledger, rows: pa.Array) -> int:
 
 def _failed_together(ledger: Ledger, rows: pa.Array, head: int) -> pa.Array:
     """Return the rows of the suspects that failed in the same lease as a head, and as often."""
-    first, table = ledger.range_at(head), ledger.ranges.take(rows)
-    alike = pc.greater_equal(rows, head)
+    first = ledger.range_at(head)
+    rows = rows.filter(pc.greater_equal(rows, head))
     for name in ("available_at", "delivery_count", "failure_count", "lease_id", "error"):
-        column, value = table[name], getattr(first, name)
+        column, value = ledger.column(name).take(rows), getattr(first, name)
         if name == "available_at":
             column = column.cast(pa.int64())
-        same = pc.is_null(column) if value is None else pc.equal(column, value)
-        alike = pc.and_(alike, pc.fill_null(same, False))
-    return rows.filter(alike)
+        alike = pc.is_null(column) if value is None else pc.equal(column, value)
+        rows = rows.filter(pc.fill_null(alike, False))
+    return rows

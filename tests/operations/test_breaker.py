@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from handles import again, lease
+from support.handles import again, lease
 
 from spark_mq import Lease, Queue
 from spark_mq.errors import GroupNotFound, InvalidOption

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from support.ledger_group import SECOND, Group, limits, seek
 
 from spark_mq.ledger import admin
 from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
-
-from .group import SECOND, Group, limits, seek
 
 
 def fail(group: Group, count: int, size: int = 1, **more) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.ledger_group import SECOND, Group, limits
 
 from spark_mq.ledger.settle import ACK, NACK, RELEASE
-
-from .group import SECOND, Group, limits
 
 
 def leased(group: Group, limit: int, count: int) -> list[list[int]]:
