@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import SparkMQError, TablesDisagree
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.group_ledger import (
     GroupLedger,
@@ -19,6 +22,8 @@ from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros
 
 __all__ = ["QueueContext"]
+
+_log = logging.getLogger(__name__)
 
 
 class QueueContext:
@@ -121,6 +126,23 @@ class QueueContext:
     def groups(self) -> list[GroupLedger]:
         """Return the ledgers of the groups that exist."""
         return [self.group(name) for name in self.ledgers.groups()]
+
+    def check_tables(self) -> None:
+        """Raise TablesDisagree if a table was restored alone. Other damage is not looked for."""
+        try:
+            index = self.messages.index()
+            groups = self.groups()
+        except TablesDisagree:
+            raise
+        except (SparkMQError, *STORE_ERRORS) as error:
+            _log.debug("the tables of %s were not compared: %s", self.path, error)
+            return
+        for group in groups:
+            try:
+                ledger = group.ledger_in(group.snapshot())
+            except (SparkMQError, *STORE_ERRORS):
+                continue  # a damaged ledger does not stop the sweep of the others
+            group.check_same_log(ledger, index)
 
     def dead_letters(self) -> QueueContext:
         """Return the dead-letter queue. It is created if it is missing."""
