@@ -100,8 +100,10 @@ class LocalBackend:
             raise _missing(full) from error
 
     def open(self, path: str) -> Any:
-        """Open a file for random access."""
+        """Open a file for random access. A link that leads out of the root counts as missing."""
         full = self._full(path)
+        if self._leads_out(path):
+            raise FileNotFoundError(errno.ENOENT, "a link leads out of the table", full)
         try:
             return pa.OSFile(full)
         except _NOT_A_FILE as error:
@@ -175,6 +177,8 @@ class LocalBackend:
 
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
+        if self._leads_out(path.rpartition("/")[0]):
+            return
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._files.unlink(self._full(path))
 
@@ -190,6 +194,16 @@ class LocalBackend:
 
     def _full(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root or "/"
+
+    def _leads_out(self, path: str) -> bool:
+        """Return whether a symbolic link below the root leads out of it."""
+        at = self.root
+        for name in path.split("/") if path else ():
+            at = f"{at}/{name}"
+            if os.path.islink(at):
+                root = os.path.realpath(self.root)
+                return os.path.commonpath([root, os.path.realpath(self._full(path))]) != root
+        return False
 
     def _entries(self, folder: str, temporary: bool = False) -> _Entries:
         try:

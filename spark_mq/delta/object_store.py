@@ -17,7 +17,7 @@ from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS
 from spark_mq.errors import InvalidOption
 
-__all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "canonical_path", "join"]
+__all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "canonical_path", "is_data_path", "join"]
 
 _SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure"
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
@@ -257,6 +257,15 @@ def canonical_path(path: str) -> str:
         return os.path.realpath(path)
     scheme, _, rest = path.partition("://")
     return f"{_SAME_SCHEMES.get(scheme.lower(), scheme.lower())}://{rest.rstrip('/')}"
+
+
+def is_data_path(path: str) -> bool:
+    """Return whether a path from a commit names a data file below the root of its table.
+
+    Delta allows absolute paths, as shallow clones have them. They lead to files of others.
+    """
+    inside = not _NO_NAME.search(path) and not _SCHEME.match(path)
+    return inside and not path.startswith("_delta_log/")
 
 
 def _checked_uri(uri: str, option: str) -> str:

@@ -138,6 +138,13 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
 
 
 def _check_complete(root: str, messages: TableState, ledgers: TableState | None) -> None:
+    if ledgers is None and messages.version > 0:
+        raise NotAQueue(
+            f"leases/ of the queue at {root} is missing. Restore it from a backup. Without one, "
+            f"run Queue.create again with the same settings: new groups then get all messages "
+            f"that were not trimmed, also those that were settled",
+            path=root,
+        )
     if ledgers is None:
         raise NotAQueue(
             f"the queue at {root} was never completed: run Queue.create again with the same "
