@@ -24,7 +24,13 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.delta.tables import checkpoint_soon, create_table
+from spark_mq.delta.tables import (
+    KEPT_BY_THE_SWEEP,
+    checkpoint_soon,
+    create_table,
+    last_checkpoint,
+    write_checkpoint,
+)
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
 from spark_mq.storage.ledger_rows import events_of
@@ -64,6 +70,8 @@ BATCH: Final = 1_000
 MAX_FILES: Final = 100
 """Files of one day before they are compacted, in memory, if the day is smaller than MAX_BYTES."""
 MAX_BYTES: Final = 64 * 2**20
+CHECKPOINT_VERSIONS: Final = 16
+"""Versions from one checkpoint to the next."""
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
 """How much of its own log stays: nobody asks for its past."""
@@ -199,6 +207,9 @@ class HistoryTable:
             if self._log.open() is not None:
                 self._drop_old_days(retention)
                 self._log.transact(self._compaction)
+                # Without a checkpoint nothing can be cleaned, and a day of few files has none.
+                if self._log.state.version - last_checkpoint(self.files) >= CHECKPOINT_VERSIONS:
+                    write_checkpoint(self.files)
                 clean_table(self._log, Keep(KEEP_VERSIONS, KEEP_SECONDS), data_files=True)
             return archived
 
@@ -251,7 +262,7 @@ class HistoryTable:
                 HISTORY_SCHEMA,
                 partition_by=["day"],
                 description=json.dumps({"format": "spark_mq history"}),
-                configuration={"delta.enableExpiredLogCleanup": "false"},
+                configuration=KEPT_BY_THE_SWEEP,
             )
 
     def _write(self, rows: pa.Table) -> Iterator[AddFile]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.handles import index_commits, lease
+from support.handles import Injected, index_commits, lease
 
 from spark_mq import Queue
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import TablesDisagree
 from spark_mq.testing import ManualClock
 
@@ -229,10 +230,6 @@ def test_a_queue_whose_tables_agree_needs_nothing(past: Past, tmp_path: Path) ->
 
 
 def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_path: Path) -> None:
-    from support.handles import Injected
-
-    from spark_mq.delta.object_store import ObjectStore
-
     class Killed(BaseException):
         pass
 
