@@ -17,7 +17,15 @@ from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS
 from spark_mq.errors import InvalidOption
 
-__all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "canonical_path", "is_data_path", "join"]
+__all__ = [
+    "FileInfo",
+    "LocalFiles",
+    "ObjectStore",
+    "absolute_path",
+    "canonical_path",
+    "is_data_path",
+    "join",
+]
 
 _SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure"
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
