@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.handles import again, lease
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
 from spark_mq.delta.actions import log_path
 from spark_mq.errors import CorruptLog
 
@@ -150,3 +150,53 @@ def test_an_honest_large_commit_is_published(delta_queue: Make) -> None:
     fresh = again(queue)
     assert fresh.stats()["published"] == rows
     assert len(lease(fresh, 7).messages) == 7
+
+
+# -- files that are larger than they look
+
+
+@pytest.mark.parametrize(
+    ("rows", "indexed"),
+    [(2_000, True), (60_000, True), (60_000, False)],
+    ids=["a small row group", "a large one", "a large one without an index"],
+)
+@pytest.mark.parametrize("column", ["value", "key"])
+def test_a_value_that_all_rows_share_is_held_once(
+    delta_queue: Make, rows: int, indexed: bool, column: str
+) -> None:
+    """A file of 100 kB decoded to 2 GB, for a lease of one message."""
+    queue, large = delta_queue(), "x" * 1_000_000
+    path = messages_of(queue) / "bomb.parquet"
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([large]))
+    small = pa.array([b"y"] * rows)
+    table = {"value": once if column == "value" else small, "key": once}
+    pq.write_table(
+        pa.table(table), path, store_schema=False, write_page_index=indexed, row_group_size=rows
+    )
+    assert path.stat().st_size < 2**20
+    append(queue, add_of("bomb.parquet", rows, path.stat().st_size))
+    pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        read = lease(again(queue), 3).table()
+    finally:
+        pa.set_memory_pool(usual)
+    assert read.num_rows == 3
+    assert read[column][2].as_py() in (large, large.encode())
+    assert 0 < (pool.max_memory() or 0) < 512 * 2**20
+
+
+def test_giant_headers_go_to_the_dead_letter_queue_and_back(delta_queue: Make) -> None:
+    queue = delta_queue()
+    headers = {"large": "x" * 2**25, "spark_mq.delivery_count": "9" * 2**20, "spark_mq.error": "e"}
+    queue.publish([Message("a", headers=headers)])
+    lease(queue).reject(error="y" * 2**20)
+    assert queue.sweep().routed == 1
+    table = queue.redrive(dry_run=True).table
+    assert table is not None
+    assert table["delivery_count"].to_pylist() == [1]
+    assert table["error"].to_pylist() == ["y" * 2_000]
+    assert queue.redrive().messages == 1
+    (back,) = lease(again(queue)).messages
+    assert back.headers["large"] == headers["large"]
+    assert not {"spark_mq.delivery_count", "spark_mq.error"} & set(back.headers)
