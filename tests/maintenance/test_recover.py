@@ -109,13 +109,15 @@ def test_no_message_is_lost_whichever_tables_are_put_back(
     time = "old" if "leases" in old else "new"
     there, done = stored(queue), past.settled[time] | past.rejected[time]
     added = {f"after-{n}" for n in range(30)}
-    for value in sorted(added):
-        queue.publish([value])
+    sequences = [queue.publish([value]).sequences[0] for value in sorted(added)]
     got = set(drained(queue))
     assert added <= got, "no new message takes the place of one that was settled"
     assert there - done <= got, "what was not settled is delivered"
-    sequence = queue.group().stats().tail
-    assert [e.event for e in queue.trace(sequence).events] == ["leased", "acked"]
+    for sequence in sequences[:3]:
+        events = [e.event for e in queue.trace(sequence).events]
+        assert events == ["leased", "acked"], "not what happened to a message that is gone"
+    ended = queue.finished(first=sequences[0])["sequence"].to_pylist()
+    assert sorted(ended) == sequences
     queue.sweep()
     assert past.rejected[time] & there <= letters(queue) | got
     assert queue.group().stats().ready == queue.group().stats().dead == 0
