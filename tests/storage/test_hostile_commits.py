@@ -154,6 +154,9 @@ def test_an_honest_large_commit_is_published(delta_queue: Make) -> None:
 
 # -- files that are larger than they look
 
+_POOLS: list[pa.MemoryPool] = []
+"""Kept for ever: buffers outlive the test that allocated them."""
+
 
 @pytest.mark.parametrize(
     ("rows", "indexed"),
@@ -175,7 +178,9 @@ def test_a_value_that_all_rows_share_is_held_once(
     )
     assert path.stat().st_size < 2**20
     append(queue, add_of("bomb.parquet", rows, path.stat().st_size))
-    pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    _POOLS.append(pool)
     pa.set_memory_pool(pool)
     try:
         read = lease(again(queue), 3).table()

@@ -21,7 +21,7 @@ def stored(**more: object) -> str:
 def test_settings_of_a_newer_version_are_refused_by_name():
     """They were dropped: a queue whose retention has an exception would lose messages."""
     with pytest.raises(
-        UnsupportedTable, match=r"/data/q .*does not know keep_keys, legal_hold"
+        UnsupportedTable, match=r"/data/q: .*does not know keep_keys, legal_hold"
     ) as e:
         QueueSettings.from_json(stored(legal_hold=True, keep_keys=["a"]), "/data/q")
     assert (e.value.path, e.value.features) == ("/data/q", ["keep_keys", "legal_hold"])
