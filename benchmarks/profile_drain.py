@@ -34,7 +34,7 @@ from spark_mq.spark.schema import READ_SCHEMA
 def stages(
     folder: Path, kind: str, messages: int, batch: int, rounds: int, names: list[str]
 ) -> None:
-    """Drain by each side several times, in turn. Print all but the first time, and ratios to plain Delta."""
+    """Drain by each side in turn. Print all but the first time, and the ratios to plain Delta."""
     with session(folder) as spark:
         stores = Stores(spark, folder / "stores", kind, batch)
         stores.fill(messages)
