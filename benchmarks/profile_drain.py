@@ -31,13 +31,11 @@ from spark_mq.spark import partitions
 from spark_mq.spark.schema import READ_SCHEMA
 
 
-def stages(
-    folder: Path, kind: str, messages: int, batch: int, rounds: int, names: list[str]
-) -> None:
+def stages(folder: Path, given: argparse.Namespace) -> None:
     """Drain by each side in turn. Print all but the first time, and the ratios to plain Delta."""
     with session(folder) as spark:
-        stores = Stores(spark, folder / "stores", kind, batch)
-        stores.fill(messages)
+        stores = Stores(spark, folder / "stores", given.kind, given.batch)
+        stores.fill(given.messages)
         sides = {
             "plain Delta": stores.from_delta,
             "spark_mq, the batch": lambda: stores.from_queue("batch"),
@@ -48,15 +46,15 @@ def stages(
         sides = {
             name: sides[name]
             for name in sides
-            if not names or name in names or name == "plain Delta"
+            if not given.side or name in given.side or name == "plain Delta"
         }
         steady: dict[str, list[float]] = {name: [] for name in sides}
         total: dict[str, list[float]] = {name: [] for name in sides}
-        for number in range(1 + rounds):
+        for number in range(1 + given.rounds):
             for name in list(sides)[:: -1 if number % 2 else 1]:  # none is always the first
                 drained = sides[name]()
                 if number:
-                    show(name, drained, batch)
+                    show(name, drained, given.batch)
                     steady[name].append(statistics.median(drained.steady()))
                     total[name].append(drained.seconds)
         for name in sides:
@@ -139,7 +137,7 @@ def main() -> int:
         if given.only != "stages":
             reader(Path(folder) / "reader", given.kind, given.batch)
         if given.only != "reader":
-            stages(Path(folder), given.kind, given.messages, given.batch, given.rounds, given.side)
+            stages(Path(folder), given)
     return 0
 
 
