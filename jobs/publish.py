@@ -52,7 +52,9 @@ def arguments() -> argparse.Namespace:
         help="create the queue with the default settings if it does not exist",
     )
     parser.add_argument(
-        "--value-column", metavar="COLUMN", help="the value: a column of text or bytes, instead of the row"
+        "--value-column",
+        metavar="COLUMN",
+        help="the value: a column of text or bytes, instead of the row",
     )
     parser.add_argument("--key-column", metavar="COLUMN", help="the key")
     parser.add_argument(

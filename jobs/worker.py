@@ -74,7 +74,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-messages", metavar="N", help="the most messages of a batch. Default: 100000"
     )
-    parser.add_argument("--max-bytes", metavar="SIZE", help="about the most bytes of a batch, such as 64m")
+    parser.add_argument(
+        "--max-bytes", metavar="SIZE", help="about the most bytes of a batch, such as 64m"
+    )
     parser.add_argument("--visibility-timeout", type=duration, metavar="DURATION",
                         help="how long the messages of a dead worker stay hidden. Default: the group's setting")  # fmt: skip
     parser.add_argument(
@@ -96,7 +98,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--starting-position", metavar="POSITION",
                         help="where a new group begins: earliest (default), latest, a sequence, an instant")  # fmt: skip
     parser.add_argument(
-        "--min-partitions", metavar="N", help="the least number of Spark tasks of a batch. Default: 1"
+        "--min-partitions",
+        metavar="N",
+        help="the least number of Spark tasks of a batch. Default: 1",
     )
     parser.add_argument("--graceful-timeout", default="30s", type=duration, metavar="DURATION",
                         help="how long the running batch may take after SIGTERM. Default: 30s")  # fmt: skip
