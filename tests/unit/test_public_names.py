@@ -108,5 +108,8 @@ def test_a_queue_is_used_without_deltalake() -> None:
         "assert 'deltalake' not in sys.modules"
     )
     with tempfile.TemporaryDirectory() as folder:
-        Queue.create(f"{folder}/queue")
+        queue = Queue.create(f"{folder}/queue")
+        queue.publish("a")
+        queue.group().lease("w").ack()
+        queue.sweep()  # creates all tables, which needs it
         subprocess.run([sys.executable, "-c", code, f"{folder}/queue"], check=True)
