@@ -14,6 +14,8 @@ import pyarrow as pa
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import ConsumerGroup
+from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.redrive import RedriveResult, redrive
@@ -36,7 +38,7 @@ Path: TypeAlias = str | os.PathLike[str]
 Messages: TypeAlias = bytes | str | Message | Iterable[bytes | str | Message] | pa.Table
 
 
-class Queue:
+class Queue(QueueViews):
     """A queue on a file system or an object store. Picklable and thread-safe.
 
     Create one with :meth:`create`, open one with :meth:`open`. Its path holds Delta tables:
@@ -178,6 +180,25 @@ class Queue:
             One of its tables has a feature that is not supported.
         """
         return cls(open_context(absolute_path(path), dict(storage_options or {}), clock))
+
+    @staticmethod
+    def find_all(
+        path: Path, *, storage_options: Mapping[str, str] | None = None, max_depth: int = 3
+    ) -> list[str]:
+        """Return the paths of the queues under a path, in order.
+
+        The search does not look below a queue, so it leaves out dead-letter queues inside of one.
+
+        Parameters
+        ----------
+        path
+            A path or a URI.
+        storage_options
+            Options of the object store.
+        max_depth
+            Folders between the path and a queue. Default: 3.
+        """
+        return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
 
     @property
     def path(self) -> str:

@@ -13,7 +13,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -129,6 +129,10 @@ class LocalBackend:
         for entry in self._entries(folder):
             if not entry.is_dir(follow_symlinks=False):
                 yield from self._found(folder, entry)
+
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return the names of the folders directly in a folder."""
+        return [e.name for e in self._entries(folder) if e.is_dir(follow_symlinks=False)]
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files in a folder and in its subfolders."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -128,7 +128,10 @@ class ObjectStore:
             The file is missing.
         """
         with self._backend.open_whole(_checked(path)) as file:
-            table = pq.ParquetFile(file).read()
+            parquet = pq.ParquetFile(file)
+            all_names = parquet.schema_arrow.names
+            names = [name for name in all_names if name in schema.names]
+            table = parquet.read(names if len(names) < len(all_names) else None)
         return pa.table([_column(table, field) for field in schema], schema=schema)
 
     def exists(self, path: str) -> bool:
@@ -142,6 +145,10 @@ class ObjectStore:
     def list(self, folder: str) -> FileInfos:
         """Return the files directly in a folder, sorted by path."""
         return sorted(self._backend.list(_checked_folder(folder)), key=_path_of)
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        """Return the names of the folders directly in a folder, sorted."""
+        return sorted(self._backend.folders(_checked_folder(folder)))
 
     def list_all(self, folder: str = "") -> FileInfos:
         """Return the files in a folder and its subfolders, sorted by path."""

@@ -131,6 +131,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         clock=clock,
         storage_options=options,
         open_dead_letters=_open_dead_letters,
+        find_dead_letters=_find_dead_letters,
         reopen=open_context,
     )
 
@@ -150,9 +151,20 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
         )
 
 
+def _dead_letter_path(context: QueueContext) -> str:
+    return context.settings.dead_letter_path or join(context.path, "dead_letters")
+
+
+def _find_dead_letters(context: QueueContext) -> QueueContext | None:
+    """Open the dead-letter queue, or return None if it is missing. Nothing is created."""
+    try:
+        return open_context(_dead_letter_path(context), context.storage_options, context.clock)
+    except (QueueNotFound, NotAQueue):
+        return None
+
+
 def _open_dead_letters(context: QueueContext) -> QueueContext:
-    path = context.settings.dead_letter_path or join(context.path, "dead_letters")
-    options = context.storage_options
+    path, options = _dead_letter_path(context), context.storage_options
     try:
         return open_context(path, options, context.clock)
     except (QueueNotFound, NotAQueue):

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -291,16 +291,43 @@ class LedgerTable:
         return stored.txns[app] if app in stored.txns else self.log.state.txns.get(app)
 
     def groups(self) -> list[str]:
-        with wrap_store_errors(self.path, "reading"), self._lock:
-            keys = list(self.log.refresh().partitions)
-        names = (dict(key).get(_PARTITION) for key in keys)
-        return sorted(
-            name for name in names if name is not None and not name.startswith(RESERVED_PREFIX)
-        )
+        return sorted(self._group_files())
 
     def version(self) -> int:
         with wrap_store_errors(self.path, "reading"):
             return self.log.refresh().version
+
+    def tags(self) -> dict[str, Hashable]:
+        return {name: tuple(files) for name, files in self._group_files().items()}
+
+    def scan(
+        self, groups: Iterable[str], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, pa.Table]]:
+        files = self._group_files()
+        wanted = LEASES_SCHEMA.names if columns is None else list(columns)
+        schema = pa.schema([LEASES_SCHEMA.field(name) for name in wanted])
+        for group in groups:
+            if group not in files:
+                continue
+            try:
+                parts = [self.files.read_parquet(path, schema) for path in files[group]]
+                yield group, pa.concat_tables(parts)
+            except (FileNotFoundError, pa.ArrowException):
+                # Another commit replaced the file, or it is damaged: this read tries again or
+                # names the damage.
+                if (ledger := self.read(group).ledger) is not None:
+                    yield group, to_rows(group, ledger).select(wanted)
+
+    def _group_files(self) -> dict[str, Mapping[str, AddFile]]:
+        """Return the data files of each group's ledger, by path."""
+        with wrap_store_errors(self.path, "reading"), self._lock:
+            found = dict(self.log.refresh().partitions)
+        named = ((dict(key).get(_PARTITION), files) for key, files in found.items())
+        return {
+            name: files
+            for name, files in named
+            if name is not None and not name.startswith(RESERVED_PREFIX)
+        }
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         with wrap_store_errors(self.path, "reading"):

@@ -19,6 +19,7 @@ LAYERS = [
     {"group"},
     {"worker"},
     {"lease", "handler", "publisher"},
+    {"inspect"},
     {"maintenance", "streaming"},
     {"operations"},
     {"storage", "message"},
