@@ -18,6 +18,7 @@ from spark_mq.inspect.find import find_queues
 from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
+from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
@@ -199,6 +200,37 @@ class Queue(QueueViews):
             Folders between the path and a queue. Default: 3.
         """
         return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
+
+    @staticmethod
+    def drop(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
+        """Delete a queue with all of its tables and the dead-letter queue inside of it.
+
+        A drop that was killed can be repeated. A dead-letter queue at another path stays.
+
+        Parameters
+        ----------
+        path
+            Where the queue lies: a path or a URI.
+        name
+            The name of the queue, to confirm the deletion.
+        storage_options
+            Options of the object store.
+
+        Returns
+        -------
+        int
+            The number of files deleted.
+
+        Raises
+        ------
+        InvalidOption
+            The name is another one.
+        QueueNotFound
+            There is no queue at the path.
+        NotAQueue
+            Something else is there.
+        """
+        return drop_queue(absolute_path(path), name, storage_options)
 
     @property
     def path(self) -> str:

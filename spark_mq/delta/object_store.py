@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -193,6 +193,10 @@ class ObjectStore:
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
         self._backend.delete(_checked(path))
+
+    def delete_empty_folders(self, names: Iterable[str]) -> None:
+        """Delete local folders that hold no file, and then the root. A store has no folders."""
+        self._backend.delete_empty_folders([_checked(name) for name in names])
 
     def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
         """Delete the temporary files that killed local writers left.

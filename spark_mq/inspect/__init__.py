@@ -11,19 +11,24 @@ from spark_mq.inspect.leases import LeaseInfo, MessagePosition
 from spark_mq.inspect.overview import Health, Problem, QueueOverview
 from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.inspect.positions import STATE_NAMES
+from spark_mq.inspect.seeking import SeekPreview
 from spark_mq.inspect.sweeps import SweepState
+from spark_mq.inspect.workers import LastError, WorkerInfo
 
 __all__ = [
     "STATE_NAMES",
     "THROUGHPUT_SCHEMA",
     "Blocker",
     "Health",
+    "LastError",
     "LeaseInfo",
     "MessagePosition",
     "MessageRecord",
     "PeekedMessage",
     "Problem",
     "QueueOverview",
+    "SeekPreview",
     "SweepState",
+    "WorkerInfo",
     "find_queues",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -67,7 +67,7 @@ class PeekedMessage:
     message_id: str | None = None
     key: str | None = None
     value: bytes | None = None
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
     published_at: datetime | None = None
     deliver_at: datetime | None = None
     expires_at: datetime | None = None
@@ -220,7 +220,7 @@ def _messages(
         return
     for row, values in enumerate(rows):
         given: dict[str, Any] = {name: values[name] for name in _COLUMNS}
-        given["headers"] = tuple(given["headers"] or ())
+        given["headers"] = dict(given["headers"] or ())
         yield replace(base, sequence=piece.first + row, **given)
 
 

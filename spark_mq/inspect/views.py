@@ -12,8 +12,10 @@ from spark_mq.inspect.blockers import Blocker, find_blockers
 from spark_mq.inspect.leases import LeaseInfo, MessagePosition, list_leases, locate
 from spark_mq.inspect.overview import Health, QueueOverview, check_health, describe
 from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_group, peek_queue
+from spark_mq.inspect.seeking import SeekPreview, preview_seek
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.inspect.sweeps import SweepState, sweep_state
+from spark_mq.inspect.workers import LastError, WorkerInfo, last_errors, list_workers
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
@@ -22,6 +24,7 @@ from spark_mq.util.validation import validate_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
 __all__ = ["GroupViews", "QueueViews"]
 
@@ -186,6 +189,20 @@ class GroupViews:
         """
         return list_leases(self._ledger)
 
+    def workers(self) -> list[WorkerInfo]:
+        """Return what each worker holds, the one with most messages first."""
+        return list_workers(self._ledger)
+
+    def last_errors(self, n: int = 10) -> list[LastError]:
+        """Return the errors of unsettled messages, the latest first.
+
+        Parameters
+        ----------
+        n
+            The most errors to return. Default: 10.
+        """
+        return last_errors(self._ledger, validate_count("n", n))
+
     def peek(
         self,
         n: int = 10,
@@ -212,6 +229,16 @@ class GroupViews:
         return peek_group(
             self._context, self._ledger, n, state=state, key=key, message_id=message_id, after=after
         )
+
+    def preview_seek(self, to: str | int | datetime) -> SeekPreview:
+        """Return what :meth:`seek` would do: the position, and how many messages it concerns.
+
+        Parameters
+        ----------
+        to
+            As for :meth:`seek`.
+        """
+        return preview_seek(self._ledger, to)
 
     def slowest(self, n: int = 10, *, since: Duration = "1d") -> list[MessageRecord]:
         """Return the messages that took longest from their first delivery to their end.

@@ -93,9 +93,7 @@ class GroupLedger(SharedLedger):
 
         def compute(view: GroupView) -> Update[None]:
             index = self.messages.index()
-            lowest = read_horizon(self.ledgers) + 1
-            # Not past the tail: that would skip messages that are not published yet.
-            position = min(max(_position(index, target), lowest), index.last_sequence + 1)
+            position = self.seek_position(index, target)
             after = admin.seek(view.ledger, index, position)
             return after, None, {"operation": "seek", "ranges": f"{position}-"}
 
@@ -105,6 +103,12 @@ class GroupLedger(SharedLedger):
             lambda snapshot: compute(self.view(snapshot)),
             whole_table=True,
         )
+
+    def seek_position(self, index: MessageIndex, target: StartPosition) -> int:
+        """Return the first sequence that a seek makes unread."""
+        lowest = read_horizon(self.ledgers) + 1
+        # Not past the tail: that would skip messages that are not published yet.
+        return min(max(_position(index, target), lowest), index.last_sequence + 1)
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
         """Change settings of the group and return all of them. Raises InvalidOption."""
