@@ -22,7 +22,7 @@ from spark_mq.cli.options import (
     open_queue,
     option,
 )
-from spark_mq.cli.output import emit, json_line, show_age, show_time, show_value
+from spark_mq.cli.output import emit, json_line, printable, show_age, show_time, show_value
 from spark_mq.errors import InvalidOption
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import validate_duration
@@ -206,10 +206,11 @@ def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> None:
     if output is OutputFormat.json:
         print(json_line({**asdict(found), "groups": [asdict(one) for one in positions]}))
         return
-    print(found)
+    for line in str(found).splitlines():
+        print(printable(line))
     now = queue._context.clock()
     for one in positions:
-        print(f"  now  {one.group}  {_standing(one, now)}")
+        print(printable(f"  now  {one.group}  {_standing(one, now)}"))
 
 
 def _standing(one: Any, now: Any) -> str:

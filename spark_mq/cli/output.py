@@ -25,6 +25,7 @@ __all__ = [
     "emit_one",
     "json_line",
     "make_table",
+    "printable",
     "show_age",
     "show_time",
     "show_value",
@@ -138,7 +139,7 @@ def _cell(value: Any) -> str:
     for kind, show in _SHOWN:
         if isinstance(value, kind):
             return show(value)
-    return _printable(json.dumps(_plain(value)))
+    return printable(json.dumps(_plain(value)))
 
 
 def _show_flag(value: bool) -> str:
@@ -168,11 +169,11 @@ def show_value(value: bytes | None, limit: int = _MAX_CELL) -> str:
     if value is None:
         return "-"
     text = value[: 4 * limit].decode("utf-8", "replace")
-    shown = _printable(text)[:limit]
+    shown = printable(text)[:limit]
     return shown if len(text) <= limit and len(value) <= 4 * limit else shown + "…"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return a text without control characters, which could steer a terminal."""
     return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
 
@@ -215,6 +216,6 @@ _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (float, "{:.1f}".format),
     (datetime, show_time),
     (bytes, show_value),
-    (str, _printable),
+    (str, printable),
 )
 """How each type of value is shown in a cell."""

@@ -76,7 +76,7 @@ class StatsReader:
         left = list(names)
         while left:
             try:
-                for name, rows in self._context.ledgers.scan(left, columns):
+                for name, rows in self._context.ledgers.scan(tuple(left), columns):
                     del left[: left.index(name) + 1]
                     yield name, rows
                 return

@@ -45,7 +45,7 @@ def sweep_state(context: QueueContext) -> SweepState:
     times = [at for at in (archived_at, indexed_at) if at is not None]
     # The first commit makes the table: no sweep archives it.
     first, latest = max(1, archived + 1), context.ledgers.version()
-    oldest = next((one.at for one in context.ledgers.commits(first, min(first, latest))), None)
+    oldest = context.ledgers.commit_time(first) if first <= latest else None
     return SweepState(
         to_datetime(max(times)) if times else None,
         None if oldest is None else to_datetime(oldest),

@@ -83,6 +83,9 @@ class LedgerStore(Protocol):
     def version(self) -> int:
         """The version of the table."""
 
+    def commit_time(self, version: int) -> int | None:
+        """Return the time of a commit in microseconds since 1970, or None if it was cleaned."""
+
     def tags(self) -> dict[str, Hashable]:
         """Return a tag of each group's ledger. Every change of a ledger changes its tag."""
 

@@ -297,6 +297,10 @@ class LedgerTable:
         with wrap_store_errors(self.path, "reading"):
             return self.log.refresh().version
 
+    def commit_time(self, version: int) -> int | None:
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.commit_time(version)
+
     def tags(self) -> dict[str, Hashable]:
         return {name: tuple(files) for name, files in self._group_files().items()}
 

@@ -206,6 +206,9 @@ class MemoryLedgers:
     def version(self) -> int:
         return len(self.notes)
 
+    def commit_time(self, version: int) -> int | None:
+        return self.notes[version - 1]["committed_at"] if version > 0 else None
+
     def tags(self) -> dict[str, Hashable]:
         return {name: self._changed[name] for name in self.groups()}
 
