@@ -1,24 +1,31 @@
 """spark_mq: an acknowledged message queue for Spark and Delta Lake, with no broker.
 
 The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`Lease`. The Spark
-side is in ``spark_mq.spark``. All errors are in ``spark_mq.errors`` and here.
+side is in ``spark_mq.spark``. All errors are in ``spark_mq.errors`` and here. The names are
+imported on their first use, so ``import spark_mq`` is fast.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from spark_mq import errors
 from spark_mq.errors import *  # noqa: F403
-from spark_mq.group import ConsumerGroup
-from spark_mq.lease import Lease
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.ledger.stats import GroupStats
-from spark_mq.message import Message, ReceivedMessage
-from spark_mq.operations.settle import SettleResult
-from spark_mq.publisher import BufferedPublisher, PendingMessage
-from spark_mq.queue import Queue
-from spark_mq.storage.message_store import PublishReceipt
-from spark_mq.worker import WorkSummary
+from spark_mq.util import spark_hook
+
+if TYPE_CHECKING:
+    from spark_mq.group import ConsumerGroup
+    from spark_mq.lease import Lease
+    from spark_mq.ledger.settings import GroupSettings, QueueSettings
+    from spark_mq.ledger.stats import GroupStats
+    from spark_mq.message import Message, ReceivedMessage
+    from spark_mq.operations.settle import SettleResult
+    from spark_mq.publisher import BufferedPublisher, PendingMessage
+    from spark_mq.queue import Queue
+    from spark_mq.storage.message_store import PublishReceipt
+    from spark_mq.worker import WorkSummary
 
 __all__ = [
     "BufferedPublisher",
@@ -39,6 +46,36 @@ __all__ = [
 __all__ += errors.__all__
 
 __version__ = "0.1.0"
+
+
+_MODULES = {
+    "BufferedPublisher": "publisher",
+    "ConsumerGroup": "group",
+    "GroupSettings": "ledger.settings",
+    "GroupStats": "ledger.stats",
+    "Lease": "lease",
+    "Message": "message",
+    "PendingMessage": "publisher",
+    "PublishReceipt": "storage.message_store",
+    "Queue": "queue",
+    "QueueSettings": "ledger.settings",
+    "ReceivedMessage": "message",
+    "SettleResult": "operations.settle",
+    "WorkSummary": "worker",
+}
+"""The module of each name that is imported on its first use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
 
 
 def _for_each_batch(
@@ -62,4 +99,4 @@ def _for_each_batch(
     return for_each_batch(group, process, on_error=on_error, also=also, ack=ack, reader=reader)
 
 
-ConsumerGroup._for_each_batch = _for_each_batch
+spark_hook.for_each_batch = _for_each_batch

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from spark_mq.errors import GroupBlocked
 from spark_mq.inspect.views import GroupViews
@@ -19,6 +19,7 @@ from spark_mq.operations.acquire import LeaseOptions, wait_for_lease
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
+from spark_mq.util import spark_hook
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
     validate_count,
@@ -41,9 +42,6 @@ class ConsumerGroup(GroupViews):
 
     Cheap, thread-safe and picklable. The first lease creates the group.
     """
-
-    _for_each_batch: ClassVar[Callable[..., Callable[[Any, int], None]] | None] = None
-    """Set by the package: the Spark side stands above this module."""
 
     def __init__(
         self,
@@ -413,7 +411,7 @@ class ConsumerGroup(GroupViews):
 
         Needs pyspark. See :func:`spark_mq.spark.for_each_batch` for the parameters.
         """
-        make = type(self)._for_each_batch
+        make = spark_hook.for_each_batch
         assert make is not None, "spark_mq sets it on import"
         return make(self, process, on_error=on_error, also=also, ack=ack, reader=reader)
 

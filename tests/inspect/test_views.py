@@ -44,7 +44,7 @@ def test_peek_shows_each_state_and_keeps_the_messages(queue: Queue, clock: Manua
     queue.publish(Message("later", deliver_at=timedelta(hours=1)))
     group = queue.group("g")
     lease = group.lease("w-1", max_messages=4)
-    acked, nacked, rejected, leased = (message.sequence for message in lease.messages)
+    acked, nacked, rejected, _leased = (message.sequence for message in lease.messages)
     lease.ack([acked])
     lease.nack([nacked], error="again", delay="1h")
     lease.reject([rejected], error="never")

@@ -17,6 +17,7 @@ LAYERS = [
     {"spark_mq"},  # the package itself: exports everything, and hooks in the Spark side
     {"spark"},
     {"testing"},
+    {"testing_batch"},
     {"queue"},
     {"group"},
     {"worker"},
