@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,6 @@ from spark_mq.operations.acquire import LeaseOptions, wait_for_lease
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
-from spark_mq.util import spark_hook
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
     validate_count,
@@ -411,9 +411,11 @@ class ConsumerGroup(GroupViews):
 
         Needs pyspark. See :func:`spark_mq.spark.for_each_batch` for the parameters.
         """
-        make = spark_hook.for_each_batch
-        assert make is not None, "spark_mq sets it on import"
-        return make(self, process, on_error=on_error, also=also, ack=ack, reader=reader)
+        # The Spark side stands above this module, and only the whole package knows it.
+        package: Any = sys.modules[__name__.partition(".")[0]]
+        return package._for_each_batch(
+            self, process, on_error=on_error, also=also, ack=ack, reader=reader
+        )
 
 
 def _held(leases: LeaseSelector) -> HeldSelector:
