@@ -588,7 +588,7 @@ class Queue(QueueViews):
             "tail": index.last_sequence,
             "version": index.version,
             "horizon": self._context.horizon(),
-            "groups": {group.name: group.stats() for group in self._context.groups()},
+            "groups": dict(self._group_stats()),
         }
 
 

@@ -46,6 +46,8 @@ class LedgerDigest:
     """The counts of one ledger at one time. Instants are microseconds since 1970."""
 
     settings: GroupSettings
+    mark: tuple[int, str] | None
+    """The newest data file that the ledger has reached: its first sequence and its path."""
     counters: Mapping[str, int]
     floor: int
     """All messages up to this sequence are settled."""
@@ -90,7 +92,7 @@ def digest_rows(
     if not tables:
         return {}
     rows = pa.concat_tables(tables)
-    digests = [LedgerDigest(defaults, {}, -1) for _ in names]
+    digests = [LedgerDigest(defaults, None, {}, -1) for _ in names]
     _add_headers(digests, rows.filter(pc.equal(rows["state"], FLOOR)))
     kept = pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))
     _add_counts(digests, rows.filter(kept), now)
@@ -104,6 +106,8 @@ def _add_headers(digests: Sequence[LedgerDigest], floors: pa.Table) -> None:
         digest = digests[number]
         digest.settings = GroupSettings.from_stored(detail["settings"])
         digest.counters = detail["counters"]
+        if marks := detail["marks"]:
+            digest.mark = (int(marks[-1][0]), str(marks[-1][1]))
         digest.floor = digest.tracked_up_to = floor
 
 
@@ -203,6 +207,8 @@ def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats 
     counts, counters = digest.counts, digest.counters
     if digest.needs_rules or _may_be_capped(digest) or index.has_times_after(digest.floor):
         return None
+    if not _is_of_log(digest, index):
+        return None
     unread = index.count(digest.tracked_up_to + 1, index.last_sequence)
     first = digest.first_unsettled
     if first is None:
@@ -230,6 +236,13 @@ def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats 
         ledger_ranges=digest.ranges,
         blocked_because="",
     )
+
+
+def _is_of_log(digest: LedgerDigest, index: MessageIndex) -> bool:
+    """Return whether the log has all that the ledger knows."""
+    mark = digest.mark
+    same = mark is None or index.path_at(mark[0]) == mark[1]
+    return same and digest.tracked_up_to <= index.last_sequence
 
 
 def _may_be_capped(digest: LedgerDigest) -> bool:

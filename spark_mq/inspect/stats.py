@@ -50,10 +50,14 @@ class StatsReader:
         index, now = index or context.messages.index(), context.now()
         self.damaged = {}
         self._refresh(now)
-        found = {name: stats_of(digest, index, now) for name, (_, digest) in self._known.items()}
+        fast = context.ledgers.known_horizon() >= context.messages.trimmed
+        found = {
+            name: stats_of(digest, index, now) if fast else None
+            for name, (_, digest) in self._known.items()
+        }
         by_rules = [name for name, stats in found.items() if stats is None]
         known = {name: stats for name, stats in found.items() if stats is not None}
-        known.update(self._by_rules(by_rules, index, now))
+        known.update(self._by_rules(by_rules, now))
         return dict(sorted(known.items()))
 
     def _refresh(self, now: int) -> None:
@@ -88,15 +92,14 @@ class StatsReader:
                 yield from self._scan(left[:half], columns)
                 left = left[half:]
 
-    def _by_rules(
-        self, names: Sequence[str], index: MessageIndex, now: int
-    ) -> Iterator[tuple[str, GroupStats]]:
+    def _by_rules(self, names: Sequence[str], now: int) -> Iterator[tuple[str, GroupStats]]:
         """Yield the stats of some groups by the rules of a ledger."""
         for name, rows in self._scan(names, None):
             try:
                 ledger = from_rows(rows)
                 settings = GroupSettings.from_stored(ledger.head.settings)
                 ledger = expire_leases(ledger, now, settings)
+                index = self._context.group(name).index_for(ledger)
                 yield name, compute_stats(ledger, index, settings, now)
             except SparkMQError as error:
                 self._note_damage(name, error)

@@ -37,7 +37,11 @@ class QueueViews:
     _reader_lock = threading.Lock()
 
     def _group_stats(self) -> Mapping[str, GroupStats]:
-        return self.describe().groups
+        """Return the stats of all groups. Raises the error of a damaged one."""
+        overview = self.describe()
+        for name in overview.damaged:
+            self._context.group(name).stats()  # raises the error
+        return overview.groups
 
     def describe(self) -> QueueOverview:
         """Return sizes, groups and sweeps of the queue.
@@ -168,7 +172,7 @@ class QueueViews:
         A cap or a blocked message stops a group. The first unsettled message of the slowest group
         holds back the trim of old messages.
         """
-        return find_blockers(self._context, self._group_stats())
+        return find_blockers(self._context, self.describe().groups)
 
     def sweep_state(self) -> SweepState:
         """Return when sweeps have changed the queue, and what waits for the next one."""

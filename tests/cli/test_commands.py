@@ -95,7 +95,7 @@ def queue(tmp_path: Path) -> Queue:
 @pytest.fixture
 def handlers(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "handlers.py").write_text(HANDLER)
-    yield "handlers"
+    return "handlers"
 
 
 def sequence_of(queue: Queue, name: str) -> int:
