@@ -304,7 +304,8 @@ def _checked_folder(folder: str) -> str:
 
 def _column(table: pa.Table, field: pa.Field) -> Any:
     if field.name in table.schema.names:
-        return table[field.name].cast(field.type)
+        column = table[field.name]
+        return column if column.type == field.type else column.cast(field.type)
     return pa.nulls(table.num_rows, field.type)
 
 

@@ -34,6 +34,7 @@ from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError,
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.give_way import WayRequests
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.storage.ledger_scan import scan_ledgers
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
@@ -325,19 +326,8 @@ class LedgerTable:
         self, groups: Iterable[str], columns: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.Table]]:
         files = self._group_files()
-        wanted = LEASES_SCHEMA.names if columns is None else list(columns)
-        schema = pa.schema([LEASES_SCHEMA.field(name) for name in wanted])
-        for group in groups:
-            if group not in files:
-                continue
-            try:
-                parts = [self.files.read_parquet(path, schema) for path in files[group]]
-                yield group, pa.concat_tables(parts)
-            except (FileNotFoundError, pa.ArrowException):
-                # Another commit replaced the file, or it is damaged: this read tries again or
-                # names the damage.
-                if (ledger := self.read(group).ledger) is not None:
-                    yield group, to_rows(group, ledger).select(wanted)
+        wanted = {group: tuple(files[group]) for group in groups if group in files}
+        return scan_ledgers(self.files, wanted, columns, lambda group: self.read(group).ledger)
 
     def _group_files(self) -> dict[str, Mapping[str, AddFile]]:
         """Return the data files of each group's ledger, by path."""
