@@ -31,7 +31,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import validate_duration
 
-__all__ = ["load_handler", "register"]
+__all__ = ["load_handler", "register", "stopping"]
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +49,7 @@ def sweep(
     """Run the chores that keep the queue small: once, or --every so often until SIGTERM."""
     opened = open_queue(queue, storage_option)
     pause = None if every is None else validate_duration("--every", every) / SECOND
-    with _stopping() as stop:
+    with stopping() as stop:
         while True:
             report = asdict(opened.sweep())
             if pause is None or output is OutputFormat.json:
@@ -62,7 +62,7 @@ def sweep(
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def stopping() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and Ctrl-C set. The sweep in hand ends first."""
     stop = threading.Event()
     before = {}

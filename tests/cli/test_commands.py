@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -366,6 +367,38 @@ def test_check_exits_with_1_and_the_reason(run: Run, queue: Queue) -> None:
     unswept = run(*here, "--max-unswept", "1us", expect=1)
     assert "not swept" in unswept.out
     assert run(*here, "--max-unswept", "none").code == 0
+
+
+def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spark_mq", "metrics", "-q", queue.path, "--port", "0"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    address = process.stderr.readline().split()[-1]
+    with urlopen(address, timeout=30) as answer:
+        families = {
+            one.name: one for one in parser.text_string_to_metric_families(answer.read().decode())
+        }
+    found = {
+        (name, *sample.labels.values()): sample.value
+        for name, family in families.items()
+        for sample in family.samples
+    }
+    stats = queue.group("billing").stats()
+    for state in ("ready", "delayed", "in_flight", "dead", "blocked"):
+        assert found["spark_mq_messages", queue.path, "billing", state] == getattr(stats, state)
+    assert found["spark_mq_settled", queue.path, "audit", "acked"] == 5
+    assert found["spark_mq_published", queue.path] == 5
+    assert found["spark_mq_up", queue.path] == 1
+    assert found["spark_mq_blocked", queue.path, "billing"] == 0
+    assert found["spark_mq_oldest_lease_age_seconds", queue.path, "billing"] >= 0
+    assert families["spark_mq_settled"].type == "counter"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
 
 
 def test_tail_prints_messages_and_ends(run: Run, queue: Queue) -> None:
