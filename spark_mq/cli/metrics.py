@@ -1,9 +1,9 @@
-"""``spark-mq metrics``: serve the metrics of a queue to Prometheus. It needs the extra ``metrics``."""
+"""``spark-mq metrics``: serve the metrics of a queue to Prometheus (extra ``metrics``)."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -22,7 +22,7 @@ __all__ = ["register"]
 
 _STATES: Final = ("ready", "delayed", "in_flight", "dead", "blocked", "routing")
 _OUTCOMES: Final = ("acked", "dead_lettered", "dropped", "skipped", "expired", "lost")
-_GAUGES: Final = {
+_GAUGES: Final[Mapping[str, tuple[str, Callable[[GroupStats], float | None]]]] = {
     "spark_mq_oldest_unsettled_age_seconds": (
         "Seconds since the publish of the first unsettled message.",
         lambda stats: stats.oldest_unsettled_age,

@@ -383,18 +383,23 @@ def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
             one.name: one for one in parser.text_string_to_metric_families(answer.read().decode())
         }
     found = {
-        (name, *sample.labels.values()): sample.value
-        for name, family in families.items()
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families.values()
         for sample in family.samples
     }
+
+    def value(name: str, **labels: str) -> float:
+        return found[name, frozenset({"queue": queue.path, **labels}.items())]
+
     stats = queue.group("billing").stats()
     for state in ("ready", "delayed", "in_flight", "dead", "blocked"):
-        assert found["spark_mq_messages", queue.path, "billing", state] == getattr(stats, state)
-    assert found["spark_mq_settled", queue.path, "audit", "acked"] == 5
-    assert found["spark_mq_published", queue.path] == 5
-    assert found["spark_mq_up", queue.path] == 1
-    assert found["spark_mq_blocked", queue.path, "billing"] == 0
-    assert found["spark_mq_oldest_lease_age_seconds", queue.path, "billing"] >= 0
+        shown = value("spark_mq_messages", group="billing", state=state)
+        assert shown == getattr(stats, state)
+    assert value("spark_mq_settled_total", group="audit", outcome="acked") == 5
+    assert value("spark_mq_published_total") == 5
+    assert value("spark_mq_up") == 1
+    assert value("spark_mq_blocked", group="billing") == 0
+    assert value("spark_mq_oldest_lease_age_seconds", group="billing") >= 0
     assert families["spark_mq_settled"].type == "counter"
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60) == ("", "")
