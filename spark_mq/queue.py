@@ -588,7 +588,7 @@ class Queue(QueueViews):
             "tail": index.last_sequence,
             "version": index.version,
             "horizon": self._context.horizon(),
-            "groups": dict(self._group_stats()),
+            "groups": self._group_stats(),
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -36,15 +36,6 @@ _Where = Annotated[
 ]
 
 
-def _letters(queue: Any, where: str | None, limit: int | None) -> Any:
-    """Return dead letters that were not redriven, as a table. Nothing is created."""
-    from spark_mq.maintenance.redrive import letter_schema
-
-    if queue._context.existing_dead_letters() is None:
-        return letter_schema().empty_table()
-    return queue.redrive(where=where, limit=limit, dry_run=True).table
-
-
 @app.command("list")
 def list_letters(
     queue: QueuePath,
@@ -54,7 +45,8 @@ def list_letters(
     output: Output = OutputFormat.table,
 ) -> None:
     """List dead letters that were not redriven."""
-    emit(_letters(open_queue(queue, storage_option), where, limit).to_pylist(), _COLUMNS, output)
+    found = open_queue(queue, storage_option).list_dead_letters(where=where, limit=limit)
+    emit(found.to_pylist(), _COLUMNS, output)
 
 
 @app.command()
@@ -69,7 +61,7 @@ def show(
 ) -> None:
     """Show one dead letter with its headers and its value."""
     opened = open_queue(queue, storage_option)
-    rows = _letters(opened, f"sequence = {sequence}", 1).to_pylist()
+    rows = opened.list_dead_letters(where=f"sequence = {sequence}", limit=1).to_pylist()
     if not rows:
         typer.echo(f"spark-mq: error: no dead letter has the sequence {sequence}", err=True)
         raise typer.Exit(NOT_FOUND)
@@ -93,7 +85,8 @@ def redrive(
     """Publish dead letters into their queue again, each once. Asks first."""
     opened = open_queue(queue, storage_option)
     if dry_run:
-        emit(_letters(opened, where, limit).to_pylist(), _COLUMNS, output)
+        found = opened.list_dead_letters(where=where, limit=limit)
+        emit(found.to_pylist(), _COLUMNS, output)
         return
     which = f"that meet {where}" if where else "of this queue"
     confirm(f"Redrive the dead letters {which}?", yes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
 
@@ -121,7 +122,7 @@ def tail(
 
 def _start(queue: Any, text: str) -> int | None:
     if text in ("earliest", "latest"):
-        tail = queue._context.messages.index().last_sequence
+        tail = queue.describe().tail
         return tail if text == "latest" and tail >= 0 else None
     if text.isdigit():
         return int(text)
@@ -208,7 +209,7 @@ def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> None:
         return
     for line in str(found).splitlines():
         print(printable(line))
-    now = queue._context.clock()
+    now = datetime.now(UTC)
     for one in positions:
         print(printable(f"  now  {one.group}  {_standing(one, now)}"))
 

@@ -54,13 +54,20 @@ def list_queues(
     rows: list[dict[str, Any]] = []
     for found in Queue.find_all(path, storage_options=options, max_depth=max_depth):
         try:
-            queue = Queue.open(found, storage_options=options)
-            index = queue._context.messages.index()
-            groups: int | None = len(queue.groups())
-            rows.append({"queue": found, "published": index.total, "groups": groups, "error": None})
+            overview = Queue.open(found, storage_options=options).describe()
+            rows.append(
+                {
+                    "queue": found,
+                    "published": overview.published,
+                    "groups": len(overview.groups),
+                    "dead_letters": overview.dead_letters,
+                    "error": None,
+                }
+            )
         except SparkMQError as error:
-            rows.append({"queue": found, "published": None, "groups": None, "error": str(error)})
+            rows.append({"queue": found, "error": str(error)})
     columns = [("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups")]
+    columns += [("DEAD LETTERS", "dead_letters")]
     columns += [("ERROR", "error")] if any(row["error"] for row in rows) else []
     emit(rows, columns, output)
 
@@ -180,9 +187,11 @@ def drop(
     output: Output = OutputFormat.table,
 ) -> None:
     """Delete a queue with all its tables and the dead letters inside of it. Asks first."""
+    from spark_mq.delta.object_store import absolute_path
     from spark_mq.queue import Queue
 
     confirm(f"Delete the queue at {queue} with all of its messages?", yes)
-    name = queue.rstrip("/").rpartition("/")[2]
-    files = Queue.drop(queue, name, storage_options=as_options(storage_option))
-    emit_one({"queue": queue, "files_deleted": files}, output)
+    path = absolute_path(queue)
+    name = path.rstrip("/").rpartition("/")[2]
+    files = Queue.drop(path, name, storage_options=as_options(storage_option))
+    emit_one({"queue": path, "files_deleted": files}, output)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -99,7 +100,7 @@ class _View:
         workers, errors = self._details([row["group"] for row in rows[:_DETAILED]])
         return {
             "queue": overview.path,
-            "at": self._queue._context.clock(),
+            "at": datetime.now(UTC),
             "published": overview.published,
             "published_per_second": rates.get("", {}).get("published_per_second"),
             "dead_letters": overview.dead_letters,
@@ -134,7 +135,7 @@ class _View:
 
     def _details(self, names: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the workers and the last errors of some groups."""
-        workers, errors, now = [], [], self._queue._context.clock()
+        workers, errors, now = [], [], datetime.now(UTC)
         for name in names:
             group = self._queue.group(name)
             for worker in group.workers()[:10]:

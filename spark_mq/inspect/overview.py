@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.stats import StatsReader
@@ -18,6 +19,10 @@ from spark_mq.util.clock import SECOND, Duration, to_datetime
 from spark_mq.util.validation import validate_count, validate_duration
 
 __all__ = ["Health", "Problem", "QueueOverview", "check_health", "count_dead_letters", "describe"]
+
+
+_BUSY: Final = "max_in_flight"
+"""The cap that a busy group reaches. It is no problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ def describe(context: QueueContext, reader: StatsReader | None = None) -> QueueO
     """Return an overview of a queue: see :meth:`spark_mq.Queue.describe`."""
     reader = reader or StatsReader(context)
     index, horizon = context.messages.index(), context.horizon()
-    groups = reader.read(index)
+    with reader.lock:
+        groups, damaged = reader.read(index), dict(reader.damaged)
     retained = index.count(horizon + 1, index.last_sequence)
     return QueueOverview(
         path=context.path,
@@ -121,7 +127,7 @@ def describe(context: QueueContext, reader: StatsReader | None = None) -> QueueO
         horizon=horizon,
         last_published_at=_last_publish(index),
         groups=groups,
-        damaged=dict(reader.damaged),
+        damaged=damaged,
         dead_letters=count_dead_letters(context),
         sweeps=sweep_state(context),
     )
@@ -186,7 +192,7 @@ def _sweep_problems(
 
 def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
     found = []
-    if stats.blocked_because:
+    if stats.blocked_because and stats.blocked_because != _BUSY:
         text = f"group {name!r} leases nothing: {stats.blocked_because}"
         found.append(Problem("blocked", name, text))
     age = stats.oldest_unsettled_age

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
@@ -34,6 +35,8 @@ class StatsReader:
 
     def __init__(self, context: QueueContext) -> None:
         self._context = context
+        self.lock = threading.Lock()
+        """Held by the thread that looks."""
         self._known: dict[str, tuple[Hashable, LedgerDigest]] = {}
         self.damaged: dict[str, str] = {}
         """Why the ledger of a group could not be read at the last look, by group."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,13 +16,13 @@ from spark_mq.inspect.stats import StatsReader
 from spark_mq.inspect.sweeps import SweepState, sweep_state
 from spark_mq.inspect.workers import LastError, WorkerInfo, last_errors, list_workers
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.maintenance.redrive import letter_schema, redrive
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.clock import Duration
 from spark_mq.util.validation import validate_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
 
 __all__ = ["GroupViews", "QueueViews"]
@@ -34,14 +33,20 @@ class QueueViews:
 
     _context: QueueContext
     _reader: StatsReader | None = None
-    _reader_lock = threading.Lock()
 
-    def _group_stats(self) -> Mapping[str, GroupStats]:
+    def _stats_reader(self) -> StatsReader:
+        if self._reader is None:
+            self._reader = StatsReader(self._context)
+        return self._reader
+
+    def _group_stats(self) -> dict[str, GroupStats]:
         """Return the stats of all groups. Raises the error of a damaged one."""
-        overview = self.describe()
-        for name in overview.damaged:
+        reader = self._stats_reader()
+        with reader.lock:
+            found, damaged = reader.read(), list(reader.damaged)
+        for name in damaged:
             self._context.group(name).stats()  # raises the error
-        return overview.groups
+        return found
 
     def describe(self) -> QueueOverview:
         """Return sizes, groups and sweeps of the queue.
@@ -59,11 +64,7 @@ class QueueViews:
         >>> overview.groups["billing"].ready  # doctest: +SKIP
         12
         """
-        # One look at a time: the reader keeps what it has read.
-        with self._reader_lock:
-            if self._reader is None:
-                self._reader = StatsReader(self._context)
-            return describe(self._context, self._reader)
+        return describe(self._context, self._stats_reader())
 
     def health(
         self,
@@ -144,6 +145,20 @@ class QueueViews:
         """
         validate_count("sequence", sequence, least=0, most=2**63 - 1)
         return locate(self._context, sequence)
+
+    def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> pa.Table:
+        """Return the dead letters that were not redriven, without a commit.
+
+        Parameters
+        ----------
+        where
+            SQL over the columns of ``redrive.COLUMNS``. Default: all.
+        limit
+            The most letters to return. Default: all.
+        """
+        if self._context.existing_dead_letters() is None:
+            return letter_schema().empty_table()
+        return redrive(self._context, where, limit, True, None).table
 
     def throughput(
         self, *, since: Duration = "1h", every: Duration = "1m", group: str | None = None

@@ -116,11 +116,11 @@ def test_queues_are_created_listed_and_dropped(run: Run, tmp_path: Path) -> None
     run("queue", "create", path, "--exist-ok", "--set", "max_in_flight=7", "--set",
         "durable=false", "--retention", "2d")  # fmt: skip
     assert run("queue", "list", tmp_path, "-o", "json").rows == [
-        {"queue": str(path), "published": 0, "groups": 0, "error": None}
+        {"queue": str(path), "published": 0, "groups": 0, "dead_letters": 0, "error": None}
     ]
     table = run("queue", "list", tmp_path).out.splitlines()
-    assert table[0].split() == ["QUEUE", "PUBLISHED", "GROUPS"]
-    assert table[1].split() == [str(path), "0", "0"]
+    assert table[0].split() == ["QUEUE", "PUBLISHED", "GROUPS", "DEAD", "LETTERS"]
+    assert table[1].split() == [str(path), "0", "0", "0"]
     assert "--yes" in run("queue", "drop", path, expect=2).err
     assert path.exists()
     assert run("queue", "drop", path, "--yes", "-o", "json").row["files_deleted"] > 0

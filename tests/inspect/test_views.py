@@ -31,6 +31,7 @@ def test_looking_changes_no_file(delta_queue: Callable[..., Queue], tmp_path: Pa
     same = fresh.group("g")
     (first, *_) = fresh.peek()
     fresh.describe(), fresh.health(max_dead=0), fresh.blockers(), fresh.sweep_state()
+    assert fresh.list_dead_letters().num_rows == 0
     fresh.find(key="k"), fresh.locate(first.sequence), fresh.throughput(), fresh.stats()
     same.leases(), same.peek(), same.slowest(), same.most_failing(), same.workers()
     same.last_errors(), same.preview_seek("latest"), Queue.find_all(tmp_path)
@@ -205,6 +206,20 @@ def test_health_names_what_is_wrong(delta_queue: Callable[..., Queue], clock: Ma
     assert queue.describe().dead_letters == 1
     assert queue.redrive().messages == 1
     assert checks(max_dead=0, max_unswept="1d") == []
+
+
+def test_a_busy_group_is_healthy_and_a_full_ledger_is_not(queue: Queue) -> None:
+    queue.publish(["a", "b", "c"])
+    queue.group("busy").configure(max_in_flight=1)
+    queue.group("busy").lease("w")
+    assert queue.describe().groups["busy"].blocked_because == "max_in_flight"
+    assert queue.health(max_unswept=None).healthy
+    queue.group("full").configure(max_ledger_ranges=1)
+    queue.group("full").lease("w")
+    (problem,) = queue.health(max_unswept=None).problems
+    assert (problem.check, problem.group) == ("blocked", "full")
+    (blocker, other) = queue.blockers()
+    assert {blocker.because, other.because} == {"max_in_flight", "max_ledger_ranges"}
 
 
 def test_sweeps_leave_their_time(delta_queue: Callable[..., Queue], clock: ManualClock) -> None:
