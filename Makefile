@@ -110,6 +110,10 @@ wheel: setup ## build the wheel into dist/
 test-wheel: wheel ## install the wheel with each extra in a bare environment, and run its commands: ten minutes
 	@$(python) -m pytest --wheel tests/wheel --durations=10
 
+.PHONY: test-wheel-short
+test-wheel-short: wheel ## a part of test-wheel, of two minutes
+	@$(python) -m pytest --wheel tests/wheel -m "not slow" --durations=10
+
 .PHONY: worlds
 worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them
 	@$(python) -m pytest --large-worlds tests/model -k "no_interleaving and $(or $(WORLD),no)" -s --durations=0

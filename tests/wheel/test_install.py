@@ -57,7 +57,10 @@ def test_without_an_extra_a_queue_works_and_the_command_names_what_it_needs(
     assert run(python, "-m", "spark_mq_jobs").strip().endswith("spark_mq_jobs")
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(
+    "extra",
+    [extra if extra == "cli" else pytest.param(extra, marks=pytest.mark.slow) for extra in EXTRAS],
+)
 def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: str) -> None:
     python = install(tmp_path / "venv", wheel, extra)
     version = run(python, "-c", "import spark_mq; print(spark_mq.__version__)").strip()
