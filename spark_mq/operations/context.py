@@ -45,6 +45,8 @@ class QueueContext:
         Options of the object store.
     open_dead_letters
         Opens the dead-letter queue and creates it if it is missing.
+    find_dead_letters
+        Opens the dead-letter queue if it exists. Default: `open_dead_letters`.
     reopen
         Opens the queue in another process, from path, options and clock. None: it cannot.
     """
@@ -60,6 +62,7 @@ class QueueContext:
         clock: Clock | None = None,
         storage_options: Mapping[str, str] | None = None,
         open_dead_letters: Callable[[QueueContext], QueueContext],
+        find_dead_letters: Callable[[QueueContext], QueueContext | None] | None = None,
         reopen: Callable[..., QueueContext] | None = None,
     ) -> None:
         self.path = path
@@ -72,6 +75,7 @@ class QueueContext:
         self.readable_files: set[str] = set()
         """Data files whose footer was read without an error. Files do not change."""
         self._open_dead_letters = open_dead_letters
+        self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
         self._batchers: dict[str, OperationBatcher] = {}
@@ -148,4 +152,10 @@ class QueueContext:
         """Return the dead-letter queue. It is created if it is missing."""
         if self._dead_letters is None:
             self._dead_letters = self._open_dead_letters(self)
+        return self._dead_letters
+
+    def existing_dead_letters(self) -> QueueContext | None:
+        """Return the dead-letter queue, or None if it is missing. Nothing is created."""
+        if self._dead_letters is None:
+            self._dead_letters = self._find_dead_letters(self)
         return self._dead_letters
