@@ -15,6 +15,7 @@ from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.unreadable import UNREADABLE, bury_unreadable, postpone_due
 from spark_mq.storage.ledger_rows import from_rows, to_rows
 
 from .naive import Message, Naive
@@ -133,9 +134,10 @@ class LedgerMachine(RuleBasedStateMachine):
         reserved_attempts=st.sampled_from([0, 1]),
         stream=st.booleans(),
     )
-    def lease(self, limit, timeout, spare, stream):
+    def lease(self, limit, timeout, reserved_attempts, stream):
         """A worker asks; a stream with a batch's name and an attempt to spare."""
-        self.take(limit, timeout, spare if (self.naive.n or 5) >= 3 else 0, stream)
+        reserved = reserved_attempts if (self.naive.n or 5) >= 3 else 0
+        self.take(limit, timeout, reserved, stream)
 
     @rule(
         limit=limits,
@@ -143,17 +145,17 @@ class LedgerMachine(RuleBasedStateMachine):
         max_sequence=st.one_of(st.none(), numbers),
         back=st.sampled_from([None, 0, 5]),
     )
-    def lease_less(self, limit, max_bytes, upto, back):
+    def lease_less(self, limit, max_bytes, max_sequence, back):
         """With a limit of bytes, or as Trigger.AvailableNow."""
         pool = self.pool()
-        upto = None if upto is None else pool[upto % len(pool)]
+        last = None if max_sequence is None else pool[max_sequence % len(pool)]
         self.take(
             limit,
             60,
             0,
             False,
             max_bytes=max_bytes,
-            max_sequence=upto,
+            max_sequence=last,
             due_by=None if back is None else self.now - back * SECOND,
         )
 
@@ -191,7 +193,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(which=numbers, timeout=seconds)
     def extend(self, which, timeout):
-        lease_id = self.some_acquire(which)
+        lease_id = self.some_lease(which)
         self.expire_leases([lease_id])
         self.ledger, outcome = settle_rules.extend(
             self.ledger, lease_id, self.now + timeout * SECOND
@@ -229,7 +231,7 @@ class LedgerMachine(RuleBasedStateMachine):
         delay=st.one_of(st.none(), seconds),
     )
     def settle_all(self, which, verb, delay):
-        self.settle(verb, self.some_acquire(which), None, delay=delay)
+        self.settle(verb, self.some_lease(which), None, delay=delay)
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -242,7 +244,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Sequences from anywhere: of other leases, settled, unread, in gaps, not yet published."""
         pool = self.pool()
         self.settle(
-            verb, self.some_acquire(which), [pool[name % len(pool)] for name in names], delay=delay
+            verb, self.some_lease(which), [pool[name % len(pool)] for name in names], delay=delay
         )
 
     @precondition(lambda self: self.leases)
@@ -257,7 +259,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def settle_some(self, *, which, verb, start, length, step, whole, jitter):
         """Part of what a lease holds, or held: named, or as a holder that counts what it has left."""
-        lease_id = self.some_acquire(which)
+        lease_id = self.some_lease(which)
         held = [m.seq for m in self.naive.held_mask(lease_id)] or [
             m.seq for m in self.naive.messages
         ]
@@ -336,6 +338,31 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, lost = admin.settle_lost(self.ledger, self.index, horizon)
         assert lost == self.naive.cut(horizon)
 
+    # -- files that cannot be read
+
+    @rule(which=numbers)
+    def bury(self, which):
+        """A file is damaged."""
+        self.expire_leases()
+        file = self.some_file(which)
+        self.ledger, dead = bury_unreadable(
+            self.ledger, self.index, self.now, self.rules, (file.first, file.last), "damaged"
+        )
+        assert dead == self.naive.bury_file(file.first, file.last, UNREADABLE, self.now)
+
+    @rule(which=numbers, delay=st.sampled_from([1, 10]))
+    def postpone(self, which, delay):
+        """A file is out of reach."""
+        self.expire_leases()
+        file, until = self.some_file(which), self.now + delay * SECOND
+        self.ledger = postpone_due(
+            self.ledger, self.index, self.now, (file.first, file.last), until
+        )
+        self.naive.postpone_file(file.first, file.last, self.now, until)
+
+    def some_file(self, which):
+        return self.index.files[which % len(self.index.files)]
+
     # -- helpers
 
     def pool(self):
@@ -397,7 +424,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert head.counters == self.naive.counters
         for m in messages:
             assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
-            if m.info["reason"] not in (None, "rejected"):
+            if m.info["reason"] not in (None, "rejected", UNREADABLE):
                 assert m.own_failure, f"an innocent died: {m.seq:x} by {m.info['reason']}"
 
     @invariant()

@@ -23,7 +23,7 @@ from spark_mq.ledger.ranges import (
 from .kinds import KINDS, SEQS, kind_lists, ledger_of
 
 LEGAL = {
-    "unread": {"leased", "waiting", "routing", "settled"},
+    "unread": {"leased", "waiting", "dead", "routing", "settled"},
     "leased": {"waiting", "dead", "blocked", "settled"},
     "waiting": {"leased", "dead", "blocked", "routing", "settled"},
     "dead": {"routing", "settled"},
