@@ -195,7 +195,11 @@ class ConsumerGroup:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
         options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
         deadline = time.monotonic() + patience
-        acquired = wait_for_lease(self._ledger, options, lambda: deadline - time.monotonic(), poll)
+
+        def time_left() -> float:
+            return deadline - time.monotonic() if patience else 0.0
+
+        acquired = wait_for_lease(self._ledger, options, time_left, poll)
         if not acquired.ranges:
             self._raise_if_blocked(acquired.blocked_because)
             return None

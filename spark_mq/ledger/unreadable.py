@@ -29,9 +29,10 @@ UNREADABLE: Final = "payload unreadable"
 def bury_unreadable(
     ledger: Ledger,
     index: MessageIndex,
+    interval: Interval,
+    *,
     now: int,
     rules: GroupSettings,
-    interval: Interval,
     error: str,
 ) -> tuple[Ledger, int]:
     """Make the due messages of a damaged file dead, without a delivery.
@@ -44,12 +45,12 @@ def bury_unreadable(
         The group's ledger. The caller has expired leases already.
     index
         The message index.
+    interval
+        The sequences of the file.
     now
         The current time in microseconds.
     rules
         The group's settings.
-    interval
-        The sequences of the file.
     error
         What is wrong with the file.
 
@@ -62,11 +63,11 @@ def bury_unreadable(
     def dead(r: Range) -> Range:
         return exhaust(r, rules, UNREADABLE, error, may_block=False)
 
-    return _replace_due(ledger, index, now, interval, dead, "rejected")
+    return _replace_due(ledger, index, interval, now, dead, event="rejected")
 
 
 def postpone_due(
-    ledger: Ledger, index: MessageIndex, now: int, interval: Interval, until: int
+    ledger: Ledger, index: MessageIndex, interval: Interval, *, now: int, until: int
 ) -> Ledger:
     """Let the due messages of a file wait until a time, uncounted.
 
@@ -78,10 +79,10 @@ def postpone_due(
         The group's ledger. The caller has expired leases already.
     index
         The message index.
-    now
-        The current time in microseconds.
     interval
         The sequences of the file.
+    now
+        The current time in microseconds.
     until
         When they are due again, in microseconds.
     """
@@ -89,16 +90,17 @@ def postpone_due(
     def later(r: Range) -> Range:
         return r._replace(state=WAITING, available_at=until)
 
-    return _replace_due(ledger, index, now, interval, later, "")[0]
+    return _replace_due(ledger, index, interval, now, later)[0]
 
 
 def _replace_due(
     ledger: Ledger,
     index: MessageIndex,
-    now: int,
     interval: Interval,
+    now: int,
     become: Callable[[Range], Range],
-    event: str,
+    *,
+    event: str = "",
 ) -> tuple[Ledger, int]:
     """Replace the due messages of an interval, and count them."""
     editor, total = LedgerEditor(ledger), 0

@@ -12,6 +12,7 @@ from spark_mq.operations.group_ledger import (
     StartPosition,
     read_horizon,
 )
+from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.shared_ledger import OperationBatcher
 from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
@@ -64,8 +65,8 @@ class QueueContext:
         self.history = history
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
-        self.readable_files: set[str] = set()
-        """Data files whose footer was read without an error. Files do not change."""
+        self.payloads = PayloadFiles(messages)
+        """The payload files as far as this process has checked them."""
         self._open_dead_letters = open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
@@ -106,7 +107,7 @@ class QueueContext:
             start=start,
             hard_limit=self.settings.hard_retention is not None,
         )
-        ledger.readable_files = self.readable_files
+        ledger.payloads = self.payloads
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger

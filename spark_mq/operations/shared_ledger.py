@@ -23,6 +23,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore
@@ -125,8 +126,8 @@ class SharedLedger:
         self.hard_limit = hard_limit
         self.batcher: OperationBatcher = CallBatcher(self._run_batch)
         """The context shares it between the objects of one group."""
-        self.readable_files: set[str] = set()
-        """Data files whose footer was read without an error. The context shares it."""
+        self.payloads = PayloadFiles(messages)
+        """The payload files as far as they were checked. The context shares them."""
         self.last_settings = defaults
         """The settings as last read, for logs."""
         self._created = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from spark_mq.ledger.message_index import (
     sequence,
 )
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
+from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.read_errors import unreadable_reason
 
 __all__ = ["COMMITS_SCHEMA", "PublishedFiles"]
@@ -183,10 +185,10 @@ class PublishedFiles:
             return int(count)
         path = add["path"]
         try:
-            with self._files.open(path) as file:
-                return int(pq.ParquetFile(file).metadata.num_rows)
+            return _footer_rows(self._files, path)
         except (OSError, pa.ArrowException) as error:
-            why = unreadable_reason(self._files, path, error)
+            again = partial(_footer_rows, path=path)
+            why = unreadable_reason(self._files, path, error, again)
             if isinstance(error, FileNotFoundError) and path not in self._active():
                 return 0  # trimmed, with its whole commit: nobody needs to know any more
             raise CorruptLog(
@@ -279,6 +281,11 @@ class PublishedFiles:
             ],
             version,
         )
+
+
+def _footer_rows(files: FileStore, path: str) -> int:
+    with files.open(path) as file:
+        return int(pq.ParquetFile(file).metadata.num_rows)
 
 
 _RUN_NAMES: Final = ("rows", "deliver_at", "expires_at")

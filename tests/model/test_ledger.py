@@ -346,7 +346,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.expire_leases()
         file = self.some_file(which)
         self.ledger, dead = bury_unreadable(
-            self.ledger, self.index, self.now, self.rules, (file.first, file.last), "damaged"
+            self.ledger,
+            self.index,
+            (file.first, file.last),
+            now=self.now,
+            rules=self.rules,
+            error="damaged",
         )
         assert dead == self.naive.bury_file(file.first, file.last, UNREADABLE, self.now)
 
@@ -356,7 +361,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.expire_leases()
         file, until = self.some_file(which), self.now + delay * SECOND
         self.ledger = postpone_due(
-            self.ledger, self.index, self.now, (file.first, file.last), until
+            self.ledger, self.index, (file.first, file.last), now=self.now, until=until
         )
         self.naive.postpone_file(file.first, file.last, self.now, until)
 

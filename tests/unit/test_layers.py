@@ -18,6 +18,7 @@ LAYERS = [
     {"queue"},
     {"group"},
     {"worker"},
+    {"worker_loop"},
     {"lease", "handler", "publisher"},
     {"maintenance", "streaming"},
     {"operations"},
