@@ -135,9 +135,8 @@ class LedgerMachine(RuleBasedStateMachine):
         stream=st.booleans(),
     )
     def lease(self, limit, timeout, reserved_attempts, stream):
-        """A worker asks; a stream with a batch's name and an attempt to spare."""
-        reserved = reserved_attempts if (self.naive.n or 5) >= 3 else 0
-        self.take(limit, timeout, reserved, stream)
+        """A worker asks; a stream with a batch's name and a reserved attempt."""
+        self.take(limit, timeout, reserved_attempts if (self.naive.n or 5) >= 3 else 0, stream)
 
     @rule(
         limit=limits,
@@ -148,18 +147,18 @@ class LedgerMachine(RuleBasedStateMachine):
     def lease_less(self, limit, max_bytes, max_sequence, back):
         """With a limit of bytes, or as Trigger.AvailableNow."""
         pool = self.pool()
-        last = None if max_sequence is None else pool[max_sequence % len(pool)]
+        max_sequence = None if max_sequence is None else pool[max_sequence % len(pool)]
         self.take(
             limit,
             60,
             0,
             False,
             max_bytes=max_bytes,
-            max_sequence=last,
+            max_sequence=max_sequence,
             due_by=None if back is None else self.now - back * SECOND,
         )
 
-    def take(self, limit, timeout, spare, stream, **less):
+    def take(self, limit, timeout, reserved_attempts, stream, **less):
         self.expire_leases()
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
         lease_id = f"{name}runner0" if stream else name
@@ -168,7 +167,7 @@ class LedgerMachine(RuleBasedStateMachine):
             f"worker{limit % 3}",
             limit,
             self.now + timeout * SECOND,
-            reserved_attempts=spare,
+            reserved_attempts=reserved_attempts,
             **less,
         )
         before = self.ledger
