@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
-from spark_mq.errors import SparkMQError
+from spark_mq.errors import SparkMQError, StorageError
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger.acquire import AcquireRequest, Grant
 from spark_mq.ledger.intervals import Interval, format_intervals
@@ -40,6 +40,10 @@ CHECK_SECONDS: Final = 0.25
 """How long one attempt to commit checks files. Other threads may wait for the same commit."""
 
 
+REACH_SECONDS: Final = 10.0
+"""How long the check of a failed batch's files may take."""
+
+
 class FileCheck:
     """The check of one file. ``reason``: why it is damaged. ``error``: why it is out of reach."""
 
@@ -48,7 +52,7 @@ class FileCheck:
         self.reason: str | None = None
         self.error: SparkMQError | None = None
         self._messages = messages
-        self._started = False
+        self.started = False
         self._ended = threading.Event()
 
     @property
@@ -58,7 +62,7 @@ class FileCheck:
 
     def run(self) -> None:
         """Check the file's footer."""
-        self._started = True
+        self.started = True
         store, file = self._messages.files, self.file
         piece = FileSlice(file.path, 0, file.rows, file.first, file.committed_at, file.size)
         try:
@@ -75,7 +79,7 @@ class FileCheck:
 
     def start(self) -> None:
         """Check the file in a thread, because the store may take minutes to fail."""
-        self._started = True
+        self.started = True
         threading.Thread(target=self.run, name="spark_mq file check", daemon=True).start()
 
     def has_ended(self, end: float) -> bool:
@@ -84,7 +88,7 @@ class FileCheck:
 
     def finish(self) -> None:
         """Wait for the end of the check. Run it if nobody does."""
-        if not self._started:
+        if not self.started:
             self.run()
         self._ended.wait()
 
@@ -131,6 +135,16 @@ class PayloadFiles:
             if check.has_ended(end) and check.readable:
                 self.readable.add(check.file.path)
         return [check for check in found if not check.readable]
+
+    def require_reachable(self, index: MessageIndex, ranges: Iterable[Range]) -> None:
+        """Raise StorageError if a file of some messages is out of reach. Takes seconds at most."""
+        end = time.monotonic() + REACH_SECONDS
+        for check in self.check(index, ranges, {}, end):
+            if check.started and not check.has_ended(end):
+                text = f"reading messages of {self._messages.path} takes too long. Do it again"
+                raise StorageError(text, path=self._messages.path, landed=False)
+            if check.error is not None:
+                raise check.error
 
     def _unknown(self, index: MessageIndex, ranges: Iterable[Range]) -> list[tuple[str, int]]:
         """Return the paths of files that no check found readable, each with a sequence in it."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from disks import SizeLimit
-from handles import again, lease, route, until
+from support.disks import SizeLimit
+from support.handles import again, lease, route, until
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.delta.object_store import ObjectStore
