@@ -90,9 +90,9 @@ def acquire_lease(
     seen: dict[str, FileCheck] = {}
     while True:
         acquired = ledger.run(lease_operation(ledger, options, seen))
-        if acquired.error is not None:
-            raise acquired.error
         if not acquired.unfinished or time_left() < 0:
+            if acquired.error is not None:
+                raise acquired.error
             return acquired
         for check in acquired.unfinished:
             check.finish()

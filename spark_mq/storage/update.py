@@ -85,40 +85,47 @@ def update_ledger(
         Every commit conflicted until the timeout.
     """
     attempts, deadline = 0, time.monotonic() + timeout
-    with store.door(group).hold():
-        while True:
-            try:
-                # Over a store, a look costs a request, and the put finds out all the same.
-                look = attempts > 0 or not store.may_skip_look()
-                snapshot = store.read(group, blind=replace, look=look)
+    turn = store.door(group).hold()
+    try:  # twice: an interrupt may come before the first step of a release
+        try:
+            turn.acquire()
+            while True:
                 try:
-                    ledger, result, info = compute(snapshot)
-                except Exception:
-                    if look:
-                        raise
-                    attempts += 1  # perhaps the state was old
-                    continue
-                transactions = () if txns is None else txns(result)
-                if ledger is None or (ledger is snapshot.ledger and not transactions):
-                    if look:
-                        return result
+                    # Over a store, a look costs a request, and the put finds out all the same.
+                    look = attempts > 0 or not store.may_skip_look()
+                    snapshot = store.read(group, blind=replace, look=look)
+                    try:
+                        ledger, result, info = compute(snapshot)
+                    except Exception:
+                        if look:
+                            raise
+                        attempts += 1  # perhaps the state was old
+                        continue
+                    transactions = () if txns is None else txns(result)
+                    if ledger is None or (ledger is snapshot.ledger and not transactions):
+                        if look:
+                            return result
+                        attempts += 1
+                        continue
+                    store.write(
+                        snapshot,
+                        None if ledger is DROP_GROUP else _next_revision(ledger),
+                        operation_id=uuid.uuid4().hex,
+                        note={"group": group, **info},
+                        txns=transactions,
+                        whole_table=whole_table,
+                    )
+                    store.bell.notify()
+                    return result
+                except CommitConflict as error:
                     attempts += 1
-                    continue
-                store.write(
-                    snapshot,
-                    None if ledger is DROP_GROUP else _next_revision(ledger),
-                    operation_id=uuid.uuid4().hex,
-                    note={"group": group, **info},
-                    txns=transactions,
-                    whole_table=whole_table,
-                )
-                store.bell.notify()
-                return result
-            except CommitConflict as error:
-                attempts += 1
-                if time.monotonic() > deadline:
-                    raise _timed_out(group, attempts, timeout) from error
-                time.sleep(priority.value * min(8, attempts) * random.uniform(0.5, 1.5))
+                    if time.monotonic() > deadline:
+                        raise _timed_out(group, attempts, timeout) from error
+                    time.sleep(priority.value * min(8, attempts) * random.uniform(0.5, 1.5))
+        finally:
+            turn.release()
+    finally:
+        turn.release()
 
 
 def _next_revision(ledger: Ledger) -> Ledger:
