@@ -25,6 +25,7 @@ from spark_mq.delta.cold_start import check_start
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import to_storage_error
+from spark_mq.util.process import ForkGuard
 
 __all__ = [
     "checkpoint_soon",
@@ -38,6 +39,8 @@ _logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
 _HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
+_delta_rs: dict[str, ForkGuard] = {}
+"""The process that has used delta-rs first. A process forked from it must not."""
 _writing: dict[str, threading.Thread] = {}
 """The threads that write checkpoints, by the table's path."""
 
@@ -92,8 +95,10 @@ def write_checkpoint(store: ObjectStore) -> int:
 
     Several writers, and cleaners, may work at once: delta-rs reads the log again to write a
     checkpoint,
-    and may then find that another one has cleaned it. It is tried again from the start.
+    and may then find that another one has cleaned it. It is tried again from the start. Raises
+    UsedAfterFork if the parent process used delta-rs before a fork.
     """
+    _delta_rs.setdefault("used", ForkGuard("delta-rs")).check()  # it would panic
     for left in reversed(range(_ATTEMPTS)):
         try:
             table = DeltaTable(store.root, storage_options=store.options)

@@ -18,6 +18,7 @@ from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros
+from spark_mq.util.process import ForkGuard
 
 __all__ = ["QueueContext"]
 
@@ -60,8 +61,9 @@ class QueueContext:
     ) -> None:
         self.path = path
         self.settings = settings
-        self.messages = messages
-        self.ledgers = ledgers
+        self._process = ForkGuard(f"queue {path}")
+        self._messages = messages
+        self._ledgers = ledgers
         self.history = history
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
@@ -81,6 +83,18 @@ class QueueContext:
             )
         clock = None if self.clock is system_clock else self.clock
         return self._reopen, (self.path, self.storage_options, clock)
+
+    @property
+    def messages(self) -> MessageStore:
+        """The store of the messages. Raises UsedAfterFork."""
+        self._process.check()
+        return self._messages
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        """The store of the ledgers. Raises UsedAfterFork."""
+        self._process.check()
+        return self._ledgers
 
     @property
     def name(self) -> str:

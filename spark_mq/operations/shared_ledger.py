@@ -30,6 +30,7 @@ from spark_mq.storage.message_store import MessageStore
 from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
+from spark_mq.util.process import ForkGuard
 
 __all__ = [
     "GroupView",
@@ -117,8 +118,9 @@ class SharedLedger:
         hard_limit: bool = False,
     ) -> None:
         self.name = name
-        self.ledgers = ledgers
-        self.messages = messages
+        self._process = ForkGuard(f"group {name!r} of {queue_path}")
+        self._ledgers = ledgers
+        self._messages = messages
         self.clock = clock
         self.defaults = defaults
         self.queue_path = queue_path
@@ -134,6 +136,18 @@ class SharedLedger:
 
     def __repr__(self) -> str:
         return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        """Return the store of the ledgers. Raises UsedAfterFork."""
+        self._process.check()
+        return self._ledgers
+
+    @property
+    def messages(self) -> MessageStore:
+        """Return the store of the messages. Raises UsedAfterFork."""
+        self._process.check()
+        return self._messages
 
     # -- read
 
@@ -214,6 +228,7 @@ class SharedLedger:
 
     def run_together(self, *operations: LedgerOperation[Any]) -> list[Any]:
         """Run operations in one commit. Returns the result or the error of each."""
+        self._process.check()
         return self.batcher.do([(self, operation) for operation in operations])
 
     def _run_batch(self, calls: Sequence[Sequence[_Asked]]) -> list[list[Any]]:

@@ -17,6 +17,8 @@ from collections import deque
 from typing import Final
 from weakref import WeakValueDictionary
 
+from spark_mq.util.process import ForkSafeLock
+
 try:
     import fcntl
 except ImportError:  # this system has no file locks, so its processes are not ordered
@@ -207,7 +209,7 @@ class Hold:
 
 
 _locks: WeakValueDictionary[tuple[str, str], FairLock] = WeakValueDictionary()
-_guard = threading.Lock()
+_guard = ForkSafeLock()
 
 
 def fair_lock_for(path: str, group: str) -> FairLock:

@@ -164,7 +164,7 @@ def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
     lease(queue, 1).ack()
     taken = lease(queue, 2)
     with outage():
-        with pytest.raises(errors.StorageError, match="out of reach.*lease again"):
+        with pytest.raises(errors.StorageError, match=r"out of reach.*lease again"):
             taken.messages  # noqa: B018
         with pytest.raises(errors.StorageError, match="lease again"):
             taken.table()
