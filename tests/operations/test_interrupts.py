@@ -148,12 +148,12 @@ def test_an_interrupt_at_any_line_leaves_a_handle_that_works(
     seen = Interrupter()
     for _ in range(2):  # what is cached the second time takes other lines
         given = prepare(queue)
-        seen.run(lambda given=given: act(queue, given))
+        seen.run(functools.partial(act, queue, given))
     assert len(seen.lines) > 20
     for line in seen.lines:
         given = prepare(queue)
         interrupter = Interrupter(line)
-        interrupter.run(lambda given=given: act(queue, given))
+        interrupter.run(functools.partial(act, queue, given))
         if interrupter.fired and (why := works(queue)):
             broken.append((line, why))
             queue = fresh()
