@@ -19,6 +19,7 @@ __all__ = [
     "AddFile",
     "Change",
     "Commit",
+    "add_action",
     "check_protocol",
     "checkpoint_path",
     "encode",
@@ -314,7 +315,7 @@ def encode(change: Change, previous_id: str | None, operation: str, now: int) ->
     if change.metadata is not None:
         actions.append({"metaData": dict(change.metadata)})
     actions += [{"remove": _remove(file, now, change.data_change)} for file in change.removes]
-    actions += [{"add": _add(file, now, change.data_change)} for file in change.adds]
+    actions += [{"add": add_action(file, now, change.data_change)} for file in change.adds]
     return encode_actions(actions)
 
 
@@ -325,7 +326,8 @@ def encode_actions(actions: Iterable[Action]) -> bytes:
     )
 
 
-def _add(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
+def add_action(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
+    """Return the ``add`` of a data file. ``now``: the time of a new file, in milliseconds."""
     stats = json.dumps({"numRecords": file.rows}) if file.stats is None else file.stats
     return {
         "path": quote(file.path, safe="/=:@!$&'()*+,;~"),

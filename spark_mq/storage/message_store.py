@@ -16,8 +16,9 @@ from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.util.notifier import Notifier
+from spark_mq.util.validation import validate_name
 
-__all__ = ["MessageStore", "PublishReceipt", "check_mark"]
+__all__ = ["MessageStore", "PublishReceipt", "check_mark", "producer_txn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +148,8 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
             last_sequence=last,
             receipt=None,
         )
+
+
+def producer_txn(producer_id: str) -> str:
+    """Return the app id of a producer's numbers in ``messages/``."""
+    return "spark_mq.producer:" + validate_name("producer_id", producer_id)

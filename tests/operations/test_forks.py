@@ -14,7 +14,6 @@ import pytest
 from support.handles import lease
 
 from spark_mq import Queue
-from spark_mq.delta import tables
 from spark_mq.errors import UsedAfterFork
 
 pytestmark = [
@@ -106,12 +105,3 @@ def test_a_forked_process_may_open_the_queue_again(queue: Queue) -> None:
 
     assert in_a_fork(work) == [b"b"]
     assert queue.group().stats().acked == 1
-
-
-def test_a_forked_process_writes_no_checkpoint_with_the_parents_delta_rs(queue: Queue) -> None:
-    """delta-rs would panic. The parent, or the sweep, writes the checkpoint."""
-    store = queue._context.messages.files  # type: ignore[attr-defined]
-    tables.write_checkpoint(store)
-    error = in_a_fork(lambda: tables.write_checkpoint(store))
-    assert isinstance(error, UsedAfterFork)
-    assert error.data["what"] == "delta-rs"
