@@ -103,7 +103,7 @@ class Lease:
     def _give_up(self, error: StorageError) -> StorageError:
         """Release a lease whose messages cannot be read now, unless some were delivered."""
         self._ledger.payloads.forget(self._ledger.messages.known(), self._ranges)
-        if self._delivered:
+        if self._delivered or not self._held.unsettled():
             return error
         end = "It is released, and no delivery counts: lease again"
         try:

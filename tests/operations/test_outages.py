@@ -212,6 +212,40 @@ def test_an_error_of_the_store_is_not_taken_for_damage(
     assert drained(queue) == [(b"a", 1), (b"b", 1)]
 
 
+def test_a_ledger_out_of_reach_is_not_taken_for_damage(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    held = lease(queue, 1)
+    real = ObjectStore.read_parquet
+
+    def read(store: ObjectStore, path: str, *args: Any) -> Any:
+        if store.root.endswith("/leases"):
+            raise PermissionError(13, "Permission denied", f"{store.root}/{path}")
+        return real(store, path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "read_parquet", read)
+        with pytest.raises(errors.StorageError, match="readable and writable"):
+            again(queue).group().lease("w")
+    held.ack()
+    assert drained(again(queue)) == [(b"b", 1)]
+
+
+def test_a_lease_that_was_acked_first_may_be_read_again_after_an_outage(
+    make: Make, outage: Outage
+) -> None:
+    queue = make()
+    queue.publish(["a", "b"])
+    lease(queue, 1).ack()
+    taken = queue.group().lease("w", auto_ack=True)
+    assert taken is not None
+    with outage(), pytest.raises(errors.StorageError):
+        taken.table()
+    assert [m.value for m in taken.messages] == [b"b"]
+
+
 # -- the worker loop
 
 
