@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "CommitConflict",
     "ContentionTimeout",
+    "CopiedQueue",
     "CorruptLog",
     "DataLossError",
     "DuplicatePublish",
@@ -30,6 +31,7 @@ __all__ = [
     "SparkMQError",
     "StorageError",
     "StreamFenced",
+    "TablesDisagree",
     "UnsupportedTable",
     "UsedAfterFork",
 ]
@@ -106,6 +108,20 @@ class QueueNotFound(SparkMQError, LookupError):
     """
 
 
+class CopiedQueue(SparkMQError):
+    """Raised if a queue would write elsewhere, and is not where it was created.
+
+    It may be a copy of another queue. ``Queue.rehome`` says what it is.
+
+    Attributes
+    ----------
+    path : str
+        The path.
+    home : str
+        Where the queue was created.
+    """
+
+
 class QueueExists(SparkMQError):
     """Raised if a new queue's path holds a queue already.
 
@@ -149,6 +165,21 @@ class CorruptLog(SparkMQError):
         The path of the table.
     version : int or None
         The version of the commit.
+    """
+
+
+class TablesDisagree(CorruptLog):
+    """Raised if the tables of a queue are not of the same time.
+
+    One of them was restored alone, or from another backup. Nothing was changed.
+    ``Queue.recover`` continues with what is there.
+
+    Attributes
+    ----------
+    path : str
+        The path of the table that is ahead.
+    version : None
+        No single commit is broken.
     """
 
 

@@ -112,7 +112,7 @@ class TableState:
     def _load_actions(self, name: str, rows: list[dict[str, Any]], path: str) -> None:
         for row in rows:
             if name == "metaData":
-                self.metadata = {**row, "configuration": dict(row.get("configuration") or ())}
+                self.metadata = _metadata(row)
             elif name == "protocol":
                 check_protocol(path, row)
                 self.protocol = row
@@ -123,7 +123,9 @@ class TableState:
                 values = dict(row.get("partitionValues") or ())
                 given = _rows_of(stats)
                 at = row.get("modificationTime") or 0
-                self.add(AddFile(unquote(row["path"]), row["size"], given, values, stats, at))
+                tags = dict(row.get("tags") or ())
+                path_in = unquote(row["path"])
+                self.add(AddFile(path_in, row["size"], given, values, stats, at, tags))
 
 
 def _present(table: pa.Table, name: str) -> list[dict[str, Any]]:
@@ -149,7 +151,17 @@ def added_file(add: Mapping[str, Any]) -> AddFile:
         values,
         json.dumps(stats),
         int(add.get("modificationTime") or 0),
+        add.get("tags") or {},
     )
+
+
+def _metadata(row: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata as a commit has it. pyarrow returns maps as lists of pairs."""
+    given = {name: value for name, value in row.items() if value is not None}
+    form = dict(given.get("format") or {})
+    if form:
+        given["format"] = {**form, "options": dict(form.get("options") or ())}
+    return {**given, "configuration": dict(given.get("configuration") or ())}
 
 
 def _rows_of(stats: str | None) -> int | None:

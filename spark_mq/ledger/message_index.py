@@ -219,6 +219,16 @@ class MessageIndex:
         """Return the file with a message. In a gap, return the file before it."""
         return self.files[bisect_right(self._firsts, seq) - 1]
 
+    def last_file_from(self, seq: int) -> DataFile | None:
+        """Return the last file that begins at or before a sequence, or None."""
+        at = bisect_right(self._firsts, seq) - 1
+        return self.files[at] if at >= 0 else None
+
+    def path_at(self, first: int) -> str | None:
+        """Return the path of the file whose first message has this sequence, or None."""
+        file = self.last_file_from(first)
+        return file.path if file is not None and file.first == first else None
+
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""
         return sum(piece.size for piece in self.slices(first, last))

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_mq.ledger.ranges import UNREAD, Range
-from spark_mq.operations.group_ledger import GroupLedger, read_horizon
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
 from spark_mq.spark.schema import check_projection
@@ -63,7 +63,8 @@ class PeekReader(DataSourceReader):
 
 def _all_pieces(group: GroupLedger) -> list[partitions.Piece]:
     """Return all messages that the log still has, with their ranges."""
-    ledger, index, horizon = group.current(), group.messages.index(), read_horizon(group.ledgers)
+    ledger = group.current()
+    index, horizon = group.index_for(ledger), group.horizon()
     first, floor, unread = horizon + 1, ledger.head.ack_floor, ledger.tracked_up_to + 1
     last = index.last_sequence
     ranges = [

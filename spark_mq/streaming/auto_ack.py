@@ -80,7 +80,7 @@ def ack_leases(
         return ledger, {}
     commands = [SettleCommand(ACK, lease_id) for lease_id in lease_ids]
     outcomes = []
-    index = group.messages.index(ledger.tracked_up_to)
+    index = group.index_for(ledger, ledger.tracked_up_to)
     for command in commands:
         ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
         outcomes.append(outcome)

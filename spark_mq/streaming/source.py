@@ -190,7 +190,7 @@ class StreamSource:
             with contextlib.suppress(CommitConflict):  # cleaned away or changed since: read again
                 ledger, _ = self._acked(view, stream, n)
                 break
-        index, damage = self.ledger.index_or_damage()
+        index, damage = self.ledger.index_or_damage(ledger)
         self._looked = (ledger, index, view.settings, view.now)
         waiting = ledger.count(ledger.is_state(WAITING))
         if not waiting and damage is None and index.last_sequence <= ledger.tracked_up_to:
@@ -251,7 +251,7 @@ class StreamSource:
             check_fence(self.ledger, view, stream, n, 2 * n)
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
-            index, _ = self.ledger.index_or_damage()
+            index, _ = self.ledger.index_or_damage(view.ledger)
             found = acquire_readable(
                 self.ledger.payloads, acked, index,
                 now=view.now, rules=view.settings, request=request, seen=seen,

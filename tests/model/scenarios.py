@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .actors import SECOND, Driver, Fickle, Poison, Worker, failing, flaky, refuses, releases, unreachable
+from .actors import (
+    SECOND,
+    Driver,
+    Fickle,
+    Poison,
+    Worker,
+    failing,
+    flaky,
+    refuses,
+    releases,
+    unreachable,
+)
 from .chores import Joiner, Redriver, Rejecter, Router, Seeker, Trimmer
 from .delivery import Bounds, Delivery, Redriven, Routed, Trimmed
 from .explorer import World
