@@ -119,9 +119,7 @@ class BufferedPublisher:
         self._changed = threading.Condition()
         self._batch = _Batch()
         self._sending = _Batch()
-        self._taken = self._done = self._wanted = (
-            0  # messages handed in; settled, either way; asked for by a flush
-        )
+        self._done = self._wanted = 0  # messages settled, either way; asked for by a flush
         self._failed: list[
             tuple[BaseException, int, set[int]]
         ] = []  # error, messages, those whose error was asked for
@@ -166,7 +164,6 @@ class BufferedPublisher:
             before, at = batch.size, len(batch.rows)
             batch.rows.append(row)
             batch.size += size
-            self._taken += 1
             if at == 0:
                 batch.since = time.monotonic()
             if at == 0 or at + 1 == self._max_messages or before < self._max_bytes <= batch.size:
@@ -178,7 +175,8 @@ class BufferedPublisher:
         unless its error has been asked for."""
         self._process.check()
         with self._changed:
-            self._wanted = upto = self._taken
+            pending = len(self._sending.rows) + len(self._batch.rows)
+            self._wanted = upto = self._done + pending
             self._changed.notify_all()
             while self._done < upto:
                 self._changed.wait()
