@@ -181,6 +181,9 @@ class ConsumerGroup:
         ------
         GroupBlocked
             A cap of the group, or a message that blocks it, lets nothing be leased.
+        StorageError
+            The store fails, or no payload file of a due message can be reached. No delivery
+            counts. With `wait`, this is raised only after the wait.
         DataLossError
             The queue's hard limit dropped unsettled messages.
         """
@@ -237,7 +240,8 @@ class ConsumerGroup:
         The lease is extended while its handler runs. The loop ends when `stop` is set, on SIGTERM
         (in the main thread), or with `until_empty` once nothing is due. It then leases nothing
         more, releases what no handler got, and waits for running handlers. It waits out a failing
-        store and a group that blocks.
+        store and a group that blocks. A handler that meets a failing store is no failure: its lease
+        is released, uncounted.
 
         Parameters
         ----------

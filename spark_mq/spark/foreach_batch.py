@@ -87,7 +87,8 @@ def for_each_batch(
         rows that are not simply acked.
     on_error
         What an exception of `process` does: "nack" (delivered again after a backoff), "reject" (to
-        the dead letters), or "raise" (the query ends). Default: "nack".
+        the dead letters), or "raise" (the query ends). Default: "nack". A failing store is no such
+        failure: the batch is released, uncounted, and the query ends with the error.
     also
         The groups of the other queues, if the stream reads several. Default: none.
     ack
