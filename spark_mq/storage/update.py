@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
 from enum import Enum
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from spark_mq.errors import CommitConflict, ContentionTimeout
 from spark_mq.ledger.ranges import Ledger
@@ -42,6 +43,26 @@ class Priority(Enum):
     LEASE = 0.02
 
 
+Params = ParamSpec("Params")
+
+
+def _leaves_no_turn(
+    update: Callable[Concatenate[LedgerStore, str, Params], T],
+) -> Callable[Concatenate[LedgerStore, str, Params], T]:
+    """Release the turn if an interrupt kept the update from it."""
+
+    @functools.wraps(update)
+    def wrapped(store: LedgerStore, group: str, /, *args: Params.args, **given: Params.kwargs) -> T:
+        try:
+            return update(store, group, *args, **given)
+        except BaseException:
+            store.door(group).abandon()
+            raise
+
+    return wrapped
+
+
+@_leaves_no_turn
 def update_ledger(
     store: LedgerStore,
     group: str,
@@ -85,47 +106,40 @@ def update_ledger(
         Every commit conflicted until the timeout.
     """
     attempts, deadline = 0, time.monotonic() + timeout
-    turn = store.door(group).hold()
-    try:  # twice: an interrupt may come before the first step of a release
-        try:
-            turn.acquire()
-            while True:
+    with store.door(group).hold():
+        while True:
+            try:
+                # Over a store, a look costs a request, and the put finds out all the same.
+                look = attempts > 0 or not store.may_skip_look()
+                snapshot = store.read(group, blind=replace, look=look)
                 try:
-                    # Over a store, a look costs a request, and the put finds out all the same.
-                    look = attempts > 0 or not store.may_skip_look()
-                    snapshot = store.read(group, blind=replace, look=look)
-                    try:
-                        ledger, result, info = compute(snapshot)
-                    except Exception:
-                        if look:
-                            raise
-                        attempts += 1  # perhaps the state was old
-                        continue
-                    transactions = () if txns is None else txns(result)
-                    if ledger is None or (ledger is snapshot.ledger and not transactions):
-                        if look:
-                            return result
-                        attempts += 1
-                        continue
-                    store.write(
-                        snapshot,
-                        None if ledger is DROP_GROUP else _next_revision(ledger),
-                        operation_id=uuid.uuid4().hex,
-                        note={"group": group, **info},
-                        txns=transactions,
-                        whole_table=whole_table,
-                    )
-                    store.bell.notify()
-                    return result
-                except CommitConflict as error:
+                    ledger, result, info = compute(snapshot)
+                except Exception:
+                    if look:
+                        raise
+                    attempts += 1  # perhaps the state was old
+                    continue
+                transactions = () if txns is None else txns(result)
+                if ledger is None or (ledger is snapshot.ledger and not transactions):
+                    if look:
+                        return result
                     attempts += 1
-                    if time.monotonic() > deadline:
-                        raise _timed_out(group, attempts, timeout) from error
-                    time.sleep(priority.value * min(8, attempts) * random.uniform(0.5, 1.5))
-        finally:
-            turn.release()
-    finally:
-        turn.release()
+                    continue
+                store.write(
+                    snapshot,
+                    None if ledger is DROP_GROUP else _next_revision(ledger),
+                    operation_id=uuid.uuid4().hex,
+                    note={"group": group, **info},
+                    txns=transactions,
+                    whole_table=whole_table,
+                )
+                store.bell.notify()
+                return result
+            except CommitConflict as error:
+                attempts += 1
+                if time.monotonic() > deadline:
+                    raise _timed_out(group, attempts, timeout) from error
+                time.sleep(priority.value * min(8, attempts) * random.uniform(0.5, 1.5))
 
 
 def _next_revision(ledger: Ledger) -> Ledger:

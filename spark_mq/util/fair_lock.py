@@ -136,6 +136,13 @@ class FairLock:
         """
         return Hold(self, timeout)
 
+    def abandon(self) -> None:
+        """Release all that this thread holds, also what an interrupted release left behind."""
+        me = threading.get_ident()
+        for hold in [*self._holds, *self._queue]:
+            if hold.thread == me:
+                hold.release()
+
     def _enter(self, hold: Hold) -> None:
         with self._guard:
             if self.owner in (None, hold.thread):
@@ -166,8 +173,8 @@ class FairLock:
 class Hold:
     """Holds a lock for one block of one thread.
 
-    If Ctrl-C must not leave the lock behind, call :meth:`release` in two nested ``finally``
-    blocks: an interrupt may come before the first step of a release.
+    An interrupt may come before the first step of the release. Then the thread calls
+    :meth:`FairLock.abandon`.
     """
 
     def __init__(self, lock: FairLock, timeout: float) -> None:

@@ -271,8 +271,8 @@ def releases(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     write(ctx, batch, lease, batch.sequences)
 
 
-OUTAGES: Final = 4
-"""Batches that meet an outage: more than the attempts of a message."""
+OUTAGES: Final = 12
+"""Batches that meet an outage: more than all messages have attempts."""
 
 
 def unreachable(ctx: Context, batch: Frame, lease: BatchLease) -> None:
