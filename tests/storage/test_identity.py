@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from handles import lease
+from support.handles import lease
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import absolute_path, canonical_path

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from handles import index_commits, lease
+from support.handles import index_commits, lease
 
 from spark_mq import Queue
 from spark_mq.errors import TablesDisagree
@@ -224,7 +224,7 @@ def test_a_queue_whose_tables_agree_needs_nothing(past: Past, tmp_path: Path) ->
 
 
 def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_path: Path) -> None:
-    from handles import Injected
+    from support.handles import Injected
 
     from spark_mq.delta.object_store import ObjectStore
 

@@ -7,13 +7,12 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.ledger_group import Group
 
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to, forget, with_mark
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settle import ACK, NACK, REJECT
-
-from .group import Group
 
 
 def files(versions: range, name: str = "old", rows: int = 3) -> list[DataFile]:
