@@ -234,7 +234,7 @@ class Rig:
             "memory", self.settings, _Taped(self, self.log, *logs), _Taped(self, self.leases, *leases), clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda _: dead,
         )  # fmt: skip
-        context.readable_files = _ALL
+        context.payloads.readable = _ALL
         return Queue(context)
 
     def publish(self, *commits: Any) -> Log:
@@ -318,7 +318,7 @@ class Rig:
         rows, head = tuple(ledger), ledger.head
         key = (
             head.ack_floor, head.settled_count, head.passed_over, head.breaker, tuple(sorted(head.counters.items())),
-            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, rows,
+            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, head.marks, rows,
         )  # fmt: skip
         if key not in self._books:
             self._books[key] = Book(ledger, rows)
