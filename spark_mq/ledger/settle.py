@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import Interval, format_intervals, normalise, subtract
+from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -36,7 +36,6 @@ __all__ = [
     "RELEASE",
     "SettleCommand",
     "SettleOutcome",
-    "commit_info",
     "settle",
 ]
 
@@ -107,19 +106,6 @@ class SettleOutcome:
         if became.state == WAITING:
             due = became.available_at or 0
             self.next_due_at = due if self.next_due_at is None else min(self.next_due_at, due)
-
-
-def commit_info(
-    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
-) -> dict[str, Any]:
-    """Return the metadata of a commit of settle commands, for DESCRIBE HISTORY."""
-    done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled]
-    return {
-        "operation": "+".join(dict.fromkeys(c.verb for c, _ in done)),
-        "lease_id": ",".join(dict.fromkeys(c.lease_id for c, _ in done)),
-        "messages": sum(o.settled for _, o in done),
-        "ranges": " ".join(f"{c.verb} {format_intervals(o.ranges)}" for c, o in done),
-    }
 
 
 def settle(

@@ -17,7 +17,7 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.breaker import Breaker
-from spark_mq.ledger.commit_info import join_commit_info
+from spark_mq.ledger.commit_info import join_commit_info, settle_info
 from spark_mq.ledger.log_marks import agreed_up_to, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
@@ -302,7 +302,7 @@ class SharedLedger:
             ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
             ledger, outcomes = self._settle_all(ledger, view, commands)
             changed = any(outcome.settled for outcome in outcomes)
-            return ledger if changed else None, outcomes, settling.commit_info(commands, outcomes)
+            return ledger if changed else None, outcomes, settle_info(commands, outcomes)
 
         return LedgerOperation(compute, lease_ids=frozenset(one.lease_id for one in commands))
 
