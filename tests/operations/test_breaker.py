@@ -197,6 +197,7 @@ def test_the_log_shows_a_pause_once_in_a_wait(
 ) -> None:
     numbers(queue)
     queue.group().pause("migration of the orders")
+    caplog.clear()
     with caplog.at_level(logging.WARNING, logger="spark_mq"):
         assert queue.group().lease("w", wait="50ms", max_poll_interval="1ms") is None
     said = [r.getMessage() for r in caplog.records]

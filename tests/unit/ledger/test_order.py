@@ -54,8 +54,9 @@ def test_unread_messages_never_overtake_a_lease_that_was_nacked_whole_twice():
         group.settle(NACK, lease_id, delay=0)
     taken: list[int] = []
     while taken[-1:] != [3]:
-        taken += group.lease(f"l{len(taken)}", 4)
-        group.settle(ACK, f"l{len(taken) - 1}")
+        lease_id = f"l{len(taken)}"
+        taken += group.lease(lease_id, 4)
+        group.settle(ACK, lease_id)
     assert taken == [0, 1, 2, 3]
 
 
