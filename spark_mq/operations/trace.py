@@ -10,7 +10,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, StorageError
+from spark_mq.errors import (
+    CorruptLog,
+    GroupNotFound,
+    InvalidOption,
+    SparkMQError,
+    StorageError,
+)
 from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import REWOUND
@@ -148,8 +154,11 @@ def trace(context: QueueContext, sequence: int) -> Trace:
 def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str, str]]:
     """Yield the groups that are stopped before they settled a message, with the reason."""
     for group in context.groups():
-        snapshot = group.snapshot()
-        ledger, settings = snapshot.ledger, group.settings_in(snapshot)
+        try:
+            snapshot = group.snapshot()
+            ledger, settings = snapshot.ledger, group.settings_in(snapshot)
+        except SparkMQError:  # a damaged group does not hide the message's events
+            continue
         if ledger is None or sequence <= ledger.head.ack_floor:
             continue
         if any(ledger.state_at(row) == SETTLED for row in ledger.overlapping(sequence, sequence)):

@@ -598,11 +598,9 @@ class _Noting:
         if any(self._same_batch(at, old[at]) for at in granted):
             return  # a replay takes what its batch holds
         due = [
-            at
-            for at, r in enumerate(then)
-            if r is not None and r.state == WAITING and (r.available_at or 0) <= self.now
+            at for at, r in enumerate(then) if self._is_due(r) and self._may_be_leased(at, granted)
         ]
-        unread = [at for at, r in enumerate(then) if r is None]
+        unread = [at for at, r in enumerate(then) if r is None and self.view[at] is None]
         taken = [then[at] for at in granted if then[at] is not None]
         read = [at for at in granted if then[at] is None]
         left = [at for at in due if at not in granted]
@@ -630,6 +628,13 @@ class _Noting:
         self.passed = 0 if read else self.passed + bool(unread and isolates)
         if self.passed > 3:
             raise Violation("suspects are isolated, and unread messages starve")
+
+    def _is_due(self, r: Range | None) -> bool:
+        return r is not None and r.state == WAITING and (r.available_at or 0) <= self.now
+
+    def _may_be_leased(self, at: int, granted: list[int]) -> bool:
+        """Not dead by the same commit, nor put off because its file is out of reach."""
+        return at in granted or self._is_due(self.view[at])
 
     def _whole_retry(
         self, then: list[Range | None], granted: list[int], left: list[int], lease: str
