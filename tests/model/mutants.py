@@ -173,7 +173,7 @@ ALL = [
     Mutant(TRIM, "so is making a group", group_ledger.GroupLedger.create_if_missing, "whole_table=True", "whole_table=False", "trim_and_new_group"),
     Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
     Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
-           "max(_position(index, self.start) - 1, read_horizon(self.ledgers))", "_position(index, self.start) - 1", "trim_and_new_group"),
+           "max(position - 1, self.horizon())", "_position(index, self.start) - 1", "trim_and_new_group"),
     Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek,
            "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
 ]  # fmt: skip
