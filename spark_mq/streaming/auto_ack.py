@@ -96,8 +96,8 @@ def _committed_leases(
 def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
     """Exclude what batch n of a stream still holds from the ack on commit.
 
-    One commit, and none if nothing is held or the batch is excluded already. It changes the
-    group's ledger, so an ack that has not seen it conflicts. Returns the number of messages.
+    One commit, and none if nothing is held or the batch is excluded already. It changes the group's
+    ledger, so an ack that has not seen it conflicts. Returns the number of messages.
     """
     app = auto_ack_app_id(stream)
 
