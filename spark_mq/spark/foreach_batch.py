@@ -288,7 +288,7 @@ class ForEachBatch:
     def _outage(self, failure: Exception, lease: BatchLease) -> Exception | None:
         """Return the error of the store behind a failure of `process`, or None.
 
-        A Spark job that failed in an executor tells its cause only as text, and Spark's own reader
+        A Spark job that failed in an executor names its cause only as text, and Spark's own reader
         has other errors. So the batch's files are checked, too.
         """
         if is_outage(failure):
