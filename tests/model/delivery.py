@@ -424,6 +424,18 @@ class Trimmed(Delivery):
         return bool(books) and settled
 
 
+class Restored(Trimmed):
+    """The log went back and grew again: what was published since is delivered, also where the number of a lost message is used again."""
+
+    def check(self, store: Store) -> None:
+        """The ledger and the log disagree until the recovery is over."""
+
+    def finished(self, state: State) -> bool:
+        book = state.store.book("g")
+        published = len(self.messages) + 2  # the two that came after the restore
+        return book is not None and book.head.counters.get("acked", 0) >= published
+
+
 class Routed(Delivery):
     """It is not enough that a message is dead: it is to be in the dead-letter queue."""
 
