@@ -60,8 +60,9 @@ KILLS := 200
 SPARK := 1
 
 .PHONY: fault
-fault: setup ## kill everything at random, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
+fault: setup ## kill everything at random and interrupt each line, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
 	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK)
+	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
 
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
@@ -101,6 +102,18 @@ test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect
 .PHONY: test-connect-short
 test-connect-short: setup .venv/connect/.installed ## a part of test-connect, of a minute
 	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect -m "not slow" --durations=10
+
+.PHONY: wheel
+wheel: setup ## build the wheel into dist/
+	@rm -rf dist && $(python) -m hatchling build --target wheel --directory dist
+
+.PHONY: test-wheel
+test-wheel: wheel ## install the wheel with each extra in a bare environment, and run its commands: ten minutes
+	@$(python) -m pytest --wheel tests/wheel --durations=10
+
+.PHONY: test-wheel-short
+test-wheel-short: wheel ## a part of test-wheel, of two minutes
+	@$(python) -m pytest --wheel tests/wheel -m "not slow" --durations=10
 
 .PHONY: worlds
 worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them

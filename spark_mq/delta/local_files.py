@@ -13,7 +13,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -131,6 +131,19 @@ class LocalBackend:
         for entry in self._entries(folder):
             if not entry.is_dir(follow_symlinks=False):
                 yield from self._found(folder, entry)
+
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return the names of the folders directly in a folder."""
+        return [e.name for e in self._entries(folder) if e.is_dir(follow_symlinks=False)]
+
+    def delete_empty_folders(self, names: Iterable[str]) -> None:
+        """Delete folders that hold no file, with their subfolders, and then the root."""
+        for name in names:
+            for folder, _, _ in os.walk(self._full(name), topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.root)
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files in a folder and in its subfolders."""

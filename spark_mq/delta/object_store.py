@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -137,7 +137,12 @@ class ObjectStore:
             The file is missing.
         """
         with self._backend.open_whole(_checked(path)) as file:
-            table = pq.ParquetFile(file).read()
+            parquet = pq.ParquetFile(file)
+            all_names = parquet.schema_arrow.names
+            names = [name for name in all_names if name in schema.names]
+            some = len(names) < len(all_names)
+            # Threads do not pay for a few columns.
+            table = parquet.read(names if some else None, use_threads=not some)
         return pa.table([_column(table, field) for field in schema], schema=schema)
 
     def exists(self, path: str) -> bool:
@@ -151,6 +156,10 @@ class ObjectStore:
     def list(self, folder: str) -> FileInfos:
         """Return the files directly in a folder, sorted by path."""
         return sorted(self._backend.list(_checked_folder(folder)), key=_path_of)
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        """Return the names of the folders directly in a folder, sorted."""
+        return sorted(self._backend.folders(_checked_folder(folder)))
 
     def list_all(self, folder: str = "") -> FileInfos:
         """Return the files in a folder and its subfolders, sorted by path."""
@@ -195,6 +204,10 @@ class ObjectStore:
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
         self._backend.delete(_checked(path))
+
+    def delete_empty_folders(self, names: Iterable[str]) -> None:
+        """Delete local folders that hold no file, and then the root. A store has no folders."""
+        self._backend.delete_empty_folders([_checked(name) for name in names])
 
     def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
         """Delete the temporary files that killed local writers left.
@@ -308,7 +321,8 @@ def _checked_folder(folder: str) -> str:
 
 def _column(table: pa.Table, field: pa.Field) -> Any:
     if field.name in table.schema.names:
-        return table[field.name].cast(field.type)
+        column = table[field.name]
+        return column if column.type == field.type else column.cast(field.type)
     return pa.nulls(table.num_rows, field.type)
 
 

@@ -134,11 +134,10 @@ def _dead_rows(reader: MessageReader, piece: FileSlice, why: Mapping[str, str]) 
     try:
         rows = reader.try_read(piece)
     except (OSError, pa.ArrowException) as error:
-        why = {
-            **why,
-            HEADER_PREFIX
-            + "payload": f"unreadable: {unreadable_reason(reader.files, piece.path, error)}"[:500],
-        }
+        reason = unreadable_reason(
+            reader.files, piece.path, error, lambda files: MessageReader(files).try_read(piece)
+        )
+        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {reason}"[:500]}
         ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())
         rows = pa.table(
             [ids if f.name == "message_id" else pa.nulls(piece.rows, f.type) for f in FILE_SCHEMA],

@@ -33,7 +33,7 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
-__all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "redrive"]
+__all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "redrive"]
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def redrive(
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
             break
-    empty = _schema().empty_table()
+    empty = letter_schema().empty_table()
     return RedriveResult(total, pa.concat_tables([empty, *found]) if dry_run else None)
 
 
@@ -165,7 +165,9 @@ def _check_where(where: str | None) -> None:
             option="where",
             value=where,
         )
-    _select(pa.table([pa.array([], f.type) for f in _schema()], schema=_schema()), where)
+    _select(
+        pa.table([pa.array([], f.type) for f in letter_schema()], schema=letter_schema()), where
+    )
 
 
 def _select(table: pa.Table, where: str | None) -> pa.Table:
@@ -220,7 +222,8 @@ def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
     return is_own_letter(context.settings, context.path, table)
 
 
-def _schema() -> pa.Schema:
+def letter_schema() -> pa.Schema:
+    """Return the schema of the table of a dry run."""
     payload = [
         pa.field("sequence", pa.int64()),
         *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
@@ -255,7 +258,7 @@ def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool =
     """Dead letters, with what their headers tell as columns. ``skip``: without those that cannot be
     read."""
     log = context.dead_letters().messages
-    schema = _schema()
+    schema = letter_schema()
     parts = [schema.empty_table()]
     for piece, rows in _read(log, intervals, skip):
         headers = [dict(own or ()) for own in rows["headers"].to_pylist()]

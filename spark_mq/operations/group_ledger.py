@@ -47,6 +47,20 @@ class GroupLedger(SharedLedger):
 
         return self.update(compute, priority=Priority.LEASE) if self.exists() else 0
 
+    def check_payloads(self, lease_id: str) -> None:
+        """Check again that the payload files of a lease can be reached.
+
+        Raises
+        ------
+        StorageError
+            One cannot, or the ledger cannot be read.
+        """
+        ranges = self.current().held(lease_id)
+        if ranges:
+            index = self.messages.index(ranges[-1].last)
+            self.payloads.forget(index, ranges)
+            self.payloads.require_reachable(index, ranges)
+
     # -- the group itself
 
     def create_if_missing(self) -> None:
@@ -96,9 +110,7 @@ class GroupLedger(SharedLedger):
 
         def compute(view: GroupView) -> Update[None]:
             index = self.index_for(view.ledger)
-            lowest = self.horizon() + 1
-            # Not past the tail: that would skip messages that are not published yet.
-            position = min(max(_position(index, target), lowest), index.last_sequence + 1)
+            position = self.seek_position(index, target)
             after = with_mark(admin.seek(view.ledger, index, position), index)
             return after, None, {"operation": "seek", "ranges": f"{position}-"}
 
@@ -108,6 +120,12 @@ class GroupLedger(SharedLedger):
             lambda snapshot: compute(self.view(snapshot)),
             whole_table=True,
         )
+
+    def seek_position(self, index: MessageIndex, target: StartPosition) -> int:
+        """Return the first sequence that a seek makes unread."""
+        lowest = self.horizon() + 1
+        # Not past the tail: that would skip messages that are not published yet.
+        return min(max(_position(index, target), lowest), index.last_sequence + 1)
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
         """Change settings of the group and return all of them. Raises InvalidOption."""

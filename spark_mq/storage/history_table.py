@@ -104,6 +104,12 @@ class HistoryStore(Protocol):
     def archive(self, retention: int) -> Archived:
         """Archive new ledger commits and drop days older than `retention` microseconds."""
 
+    def progress(self) -> tuple[int, int | None]:
+        """Return the last archived version (-1: none), and the time of the archive's last commit.
+
+        The time is in microseconds since 1970, or None without an archive.
+        """
+
 
 class HistoryTable:
     """The archive of a ledger table in the Delta table at ``path``. Thread-safe.
@@ -149,6 +155,13 @@ class HistoryTable:
                 archived = state.txns.get(self._app_id(), -1)
                 return pa.concat_tables([HISTORY_SCHEMA.empty_table(), *tables]), archived
         raise AssertionError("unreachable")
+
+    def progress(self) -> tuple[int, int | None]:
+        with wrap_store_errors(self.path, "reading"):
+            state = self._log.open()
+            if state is None:
+                return -1, None
+            return state.txns.get(self._app_id(), -1), self._log.commit_time(state.version)
 
     def agreed_up_to(self) -> int | None:
         with wrap_store_errors(self.path, "reading"):
@@ -340,7 +353,10 @@ def _statistics(rows: pa.Table) -> str:
 
 
 def _may_match(file: AddFile, filters: Filters) -> bool:
-    """Whether a file may have rows that match, by its statistics."""
+    """Whether a file may have rows that match, by its day and its statistics."""
+    since = next((value for name, _, value in filters if name == "committed_at"), None)
+    if since is not None and (file.partition.get("day") or "") < since.date().isoformat():
+        return False
     stats = json.loads(file.stats or "{}")
     low, high = stats.get("minValues", {}).get("first"), stats.get("maxValues", {}).get("last")
     if low is None or high is None:

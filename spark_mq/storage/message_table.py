@@ -225,7 +225,12 @@ class MessageTable(MessageStore):
         if self.log.generation != self._generation:
             self._check_known(latest)
             self._generation = self.log.generation
-        self._catch_up(latest)
+        try:
+            self._catch_up(latest)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: half of a commit may be in it
+                self._published = PublishedFiles(self.files, self.path, self.active)
+            raise
 
     def _check_known(self, latest: int) -> None:
         """Raise CorruptLog if the last commit that the index has is not the log's any more."""
@@ -347,6 +352,10 @@ class MessageTable(MessageStore):
         published = self.published()
         with wrap_store_errors(self.commits.path, "writing to"):
             return self.commits.append(self.table_id, published, IDLE_COMMITS)
+
+    def index_progress(self) -> tuple[int, int | None]:
+        with wrap_store_errors(self.commits.path, "reading"):
+            return self.commits.progress(self.table_id)
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         """Delete commits that commits/ has. None keeps the default. Return how many files went."""

@@ -15,6 +15,7 @@ from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, errors
 REFERENCE = ROOT / "docs" / "reference"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+_OPTION = re.compile(r"--[a-z][a-z-]*")
 _AVOIDED = re.compile(r"\b(told|tells?|whatever|whoever|anew|besides)\b", re.IGNORECASE)
 
 
@@ -55,6 +56,36 @@ def test_every_option_of_a_job_has_its_place() -> None:
     assert "--checkpoint" in names
     documented = {word.split()[0] for word in in_code("jobs.md")}
     assert names <= documented
+
+
+def test_every_command_and_option_of_the_command_line_has_its_place() -> None:
+    sources = [p.read_text(encoding="utf-8") for p in (ROOT / "spark_mq" / "cli").glob("*.py")]
+    source = "".join(sources)
+    options = {
+        name for text in re.findall(r"option\(([^)]*)", source) for name in _OPTION.findall(text)
+    }
+    assert {"--max-dead", "--execute", "--queue"} <= options
+    words = in_code("cli.md")
+    documented = {word for code in words for word in _OPTION.findall(code)}
+    assert options <= documented
+    for command in _commands():
+        assert any(code == command or code.startswith(f"{command} ") for code in words), command
+
+
+def _commands() -> list[str]:
+    typer = pytest.importorskip("typer")
+    from spark_mq.cli.app import app
+
+    def names(group: object, before: str) -> list[str]:
+        found = []
+        for name, command in group.commands.items():
+            inner = hasattr(command, "commands")
+            found += names(command, f"{before}{name} ") if inner else [before + name]
+        return found
+
+    commands = names(typer.main.get_command(app), "")
+    assert {"queue describe", "top", "dlq redrive"} <= set(commands)
+    return commands
 
 
 @pytest.fixture
