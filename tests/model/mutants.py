@@ -178,7 +178,7 @@ ALL = [
     Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
     Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
            "max(position - 1, self.horizon())", "_position(index, self.start) - 1", "trim_and_new_group"),
-    Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek,
+    Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek_position,
            "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
     Mutant(TRIM, "a ledger is refused that was made from another log", shared_ledger.SharedLedger.check_same_log,
            "if agreed is not None:", "if False:", "restored"),
