@@ -12,11 +12,11 @@ from typing import Any
 from spark_mq.ledger import acquire as selection
 from spark_mq.ledger import admin as moving
 from spark_mq.ledger import editor as draft
-from spark_mq.ledger import routing
+from spark_mq.ledger import log_marks, routing
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions as ledger
-from spark_mq.maintenance import dead_letters, redrive, retention, transfer
-from spark_mq.operations import group_ledger
+from spark_mq.maintenance import dead_letters, recover, redrive, retention, transfer
+from spark_mq.operations import group_ledger, shared_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.spark.batch_lease import BatchLease
@@ -178,6 +178,10 @@ ALL = [
     Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
     Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
            "max(position - 1, self.horizon())", "_position(index, self.start) - 1", "trim_and_new_group"),
-    Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek,
+    Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek_position,
            "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
+    Mutant(TRIM, "a ledger is refused that was made from another log", shared_ledger.SharedLedger.check_same_log,
+           "if agreed is not None:", "if False:", "restored"),
+    Mutant(TRIM, "a ledger remembers files of its log", log_marks.with_mark, "return Ledger(head, ledger.ranges, ledger.events)", "return ledger", "restored"),
+    Mutant(TRIM, "a recovery forgets what the log lacks", recover.LedgerRepair.compute, "agreed = agreed_up_to(after, index)", "agreed = None", "restored"),
 ]  # fmt: skip
