@@ -67,9 +67,11 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except BrokenPipeError:
-        # The reader, such as `head`, has all that it wants. Python flushes stdout again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        return _end_of_pipe()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer exits with 1
+            return _end_of_pipe()
+        return end.code if isinstance(end.code, int) else OK
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted")
         return INTERRUPTED
@@ -85,6 +87,13 @@ def run(arguments: Sequence[str]) -> int:
         unknown = code == FAILED and not str(error)
         _complain(type(error).__name__ if unknown else str(error))
         return code
+
+
+def _end_of_pipe() -> int:
+    """Return the exit code for a reader, such as `head`, that has all that it wants."""
+    # Python flushes stdout again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return OK
 
 
 def _complain(text: str) -> None:
