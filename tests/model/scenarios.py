@@ -291,5 +291,7 @@ WORLDS: dict[str, Callable[[bool], World]] = {
     )
 }  # fmt: skip
 
-LARGE: set[str] = {"zombie_and_crashes"}
-"""Looked at as a whole in the long form only, for half a minute; a mutant is found in it in a second."""
+SLOW: set[str] = {
+    "zombie_and_crashes", "fickle", "driver_and_worker", "routing_goes_on", "trim_and_new_group", "redriving", "zombie", "crashes", "capped",
+}  # fmt: skip
+"""Explored as a whole in make test-all only. A mutant is found in each of them in a second."""
