@@ -84,7 +84,11 @@ def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
 
 
 @pytest.mark.parametrize(
-    "tidies", [False, True], ids=["published only", "optimized and vacuumed all the time"]
+    "tidies",
+    [
+        pytest.param(False, id="published only", marks=pytest.mark.slow),
+        pytest.param(True, id="optimized and vacuumed all the time"),
+    ],
 )
 def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool) -> None:
     """VACUUM of ``messages/`` keeps what it must by itself: its retention is that of the table."""
@@ -365,7 +369,10 @@ TIDY: dict[str, Callable[[str, str], object]] = {
 }
 
 
-@pytest.mark.parametrize("tidy", TIDY)
+@pytest.mark.parametrize(
+    "tidy",
+    [t if t == "compacted" else pytest.param(t, marks=pytest.mark.slow) for t in TIDY],
+)
 def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
     delta_queue: Make, clock: ManualClock, tidy: str
 ) -> None:
