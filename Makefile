@@ -10,6 +10,8 @@ python := .venv/bin/python
 # then "Python worker failed to connect back".
 export PYSPARK_PYTHON := $(CURDIR)/$(python)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(python)
+# Spark starts a Python process for each stream. It must not compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 # Another Spark or another project's modules must not get in front of what .venv holds.
 unexport SPARK_HOME PYTHONPATH PYTHONHOME
 
@@ -52,9 +54,10 @@ test: setup ## run the tests of daily work: each feature, in at most 6 minutes o
 	@$(side_by_side)
 
 .PHONY: test-all
-test-all: setup ## run all tests; of those over S3, on a cluster and over Connect the parts named -short
+test-all: setup ## run all tests; of test-s3, -cluster, -connect and -wheel the -short parts
 	@$(side_by_side) daily=; status=$$?; \
-	$(MAKE) --no-print-directory --keep-going test-s3-short test-cluster-short test-connect-short && exit $$status
+	$(MAKE) --no-print-directory --keep-going test-s3-short test-cluster-short test-connect-short \
+	  test-wheel-short && exit $$status
 
 .PHONY: test-core
 test-core: setup ## the part of make test that needs no Spark; daily= adds the tests marked slow
@@ -69,8 +72,9 @@ KILLS := 200
 SPARK := 1
 
 .PHONY: fault
-fault: setup ## kill everything at random, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
+fault: setup ## kill everything at random and interrupt each line, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
 	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK)
+	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
 
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
@@ -110,6 +114,18 @@ test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect
 .PHONY: test-connect-short
 test-connect-short: setup .venv/connect/.installed ## a part of test-connect, of a minute
 	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect -m "not slow" --durations=10
+
+.PHONY: wheel
+wheel: setup ## build the wheel into dist/
+	@rm -rf dist && $(python) -m hatchling build --target wheel --directory dist
+
+.PHONY: test-wheel
+test-wheel: wheel ## install the wheel with each extra in a bare environment, and run its commands: ten minutes
+	@$(python) -m pytest --wheel tests/wheel --durations=10
+
+.PHONY: test-wheel-short
+test-wheel-short: wheel ## a part of test-wheel, of two minutes
+	@$(python) -m pytest --wheel tests/wheel -m "not slow" --durations=10
 
 .PHONY: worlds
 worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them

@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "CommitConflict",
     "ContentionTimeout",
+    "CopiedQueue",
     "CorruptLog",
     "DataLossError",
     "DuplicatePublish",
@@ -30,7 +31,9 @@ __all__ = [
     "SparkMQError",
     "StorageError",
     "StreamFenced",
+    "TablesDisagree",
     "UnsupportedTable",
+    "UsedAfterFork",
 ]
 
 
@@ -105,6 +108,20 @@ class QueueNotFound(SparkMQError, LookupError):
     """
 
 
+class CopiedQueue(SparkMQError):
+    """Raised if a queue would write elsewhere, and is not where it was created.
+
+    It may be a copy of another queue. ``Queue.rehome`` says what it is.
+
+    Attributes
+    ----------
+    path : str
+        The path.
+    home : str
+        Where the queue was created.
+    """
+
+
 class QueueExists(SparkMQError):
     """Raised if a new queue's path holds a queue already.
 
@@ -148,6 +165,21 @@ class CorruptLog(SparkMQError):
         The path of the table.
     version : int or None
         The version of the commit.
+    """
+
+
+class TablesDisagree(CorruptLog):
+    """Raised if the tables of a queue are not of the same time.
+
+    One of them was restored alone, or from another backup. Nothing was changed.
+    ``Queue.recover`` continues with what is there.
+
+    Attributes
+    ----------
+    path : str
+        The path of the table that is ahead.
+    version : None
+        No single commit is broken.
     """
 
 
@@ -274,6 +306,18 @@ class StreamFenced(SparkMQError):
         The batch of this driver.
     mark : int
         The last fence that is committed.
+    """
+
+
+class UsedAfterFork(SparkMQError):
+    """Raised if a forked process uses a handle of its parent.
+
+    Start processes by spawn or forkserver, and open the queue in each of them.
+
+    Attributes
+    ----------
+    what : str
+        The handle.
     """
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from spark_mq.errors import GroupBlocked
+from spark_mq.inspect.views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
@@ -35,14 +37,11 @@ LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, Iterable[int]
 """One lease or several, by id or as objects, or some sequences of each (None: all)."""
 
 
-class ConsumerGroup:
+class ConsumerGroup(GroupViews):
     """One group of a queue. Get it from :meth:`spark_mq.Queue.group`.
 
     Cheap, thread-safe and picklable. The first lease creates the group.
     """
-
-    _for_each_batch: ClassVar[Callable[..., Callable[[Any, int], None]] | None] = None
-    """Set by the package: the Spark side stands above this module."""
 
     def __init__(
         self,
@@ -183,6 +182,9 @@ class ConsumerGroup:
         ------
         GroupBlocked
             A cap of the group, or a message that blocks it, lets nothing be leased.
+        StorageError
+            The store fails, or no payload file of a due message can be reached. No delivery
+            counts. With `wait`, this is raised only after the wait.
         DataLossError
             The queue's hard limit dropped unsettled messages.
         """
@@ -195,7 +197,11 @@ class ConsumerGroup:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
         options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
         deadline = time.monotonic() + patience
-        acquired = wait_for_lease(self._ledger, options, lambda: deadline - time.monotonic(), poll)
+
+        def time_left() -> float:
+            return deadline - time.monotonic() if patience else 0.0
+
+        acquired = wait_for_lease(self._ledger, options, time_left, poll)
         if not acquired.ranges:
             self._raise_if_blocked(acquired.blocked_because)
             return None
@@ -235,7 +241,8 @@ class ConsumerGroup:
         The lease is extended while its handler runs. The loop ends when `stop` is set, on SIGTERM
         (in the main thread), or with `until_empty` once nothing is due. It then leases nothing
         more, releases what no handler got, and waits for running handlers. It waits out a failing
-        store and a group that blocks.
+        store and a group that blocks. A handler that meets a failing store is no failure: its lease
+        is released, uncounted.
 
         Parameters
         ----------
@@ -412,9 +419,11 @@ class ConsumerGroup:
 
         Needs pyspark. See :func:`spark_mq.spark.for_each_batch` for the parameters.
         """
-        make = type(self)._for_each_batch
-        assert make is not None, "spark_mq sets it on import"
-        return make(self, process, on_error=on_error, also=also, ack=ack, reader=reader)
+        # The Spark side stands above this module, and only the whole package knows it.
+        package: Any = sys.modules[__name__.partition(".")[0]]
+        return package._for_each_batch(
+            self, process, on_error=on_error, also=also, ack=ack, reader=reader
+        )
 
 
 def _held(leases: LeaseSelector) -> HeldSelector:

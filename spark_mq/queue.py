@@ -14,21 +14,26 @@ import pyarrow as pa
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import ConsumerGroup
+from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
+from spark_mq.maintenance.drop import drop_queue
+from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message, check_time, to_publish
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.create import create_queue_tables, open_context
+from spark_mq.operations.create import create_queue_tables, open_context, rehome
+from spark_mq.operations.identity import is_own_place, relative_place
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
-from spark_mq.storage.message_store import PublishReceipt
+from spark_mq.storage.message_store import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
-__all__ = ["Queue", "producer_txn"]
+__all__ = ["Queue"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +41,7 @@ Path: TypeAlias = str | os.PathLike[str]
 Messages: TypeAlias = bytes | str | Message | Iterable[bytes | str | Message] | pa.Table
 
 
-class Queue:
+class Queue(QueueViews):
     """A queue on a file system or an object store. Picklable and thread-safe.
 
     Create one with :meth:`create`, open one with :meth:`open`. Its path holds Delta tables:
@@ -122,9 +127,11 @@ class Queue:
             max_delivery_attempts=max_delivery_attempts,
             **group_settings,
         )
+        root, options = absolute_path(path), dict(storage_options or {})
         dead_letters = None
         if dead_letter_path is not None:
-            dead_letters = absolute_path(dead_letter_path, "dead_letter_path")
+            place = absolute_path(dead_letter_path, "dead_letter_path")
+            dead_letters = relative_place(root, place)
         settings = QueueSettings.validated(
             group,
             retention=retention,
@@ -135,8 +142,6 @@ class Queue:
             dead_letter_path=dead_letters,
             durable=durable,
         )
-        root, options = absolute_path(path), dict(storage_options or {})
-        _check_not_own(root, dead_letters)
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
         queue = cls(open_context(root, options, clock))
         if queue.settings != settings:
@@ -145,7 +150,7 @@ class Queue:
                 "group's: group.configure)",
                 root,
             )
-        if queue.settings.dead_letter_path is None:
+        if is_own_place(queue.settings):
             queue._context.dead_letters()
         return queue
 
@@ -178,6 +183,56 @@ class Queue:
             One of its tables has a feature that is not supported.
         """
         return cls(open_context(absolute_path(path), dict(storage_options or {}), clock))
+
+    @staticmethod
+    def find_all(
+        path: Path, *, storage_options: Mapping[str, str] | None = None, max_depth: int = 3
+    ) -> list[str]:
+        """Return the paths of the queues under a path, in order.
+
+        The search does not look below a queue, so it leaves out dead-letter queues inside of one.
+
+        Parameters
+        ----------
+        path
+            A path or a URI.
+        storage_options
+            Options of the object store.
+        max_depth
+            Folders between the path and a queue. Default: 3.
+        """
+        return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
+
+    @staticmethod
+    def drop(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
+        """Delete a queue with all of its tables and the dead-letter queue inside of it.
+
+        A drop that was killed can be repeated. A dead-letter queue at another path stays.
+
+        Parameters
+        ----------
+        path
+            Where the queue lies: a path or a URI.
+        name
+            The name of the queue, to confirm the deletion.
+        storage_options
+            Options of the object store.
+
+        Returns
+        -------
+        int
+            The number of files deleted.
+
+        Raises
+        ------
+        InvalidOption
+            The name is another one.
+        QueueNotFound
+            There is no queue at the path.
+        NotAQueue
+            Something else is there.
+        """
+        return drop_queue(absolute_path(path), name, storage_options)
 
     @property
     def path(self) -> str:
@@ -413,6 +468,60 @@ class Queue:
         """
         return redrive(self._context, where, limit, dry_run, rate)
 
+    def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
+        """Say that the queue is where it belongs, after it was moved or copied.
+
+        A queue that is not where it was created refuses to write dead letters to a path outside.
+        Publishers in flight may have to try again.
+
+        Parameters
+        ----------
+        copy
+            True makes it a queue of its own, with a new id. False keeps its id and its dead-letter
+            queue: it was moved, and the old place is gone.
+        dead_letter_path
+            Where the dead letters of a copy go. Default: ``dead_letters/`` inside it.
+
+        Returns
+        -------
+        Queue
+            The queue, opened again.
+
+        Raises
+        ------
+        InvalidOption
+            A queue that was moved has a dead-letter queue already.
+        """
+        place = None
+        if dead_letter_path is not None:
+            place = absolute_path(dead_letter_path, "dead_letter_path")
+            if not copy:
+                raise InvalidOption(
+                    "dead_letter_path goes with copy=True: a queue that was moved keeps its own",
+                    option="dead_letter_path",
+                    value=dead_letter_path,
+                )
+        return Queue(rehome(self._context, copy=copy, place=place))
+
+    def recover(self, *, dry_run: bool = False) -> RecoveryReport:
+        """Make the tables agree again after some of them were restored alone.
+
+        Publishes, leases, stats and sweeps raise :class:`~spark_mq.errors.TablesDisagree` until
+        then. No message that is there is lost. Some are delivered again. Stop all workers,
+        publishers and sweeps first, and open their queues again afterwards.
+
+        Parameters
+        ----------
+        dry_run
+            Only count what would change. Default: False.
+
+        Returns
+        -------
+        RecoveryReport
+            The numbers. ``needed`` is False if the tables agree.
+        """
+        return recover(self._context, dry_run)
+
     def trace(self, sequence: int) -> Trace:
         """Return a message's whole life over all groups, as far back as ``history/`` goes.
 
@@ -479,22 +588,8 @@ class Queue:
             "tail": index.last_sequence,
             "version": index.version,
             "horizon": self._context.horizon(),
-            "groups": {group.name: group.stats() for group in self._context.groups()},
+            "groups": self._group_stats(),
         }
-
-
-def producer_txn(producer_id: str) -> str:
-    """Return the app id of a producer's numbers in ``messages/``."""
-    return "spark_mq.producer:" + validate_name("producer_id", producer_id)
-
-
-def _check_not_own(root: str, dead_letter_path: str | None) -> None:
-    if dead_letter_path == root:
-        raise InvalidOption(
-            f"dead_letter_path={root!r} is the queue itself: give another queue, or leave it out",
-            option="dead_letter_path",
-            value=root,
-        )
 
 
 def _publish_txn(

@@ -19,6 +19,7 @@ __all__ = [
     "AddFile",
     "Change",
     "Commit",
+    "add_action",
     "check_protocol",
     "checkpoint_path",
     "encode",
@@ -68,6 +69,8 @@ class AddFile:
     """JSON; None writes the row count alone."""
     modified: int = 0
     """Milliseconds since 1970; 0 in a new file means now."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Delta's ``tags``: what the writer notes about the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class Commit:
                 "partitionValues": file.partition,
                 "modificationTime": file.modified or now,
                 "dataChange": change.data_change,
+                "tags": file.tags,
                 "stats": {"numRecords": file.rows}
                 if file.stats is None
                 else json.loads(file.stats),
@@ -314,7 +318,7 @@ def encode(change: Change, previous_id: str | None, operation: str, now: int) ->
     if change.metadata is not None:
         actions.append({"metaData": dict(change.metadata)})
     actions += [{"remove": _remove(file, now, change.data_change)} for file in change.removes]
-    actions += [{"add": _add(file, now, change.data_change)} for file in change.adds]
+    actions += [{"add": add_action(file, now, change.data_change)} for file in change.adds]
     return encode_actions(actions)
 
 
@@ -325,8 +329,10 @@ def encode_actions(actions: Iterable[Action]) -> bytes:
     )
 
 
-def _add(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
+def add_action(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
+    """Return the ``add`` of a data file. ``now``: the time of a new file, in milliseconds."""
     stats = json.dumps({"numRecords": file.rows}) if file.stats is None else file.stats
+    tags = {"tags": dict(file.tags)} if file.tags else {}
     return {
         "path": quote(file.path, safe="/=:@!$&'()*+,;~"),
         "partitionValues": dict(file.partition),
@@ -334,6 +340,7 @@ def _add(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
         "modificationTime": file.modified or now,
         "dataChange": data_change,
         "stats": stats,
+        **tags,
     }
 
 

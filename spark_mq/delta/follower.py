@@ -180,6 +180,13 @@ class LogFollower:
                 if version in self._commits
             ]
 
+    def commit_time(self, version: int) -> int | None:
+        """Return the time of a commit in microseconds since 1970, or None if it was cleaned."""
+        try:
+            return self.read_commit(version).timestamp
+        except FileNotFoundError:
+            return None
+
     def forget(self) -> None:
         """Forget the state: the next look opens the table again."""
         with self._lock:
@@ -288,9 +295,16 @@ class LogFollower:
                 f"queue again",
                 path=self.path,
             )
-        state.apply(commit)
-        self._remember(commit)
+        self._take_in(state, commit)
         self._own_streak = 0
+
+    def _take_in(self, state: TableState, commit: Commit) -> None:
+        try:
+            state.apply(commit)
+            self._remember(commit)
+        except BaseException:  # an interrupt: half of the commit may be in the state
+            self.forget()
+            raise
 
     def _remember(self, commit: Commit) -> None:
         self._commits[commit.version] = commit

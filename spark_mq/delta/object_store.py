@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,11 +17,20 @@ from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS
 from spark_mq.errors import InvalidOption
 
-__all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "join"]
+__all__ = [
+    "FileInfo",
+    "LocalFiles",
+    "ObjectStore",
+    "absolute_path",
+    "canonical_path",
+    "is_data_path",
+    "join",
+]
 
 _SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure"
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
+_SAME_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
 _NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#]|(?<=[^:/])//|/\.\.?(?=/|$)")
 _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
@@ -128,7 +137,12 @@ class ObjectStore:
             The file is missing.
         """
         with self._backend.open_whole(_checked(path)) as file:
-            table = pq.ParquetFile(file).read()
+            parquet = pq.ParquetFile(file)
+            all_names = parquet.schema_arrow.names
+            names = [name for name in all_names if name in schema.names]
+            some = len(names) < len(all_names)
+            # Threads do not pay for a few columns.
+            table = parquet.read(names if some else None, use_threads=not some)
         return pa.table([_column(table, field) for field in schema], schema=schema)
 
     def exists(self, path: str) -> bool:
@@ -142,6 +156,10 @@ class ObjectStore:
     def list(self, folder: str) -> FileInfos:
         """Return the files directly in a folder, sorted by path."""
         return sorted(self._backend.list(_checked_folder(folder)), key=_path_of)
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        """Return the names of the folders directly in a folder, sorted."""
+        return sorted(self._backend.folders(_checked_folder(folder)))
 
     def list_all(self, folder: str = "") -> FileInfos:
         """Return the files in a folder and its subfolders, sorted by path."""
@@ -187,6 +205,10 @@ class ObjectStore:
         """Delete a file, if it exists."""
         self._backend.delete(_checked(path))
 
+    def delete_empty_folders(self, names: Iterable[str]) -> None:
+        """Delete local folders that hold no file, and then the root. A store has no folders."""
+        self._backend.delete_empty_folders([_checked(name) for name in names])
+
     def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
         """Delete the temporary files that killed local writers left.
 
@@ -212,7 +234,7 @@ def join(root: str, name: str) -> str:
 
 
 def absolute_path(path: Any, option: str = "path") -> str:
-    """Return a local path made absolute, or a URI unchanged.
+    """Return a local path made absolute, or a URI without a slash at its end.
 
     Other processes have another working directory.
 
@@ -235,7 +257,7 @@ def absolute_path(path: Any, option: str = "path") -> str:
     text = os.fspath(path)
     text = _FILE.sub("", text)
     if _SCHEME.match(text):
-        return _checked_uri(text, option)
+        return _checked_uri(text, option).rstrip("/")
     local = os.path.abspath(text)
     if wrong := _NO_LOCAL_PATH.search(local):
         raise InvalidOption(
@@ -245,6 +267,26 @@ def absolute_path(path: Any, option: str = "path") -> str:
             value=local,
         )
     return local
+
+
+def canonical_path(path: str) -> str:
+    """Return one text for all names of a place: links resolved, one scheme for each provider.
+
+    Use it to compare places. Other libraries may need the name that the user gave.
+    """
+    if "://" not in path:
+        return os.path.realpath(path)
+    scheme, _, rest = path.partition("://")
+    return f"{_SAME_SCHEMES.get(scheme.lower(), scheme.lower())}://{rest.rstrip('/')}"
+
+
+def is_data_path(path: str) -> bool:
+    """Return whether a path from a commit names a data file below the root of its table.
+
+    Delta allows absolute paths, as shallow clones have them. They lead to files of others.
+    """
+    inside = not _NO_NAME.search(path) and not _SCHEME.match(path)
+    return inside and not path.startswith("_delta_log/")
 
 
 def _checked_uri(uri: str, option: str) -> str:
@@ -279,7 +321,8 @@ def _checked_folder(folder: str) -> str:
 
 def _column(table: pa.Table, field: pa.Field) -> Any:
     if field.name in table.schema.names:
-        return table[field.name].cast(field.type)
+        column = table[field.name]
+        return column if column.type == field.type else column.cast(field.type)
     return pa.nulls(table.num_rows, field.type)
 
 

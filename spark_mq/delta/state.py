@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import AddFile, Commit, check_protocol
 
-__all__ = ["PartitionKey", "TableState", "partition_key"]
+__all__ = ["PartitionKey", "TableState", "added_file", "partition_key"]
 
 PartitionKey = tuple[tuple[str, str | None], ...]
 """The values of a partition, as sorted pairs of column and value."""
@@ -40,6 +40,7 @@ class TableState:
     operation_id: str | None = None
     """Of the last commit; None if spark_mq did not write it, or if it is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
+    protocol: dict[str, Any] = field(default_factory=dict)
     txns: dict[str, int] = field(default_factory=dict)
     partitions: dict[PartitionKey, dict[str, AddFile]] = field(default_factory=dict)
     _partition_of: dict[str, PartitionKey] = field(default_factory=dict)
@@ -67,12 +68,14 @@ class TableState:
         """Take in the next commit."""
         if commit.metadata is not None:
             self.metadata = commit.metadata
+        if commit.protocols:
+            self.protocol = commit.protocols[-1]
         self.txns.update(commit.txns)
         if self.track_files:
             for remove in commit.removes:
                 self.remove(remove["path"])
             for add in commit.adds:
-                self.add(_added(add))
+                self.add(added_file(add))
         self.version, self.operation_id = commit.version, commit.operation_id
 
     def add(self, file: AddFile) -> None:
@@ -109,9 +112,10 @@ class TableState:
     def _load_actions(self, name: str, rows: list[dict[str, Any]], path: str) -> None:
         for row in rows:
             if name == "metaData":
-                self.metadata = {**row, "configuration": dict(row.get("configuration") or ())}
+                self.metadata = _metadata(row)
             elif name == "protocol":
                 check_protocol(path, row)
+                self.protocol = row
             elif name == "txn":
                 self.txns[row["appId"]] = row["version"]
             else:
@@ -119,7 +123,9 @@ class TableState:
                 values = dict(row.get("partitionValues") or ())
                 given = _rows_of(stats)
                 at = row.get("modificationTime") or 0
-                self.add(AddFile(unquote(row["path"]), row["size"], given, values, stats, at))
+                tags = dict(row.get("tags") or ())
+                path_in = unquote(row["path"])
+                self.add(AddFile(path_in, row["size"], given, values, stats, at, tags))
 
 
 def _present(table: pa.Table, name: str) -> list[dict[str, Any]]:
@@ -134,7 +140,8 @@ def _present(table: pa.Table, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _added(add: Mapping[str, Any]) -> AddFile:
+def added_file(add: Mapping[str, Any]) -> AddFile:
+    """Return the data file of a parsed ``add``."""
     values = add.get("partitionValues") or {}
     stats = add["stats"]
     return AddFile(
@@ -144,7 +151,17 @@ def _added(add: Mapping[str, Any]) -> AddFile:
         values,
         json.dumps(stats),
         int(add.get("modificationTime") or 0),
+        add.get("tags") or {},
     )
+
+
+def _metadata(row: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata as a commit has it. pyarrow returns maps as lists of pairs."""
+    given = {name: value for name, value in row.items() if value is not None}
+    form = dict(given.get("format") or {})
+    if form:
+        given["format"] = {**form, "options": dict(form.get("options") or ())}
+    return {**given, "configuration": dict(given.get("configuration") or ())}
 
 
 def _rows_of(stats: str | None) -> int | None:

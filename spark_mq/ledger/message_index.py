@@ -114,6 +114,7 @@ class MessageIndex:
 
     def extend(self, files: Iterable[DataFile], version: int) -> None:
         """Add the files of the commits up to `version`, in order."""
+        self._repair()
         for file in files:
             if file.rows == 0:
                 continue
@@ -123,10 +124,20 @@ class MessageIndex:
             self._before.append(self._total)
             self._firsts.append(file.first)
             self._total += file.rows
-            self.files.append(file)
             if file.times is not None:
                 self._timed.append(file.first)
+            self.files.append(file)
         self.version = max(self.version, version)
+
+    def _repair(self) -> None:
+        """Drop what an interrupted call has noted of a file that it did not add."""
+        count = len(self.files)
+        if len(self._before) > count:
+            last = self.files[-1] if self.files else None
+            self._total = self._before[count]
+            del self._before[count:], self._firsts[count:]
+            while self._timed and (last is None or self._timed[-1] > last.first):
+                self._timed.pop()
 
     @property
     def last_sequence(self) -> int:
@@ -218,6 +229,16 @@ class MessageIndex:
     def file_at(self, seq: int) -> DataFile:
         """Return the file with a message. In a gap, return the file before it."""
         return self.files[bisect_right(self._firsts, seq) - 1]
+
+    def last_file_from(self, seq: int) -> DataFile | None:
+        """Return the last file that begins at or before a sequence, or None."""
+        at = bisect_right(self._firsts, seq) - 1
+        return self.files[at] if at >= 0 else None
+
+    def path_at(self, first: int) -> str | None:
+        """Return the path of the file whose first message has this sequence, or None."""
+        file = self.last_file_from(first)
+        return file.path if file is not None and file.first == first else None
 
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""

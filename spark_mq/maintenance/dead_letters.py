@@ -22,7 +22,15 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import to_datetime
 
-__all__ = ["HEADER_PREFIX", "Copy", "DeadSlice", "copy_dead", "dead_table", "route_dead_letters"]
+__all__ = [
+    "HEADER_PREFIX",
+    "Copy",
+    "DeadSlice",
+    "Routing",
+    "copy_dead",
+    "dead_table",
+    "route_dead_letters",
+]
 
 HEADER_PREFIX = "spark_mq."
 ROUTE_RANGES = 5_000
@@ -34,7 +42,7 @@ DeadSlice = tuple[FileSlice, dict[str, str]]
 Copy = Callable[[MessageStore, MessageStore, Sequence[DeadSlice]], list[WrittenFile]]
 
 
-class _Routing(Transfer):
+class Routing(Transfer):
     """Moves the dead messages of a group into the dead-letter queue."""
 
     prefix = "routing"
@@ -75,7 +83,7 @@ def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | N
     writes the files of the dead-letter queue. The default writes one file here, the Spark job
     writes several in parallel.
     """
-    routing = _Routing(group, context.dead_letters().messages, copy or copy_dead)
+    routing = Routing(group, context.dead_letters().messages, copy or copy_dead)
     total = routing.finish_all()
     while (transfer_id := routing.freeze()) is not None:
         total += routing.finish(transfer_id)
@@ -85,6 +93,7 @@ def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | N
 def _headers(group: GroupLedger, r: Range) -> dict[str, str]:
     values = {
         "queue": group.queue_path,
+        "queue_id": group.queue_id or None,
         "group": group.name,
         "delivery_count": str(r.delivery_count),
         "failure_count": str(r.failure_count),
@@ -125,11 +134,10 @@ def _dead_rows(reader: MessageReader, piece: FileSlice, why: Mapping[str, str]) 
     try:
         rows = reader.try_read(piece)
     except (OSError, pa.ArrowException) as error:
-        why = {
-            **why,
-            HEADER_PREFIX
-            + "payload": f"unreadable: {unreadable_reason(reader.files, piece.path, error)}"[:500],
-        }
+        reason = unreadable_reason(
+            reader.files, piece.path, error, lambda files: MessageReader(files).try_read(piece)
+        )
+        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {reason}"[:500]}
         ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())
         rows = pa.table(
             [ids if f.name == "message_id" else pa.nulls(piece.rows, f.type) for f in FILE_SCHEMA],

@@ -14,16 +14,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from deltalake.exceptions import DeltaError
 
 from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
 from spark_mq.ledger import admin
-from spark_mq.ledger.intervals import Interval, from_sequences
+from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import DEAD, ROUTING, Range
 from spark_mq.ledger.routing import freeze
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
+from spark_mq.maintenance.letter_headers import is_own_letter, typed_texts
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
@@ -34,7 +33,7 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
-__all__ = ["COLUMNS", "REDRIVE", "RedriveResult", "redrive"]
+__all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "redrive"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ CHUNK: Final = 10_000
 
 _HEADER_COLUMNS: Final = (
     "queue",
+    "queue_id",
     "group",
     "sequence",
     "delivery_count",
@@ -63,6 +63,7 @@ COLUMNS: Final = (
     "headers",
     "published_at",
     "queue",
+    "queue_id",
     "consumer_group",
     "original_sequence",
     "delivery_count",
@@ -103,7 +104,7 @@ def redrive(
     _check_where(where)
     _warn_unrouted(context)
     pause = 0.0
-    total = 0 if dry_run else _Redrive(context).finish_all()
+    total = 0 if dry_run else Redrive(context).finish_all()
     found: list[pa.Table] = []
     for table in _candidates(context, where, chunk):
         if left is not None:
@@ -118,13 +119,13 @@ def redrive(
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
             break
-    empty = _schema().empty_table()
+    empty = letter_schema().empty_table()
     return RedriveResult(total, pa.concat_tables([empty, *found]) if dry_run else None)
 
 
 def _redrive(context: QueueContext, intervals: Sequence[Interval]) -> int:
     """Redrive dead letters that nobody else has redriven meanwhile. Returns their number."""
-    transfer = _Redrive(context, intervals)
+    transfer = Redrive(context, intervals)
     transfer_id = transfer.freeze()
     return 0 if transfer_id is None else transfer.finish(transfer_id)
 
@@ -164,7 +165,9 @@ def _check_where(where: str | None) -> None:
             option="where",
             value=where,
         )
-    _select(pa.table([pa.array([], f.type) for f in _schema()], schema=_schema()), where)
+    _select(
+        pa.table([pa.array([], f.type) for f in letter_schema()], schema=letter_schema()), where
+    )
 
 
 def _select(table: pa.Table, where: str | None) -> pa.Table:
@@ -172,6 +175,10 @@ def _select(table: pa.Table, where: str | None) -> pa.Table:
     table, and nothing else."""
     if where is None:
         return table
+    # Here, because deltalake is slow to load and no other operation needs it.
+    from deltalake import DeltaTable, QueryBuilder, write_deltalake
+    from deltalake.exceptions import DeltaError
+
     with tempfile.TemporaryDirectory(prefix="spark_mq-redrive-") as directory:
         write_deltalake(directory, table)
         try:
@@ -194,21 +201,29 @@ def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterato
     """The dead letters of this queue that have not been redriven and meet the condition, in order,
     in tables of up to `chunk` rows."""
     redriven = context.dead_letters().group(REDRIVE)
-    ledger, index = redriven.ledger_in(redriven.snapshot()), redriven.messages.index()
-    first = 0
+    ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.horizon()
+    index = redriven.index_for(ledger)
+    kept = index.first_at_or_after(horizon + 1)  # a purge dropped the rest
+    if kept is None:
+        return
     for r in list(admin.unsettled_ranges(ledger, index, index.last_sequence)):
-        first = r.first
+        first = max(r.first, kept)
         while first <= r.last:
             last = index.nth_from(first, min(chunk, index.count(first, r.last)))
             table = _table(context, [(first, last)], skip=True)
             # One without a payload has nothing to be published.
-            ours = pc.and_(pc.equal(table["queue"], context.path), pc.is_valid(table["value"]))
-            yield _select(table.filter(ours), where)
+            wanted = pc.and_(_is_own(context, table), pc.is_valid(table["value"]))
+            yield _select(table.filter(wanted), where)
             following = index.first_at_or_after(last + 1)
             first = r.last + 1 if following is None else following
 
 
-def _schema() -> pa.Schema:
+def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
+    return is_own_letter(context.settings, context.path, table)
+
+
+def letter_schema() -> pa.Schema:
+    """Return the schema of the table of a dry run."""
     payload = [
         pa.field("sequence", pa.int64()),
         *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
@@ -243,7 +258,7 @@ def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool =
     """Dead letters, with what their headers tell as columns. ``skip``: without those that cannot be
     read."""
     log = context.dead_letters().messages
-    schema = _schema()
+    schema = letter_schema()
     parts = [schema.empty_table()]
     for piece, rows in _read(log, intervals, skip):
         headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
@@ -256,8 +271,8 @@ def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool =
             "headers": pa.array(own, schema.field("headers").type),
         }
         for name in _HEADER_COLUMNS:
-            texts = pa.array([one.get(HEADER_PREFIX + name) for one in headers], pa.string())
-            columns[_RENAMED.get(name, name)] = texts.cast(_TYPES.get(name, pa.string()))
+            texts = [one.get(HEADER_PREFIX + name) for one in headers]
+            columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
         parts.append(
             pa.table(
                 [columns[f.name] if f.name in columns else rows[f.name] for f in schema],
@@ -267,7 +282,7 @@ def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool =
     return pa.concat_tables(parts)
 
 
-class _Redrive(Transfer):
+class Redrive(Transfer):
     """Moves dead letters back into their queue."""
 
     prefix = "redrive"
@@ -282,12 +297,14 @@ class _Redrive(Transfer):
         self._messages = 0
 
     def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
-        ledger, index = self.source.ledger_in(snapshot), self.source.messages.index()
-        return freeze(ledger, index, transfer_id, self._intervals)
+        ledger = self.source.ledger_in(snapshot)
+        return freeze(ledger, self.source.index_for(ledger), transfer_id, self._intervals)
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
-        table = _table(self._context, [(r.first, r.last) for r in ranges])
-        if any(path != self._context.path for path in pc.unique(table["queue"]).to_pylist()):
+        trimmed = [(0, self.source.horizon())]  # a purge may have dropped some of them
+        wanted = subtract([(r.first, r.last) for r in ranges], trimmed)
+        table = _table(self._context, wanted)
+        if not pc.all(_is_own(self._context, table), min_count=0).as_py():
             return None  # begun by another queue with the same dead-letter queue, which finishes it
         self._messages = table.num_rows
         return [write_file(self.target.files, _as_messages(table))]

@@ -61,6 +61,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     ``copy`` copies dead letters, see :func:`route_dead_letters`. The dead-letter queue is kept
     small too, but not counted in the report.
     """
+    context.check_tables()  # a chore may delete what a recovery needs
     chores = _ChoreRunner(context)
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
     groups = context.groups()
@@ -75,6 +76,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
         cleaned = chores.run(clean_tables, context, None, None, archived.up_to, default=0)
     dead = context.dead_letters()
     if dead.path != context.path:
+        dead.check_tables()
         chores.run(index_commits, dead, default=0)
         chores.run(expire, dead, default=0)
         chores.run(housekeep, dead, default=0)

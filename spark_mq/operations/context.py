@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import SparkMQError, TablesDisagree
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.group_ledger import (
     GroupLedger,
     StartPosition,
     read_horizon,
 )
+from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.shared_ledger import OperationBatcher
 from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros
+from spark_mq.util.process import ForkGuard
 
 __all__ = ["QueueContext"]
+
+_log = logging.getLogger(__name__)
 
 
 class QueueContext:
@@ -40,6 +47,8 @@ class QueueContext:
         Options of the object store.
     open_dead_letters
         Opens the dead-letter queue and creates it if it is missing.
+    find_dead_letters
+        Opens the dead-letter queue if it exists. Default: `open_dead_letters`.
     reopen
         Opens the queue in another process, from path, options and clock. None: it cannot.
     """
@@ -55,18 +64,21 @@ class QueueContext:
         clock: Clock | None = None,
         storage_options: Mapping[str, str] | None = None,
         open_dead_letters: Callable[[QueueContext], QueueContext],
+        find_dead_letters: Callable[[QueueContext], QueueContext | None] | None = None,
         reopen: Callable[..., QueueContext] | None = None,
     ) -> None:
         self.path = path
         self.settings = settings
-        self.messages = messages
-        self.ledgers = ledgers
+        self._process = ForkGuard(f"queue {path}")
+        self._messages = messages
+        self._ledgers = ledgers
         self.history = history
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
-        self.readable_files: set[str] = set()
-        """Data files whose footer was read without an error. Files do not change."""
+        self.payloads = PayloadFiles(messages)
+        """The payload files as far as this process has checked them."""
         self._open_dead_letters = open_dead_letters
+        self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
         self._batchers: dict[str, OperationBatcher] = {}
@@ -81,6 +93,24 @@ class QueueContext:
         clock = None if self.clock is system_clock else self.clock
         return self._reopen, (self.path, self.storage_options, clock)
 
+    def reopened(self) -> QueueContext:
+        """Return the queue opened once more. A queue in memory returns itself."""
+        if self._reopen is None:
+            return self
+        return self._reopen(self.path, self.storage_options, self.clock)
+
+    @property
+    def messages(self) -> MessageStore:
+        """The store of the messages. Raises UsedAfterFork."""
+        self._process.check()
+        return self._messages
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        """The store of the ledgers. Raises UsedAfterFork."""
+        self._process.check()
+        return self._ledgers
+
     @property
     def name(self) -> str:
         """The last part of the path."""
@@ -92,7 +122,7 @@ class QueueContext:
 
     def horizon(self) -> int:
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
-        return read_horizon(self.ledgers)
+        return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def group(self, name: str, start: StartPosition = "earliest") -> GroupLedger:
         """Return the ledger of a group. Its objects share commits."""
@@ -103,10 +133,11 @@ class QueueContext:
             self.clock,
             self.settings.group,
             queue_path=self.path,
+            queue_id=self.settings.queue_id,
             start=start,
             hard_limit=self.settings.hard_retention is not None,
         )
-        ledger.readable_files = self.readable_files
+        ledger.payloads = self.payloads
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger
@@ -115,8 +146,31 @@ class QueueContext:
         """Return the ledgers of the groups that exist."""
         return [self.group(name) for name in self.ledgers.groups()]
 
+    def check_tables(self) -> None:
+        """Raise TablesDisagree if a table was restored alone. Other damage is not looked for."""
+        try:
+            index = self.messages.index()
+            groups = self.groups()
+        except TablesDisagree:
+            raise
+        except (SparkMQError, *STORE_ERRORS) as error:
+            _log.debug("the tables of %s were not compared: %s", self.path, error)
+            return
+        for group in groups:
+            try:
+                ledger = group.ledger_in(group.snapshot())
+            except (SparkMQError, *STORE_ERRORS):
+                continue  # a damaged ledger does not stop the sweep of the others
+            group.check_same_log(ledger, index)
+
     def dead_letters(self) -> QueueContext:
         """Return the dead-letter queue. It is created if it is missing."""
         if self._dead_letters is None:
             self._dead_letters = self._open_dead_letters(self)
+        return self._dead_letters
+
+    def existing_dead_letters(self) -> QueueContext | None:
+        """Return the dead-letter queue, or None if it is missing. Nothing is created."""
+        if self._dead_letters is None:
+            self._dead_letters = self._find_dead_letters(self)
         return self._dead_letters

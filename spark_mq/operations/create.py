@@ -16,6 +16,7 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import NotAQueue, QueueExists, QueueNotFound
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.identity import dead_letter_place, identified, rehomed
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
@@ -55,7 +56,7 @@ def create_queue_tables(
         raise _exists(root)
     if begun is None:
         refuse_foreign_files(root)
-        messages.create(settings.to_json())
+        messages.create(identified(settings, root).to_json())
         begun = messages.open()
     if not complete:
         _check_begun(root, begun, settings)
@@ -122,6 +123,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
             break
         settings = found
     _check_complete(root, table, ledgers.open())
+    messages.expect(lambda look: ledgers.reached(look=look))
     return QueueContext(
         root,
         found,
@@ -131,11 +133,19 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         clock=clock,
         storage_options=options,
         open_dead_letters=_open_dead_letters,
+        find_dead_letters=_find_dead_letters,
         reopen=open_context,
     )
 
 
 def _check_complete(root: str, messages: TableState, ledgers: TableState | None) -> None:
+    if ledgers is None and messages.version > 0:
+        raise NotAQueue(
+            f"leases/ of the queue at {root} is missing. Restore it from a backup. Without one, "
+            f"run Queue.create again with the same settings: new groups then get all messages "
+            f"that were not trimmed, also those that were settled",
+            path=root,
+        )
     if ledgers is None:
         raise NotAQueue(
             f"the queue at {root} was never completed: run Queue.create again with the same "
@@ -150,15 +160,37 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
         )
 
 
+def _find_dead_letters(context: QueueContext) -> QueueContext | None:
+    """Open the dead-letter queue, or return None if it is missing. Nothing is created."""
+    try:
+        path = dead_letter_place(context.path, context.settings)
+        return open_context(path, context.storage_options, context.clock)
+    except (QueueNotFound, NotAQueue):
+        return None
+
+
 def _open_dead_letters(context: QueueContext) -> QueueContext:
-    path = context.settings.dead_letter_path or join(context.path, "dead_letters")
+    path = dead_letter_place(context.path, context.settings)
     options = context.storage_options
     try:
         return open_context(path, options, context.clock)
     except (QueueNotFound, NotAQueue):
-        settings = QueueSettings.for_dead_letters(path, context.settings.durable)
+        settings = QueueSettings.for_dead_letters(context.settings.durable)
         create_queue_tables(path, settings, options, exist_ok=True)
         return open_context(path, options, context.clock)
+
+
+def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueContext:
+    """Note that a queue was moved or copied to its path, and open it again."""
+    options = context.storage_options
+    messages, _, _ = _stores(context.path, options, context.settings)
+
+    def described(text: str | None) -> str:
+        found = QueueSettings.from_json(text, context.path) or context.settings
+        return rehomed(found, context.path, copy=copy, place=place).to_json()
+
+    messages.describe(described)
+    return open_context(context.path, options, context.clock)
 
 
 def leases_description(messages_id: str) -> str:

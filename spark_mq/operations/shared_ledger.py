@@ -17,18 +17,21 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.commit_info import join_commit_info
+from spark_mq.ledger.log_marks import agreed_up_to, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_store import MessageStore, tables_disagree
 from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
+from spark_mq.util.process import ForkGuard
 
 __all__ = [
     "GroupView",
@@ -95,7 +98,7 @@ class SharedLedger:
         The clock of the queue.
     defaults
         The settings of a group that does not exist yet.
-    queue_path
+    queue_path, queue_id
         The path of the queue, for messages to people.
     start
         Where the group starts if it does not exist yet.
@@ -112,27 +115,42 @@ class SharedLedger:
         defaults: GroupSettings,
         *,
         queue_path: str,
+        queue_id: str = "",
         start: StartPosition = "earliest",
         hard_limit: bool = False,
     ) -> None:
         self.name = name
-        self.ledgers = ledgers
-        self.messages = messages
+        self._process = ForkGuard(f"group {name!r} of {queue_path}")
+        self._ledgers = ledgers
+        self._messages = messages
         self.clock = clock
         self.defaults = defaults
         self.queue_path = queue_path
+        self.queue_id = queue_id
         self.start = start
         self.hard_limit = hard_limit
         self.batcher: OperationBatcher = CallBatcher(self._run_batch)
         """The context shares it between the objects of one group."""
-        self.readable_files: set[str] = set()
-        """Data files whose footer was read without an error. The context shares it."""
+        self.payloads = PayloadFiles(messages)
+        """The payload files as far as they were checked. The context shares them."""
         self.last_settings = defaults
         """The settings as last read, for logs."""
         self._created = False
 
     def __repr__(self) -> str:
         return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        """Return the store of the ledgers. Raises UsedAfterFork."""
+        self._process.check()
+        return self._ledgers
+
+    @property
+    def messages(self) -> MessageStore:
+        """Return the store of the messages. Raises UsedAfterFork."""
+        self._process.check()
+        return self._messages
 
     # -- read
 
@@ -177,7 +195,7 @@ class SharedLedger:
         """Return the ledger of a snapshot, or an empty one if there is no group."""
         if snapshot.ledger is not None:
             return snapshot.ledger
-        return Ledger(LedgerHeader(ack_floor=read_horizon(self.ledgers)))
+        return Ledger(LedgerHeader(ack_floor=self.horizon()))
 
     def current(self) -> Ledger:
         """Return the ledger with expired leases folded, or that of a new group."""
@@ -189,12 +207,35 @@ class SharedLedger:
         snapshot, now = self.snapshot(), self.now()
         settings = self.settings_in(snapshot)
         ledger = expire_leases(self.ledger_in(snapshot), now, settings)
-        return compute_stats(ledger, self.messages.index(), settings, now)
+        return compute_stats(ledger, self.index_for(ledger), settings, now)
 
-    def index_or_damage(self) -> tuple[MessageIndex, CorruptLog | None]:
+    def horizon(self) -> int:
+        """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
+        return max(read_horizon(self.ledgers), self.messages.trimmed)
+
+    def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
+        """Return the message index. Raises TablesDisagree if the ledger is of another log."""
+        index = self.messages.index(reach)
+        self.check_same_log(ledger, index)
+        return index
+
+    def check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
+        """Raise TablesDisagree if a ledger is of another log than an index."""
+        agreed, messages = agreed_up_to(ledger, index), self.messages
+        if agreed is not None:
+            reason = f"the ledger of group {self.name!r} knows messages after {agreed} that "
+            raise tables_disagree(messages.path, reason + "messages/ lacks, or has as others")
+        trimmed = messages.trimmed
+        if ledger.head.ack_floor >= trimmed or self.ledgers.known_horizon() >= trimmed:
+            return
+        if read_horizon(self.ledgers) < trimmed:
+            reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
+            raise tables_disagree(messages.path, reason)
+
+    def index_or_damage(self, ledger: Ledger) -> tuple[MessageIndex, CorruptLog | None]:
         """Return the message index and the damage behind it, if there is any."""
         try:
-            return self.messages.index(), None
+            return self.index_for(ledger), None
         except CorruptLog as error:
             known = self.messages.known()
             if error.data["version"] is None or error.data["version"] <= known.version:
@@ -213,6 +254,7 @@ class SharedLedger:
 
     def run_together(self, *operations: LedgerOperation[Any]) -> list[Any]:
         """Run operations in one commit. Returns the result or the error of each."""
+        self._process.check()
         return self.batcher.do([(self, operation) for operation in operations])
 
     def _run_batch(self, calls: Sequence[Sequence[_Asked]]) -> list[list[Any]]:
@@ -266,7 +308,7 @@ class SharedLedger:
     ) -> tuple[Ledger, list[SettleOutcome]]:
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
-        index = self.messages.index(max([ledger.tracked_up_to, *named]))
+        index = self.index_for(ledger, max([ledger.tracked_up_to, *named]))
         outcomes = []
         for command in commands:
             ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
@@ -313,6 +355,7 @@ class _SharedCommit:
         if after is None or (after is view.ledger and txn is None):
             return None, result, {}
         assert isinstance(after, Ledger), "a group is dropped by an update of the whole table"
+        after = with_mark(after, group.messages.known())
         self.txns.update([] if txn is None else [txn])
         return after, result, info
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, groupby
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.footers import footers, open_file
+from spark_mq.parquet.footers import expanding_columns, footers, open_file
 from spark_mq.parquet.pages import PageIndex, PageReader
 from spark_mq.parquet.read_errors import row_count_error, unreadable_error, unreadable_reason
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
@@ -87,7 +89,9 @@ class MessageReader:
         except (OSError, pa.ArrowException) as error:
             if len(pieces) > 1:  # Find the slice that cannot be read.
                 return pa.concat_tables([self.read(piece) for piece in pieces])
-            raise unreadable_error(self.files, pieces[0], error) from error
+            (piece,) = pieces
+            read = partial(_read_piece, piece=piece, columns=self._schema.names)
+            raise unreadable_error(self.files, piece, error, read) from error
 
     def try_read(self, *pieces: FileSlice) -> pa.Table:
         """Return the rows as :meth:`read`. Raises OSError and pyarrow's errors unchanged."""
@@ -176,11 +180,26 @@ class MessageReader:
             return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
         if group != self._group:
             # Values take nearly all of the time, and one thread decodes them.
-            self._table = self._file.read_row_group(group, self._present, use_threads=False)
+            file = self._file_for(group)
+            self._table = file.read_row_group(group, self._present, use_threads=False)
             self._group = group
         if len(spans) == 1:
             return self._table.slice(spans[0][0], wanted)
         return self._table.take(pa.concat_arrays([pa.arange(*span) for span in spans]))
+
+    def _file_for(self, group: int) -> pq.ParquetFile:
+        """Return the file so opened that equal large values are held once, until they are read."""
+        metadata = self._footer.metadata
+        names = expanding_columns(metadata.row_group(group), self._present)
+        if not names:
+            return self._file
+        return pq.ParquetFile(
+            self._raw,
+            metadata=metadata,
+            read_dictionary=names,
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+        )
 
     def _paged(self, group: int, first: int, end: int) -> pa.Table:
         try:
@@ -237,7 +256,8 @@ def verify_slice(
         found = reader.row_count(piece.path)
         parts = list(reader.split_by_row_group(piece))
     except (OSError, pa.ArrowException) as error:
-        yield piece, unreadable_reason(files, piece.path, error)
+        path = piece.path
+        yield piece, unreadable_reason(files, path, error, partial(_split, piece=piece))
         return
     if not whole:
         why = f"data file {piece.path} has {found} rows, and {rows} by its commit"
@@ -248,7 +268,18 @@ def verify_slice(
             reader.try_read(part).validate(full=True)
             yield part, None
         except (OSError, pa.ArrowException) as error:
-            yield part, unreadable_reason(files, piece.path, error)
+            read = partial(_read_piece, piece=part)
+            yield part, unreadable_reason(files, piece.path, error, read)
+
+
+def _split(files: FileStore, *, piece: FileSlice) -> object:
+    return list(MessageReader(files).split_by_row_group(piece))
+
+
+def _read_piece(
+    files: FileStore, *, piece: FileSlice, columns: Iterable[str] | None = None
+) -> object:
+    return MessageReader(files, columns).try_read(piece).validate(full=True)
 
 
 def to_delivery_table(

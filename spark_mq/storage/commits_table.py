@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import AddFile, Change
@@ -22,7 +23,13 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line
-from spark_mq.delta.tables import checkpoint_soon, create_table, last_checkpoint, write_checkpoint
+from spark_mq.delta.tables import (
+    KEPT_BY_THE_SWEEP,
+    checkpoint_soon,
+    create_table,
+    last_checkpoint,
+    write_checkpoint,
+)
 from spark_mq.errors import CorruptLog
 from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
 
@@ -56,6 +63,13 @@ class CommitsTable:
         """Return the last version of ``messages/`` that the table has, or -1."""
         state = self.open(messages_id)
         return -1 if state is None else state.txns.get(_app_id(messages_id), -1)
+
+    def progress(self, messages_id: str) -> tuple[int, int | None]:
+        """Return the version that the table covers, or -1, and the time of its last commit."""
+        state = self.open(messages_id)
+        if state is None:
+            return -1, None
+        return state.txns.get(_app_id(messages_id), -1), self.log.commit_time(state.version)
 
     def read(self, messages_id: str, after: int = -1) -> tuple[pa.Table, int] | None:
         """Return the rows, and the version that they reach to; None if that is not beyond
@@ -122,6 +136,27 @@ class CommitsTable:
 
             return self.log.transact(compute)[1]
 
+    def truncate(self, messages_id: str, upto: int) -> None:
+        """Drop the rows of all commits after a version of ``messages/``."""
+
+        def compute(state: TableState) -> tuple[Change | None, None]:
+            files = state.files()
+            parts = [self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in files]
+            rows = pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts])
+            kept = self._write([], rows.filter(pc.less_equal(rows["version"], upto)))
+            change = Change(
+                uuid.uuid4().hex,
+                {"operation": "truncate", "upto": upto},
+                adds=[kept],
+                removes=files,
+                txns=[(_app_id(messages_id), upto)],
+                whole_table=True,
+            )
+            return change, None
+
+        with self._lock:
+            self.log.transact(compute)
+
     def _create(self, messages_id: str) -> None:
         """Create the table if it is missing, in place of one that belongs to another
         ``messages/``."""
@@ -132,7 +167,7 @@ class CommitsTable:
                 self.files,
                 COMMITS_SCHEMA,
                 description=description,
-                configuration={"delta.enableExpiredLogCleanup": "false"},
+                configuration=KEPT_BY_THE_SWEEP,
             )
         elif state.description != description:
             self.log.transact(lambda found: (_take_over(found, description), None))

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -24,11 +24,17 @@ from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line, to_storage_error, wrap_store_errors
-from spark_mq.delta.tables import checkpoint_soon, create_table, write_checkpoint
+from spark_mq.delta.tables import (
+    KEPT_BY_THE_SWEEP,
+    checkpoint_soon,
+    create_table,
+    write_checkpoint,
+)
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.give_way import WayRequests
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.storage.ledger_scan import scan_ledgers
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
@@ -43,8 +49,8 @@ _log = logging.getLogger(__name__)
 
 KEEP_VERSIONS: Final = 500
 KEEP_SECONDS: Final = 15.0
-"""How much of the log stays. Not less: a writer over a store looks only after 10 s if the log was
-cleaned."""
+"""How much of the table stays for time travel. Not less than 10 s: a writer over a store looks only
+that often if the log was cleaned."""
 
 _PARTITION: Final = "consumer_group"
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != _PARTITION])
@@ -52,6 +58,8 @@ _STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
 _NUMBERS: Final = [
     f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
 ]
+REACHED: Final = "spark_mq.reached"
+"""Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached."""
 _RECENT: Final = 100
 """Requests for way that are further back in the log have expired."""
 _LARGE_ROWS: Final = 1_000
@@ -103,12 +111,9 @@ class LedgerTable:
                 description=description,
                 configuration={
                     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
-                    "delta.enableExpiredLogCleanup": "false",
                     # Nobody prunes a group's one file, so it needs no statistics.
                     "delta.dataSkippingNumIndexedCols": "0",
-                    # A checkpoint would otherwise carry a week of removed files, one of each
-                    # commit.
-                    "delta.deletedFileRetentionDuration": "interval 10 minutes",
+                    **KEPT_BY_THE_SWEEP,
                 },
             )
 
@@ -143,7 +148,8 @@ class LedgerTable:
             except (pa.ArrowException, NotAQueue) as error:
                 raise self._unreadable(group, files, error) from error
             except OSError as error:
-                if "parquet" in str(error).lower():  # pyarrow's error for a broken file
+                # pyarrow's error for a broken file. The system's errors name a path, too.
+                if error.errno is None and "parquet" in str(error).lower():
                     raise self._unreadable(group, files, error) from error
                 raise to_storage_error(self.path, error, "reading") from error
 
@@ -195,11 +201,7 @@ class LedgerTable:
         quiet = self._requests.quiet
         if not quiet:
             self._give_way(stored.group)
-        added = (
-            None
-            if ledger is None
-            else self._write_file(stored.group, to_rows(stored.group, ledger))
-        )
+        added = None if ledger is None else self._write_file(stored.group, ledger)
         change = Change(
             operation_id,
             note if quiet else {**note, **self._requests.note(stored.group)},
@@ -249,12 +251,14 @@ class LedgerTable:
         """Whether the commit certainly never lands: over a store, a failed put may land later."""
         return error.data["landed"] is False and self.files.is_local
 
-    def _write_file(self, group: str, rows: pa.Table) -> AddFile:
+    def _write_file(self, group: str, ledger: Ledger) -> AddFile:
+        rows = to_rows(group, ledger)
         data = _encode(rows)
         path = f"{_PARTITION}={group}/part-{uuid.uuid4()}.parquet"
         with wrap_store_errors(self.path, f"changing group {group!r} in"):
             self.files.write(path, data)
-        return AddFile(path, len(data), rows.num_rows, {_PARTITION: group})
+        tags = {REACHED: str(ledger.tracked_up_to)}
+        return AddFile(path, len(data), rows.num_rows, {_PARTITION: group}, tags=tags)
 
     def _discard(self, file: AddFile) -> None:
         """Delete a file that no commit names. If that fails, the sweep deletes it."""
@@ -282,6 +286,21 @@ class LedgerTable:
         with wrap_store_errors(self.path, "reading"):
             return self.log.state.table_id
 
+    def reached(self, *, look: bool = False) -> int:
+        """Return the last sequence of ``messages/`` that any ledger has reached, or -1.
+
+        ``look`` asks the table for newer commits. Otherwise it is as of the last look.
+        """
+        with wrap_store_errors(self.path, "reading"), self._lock:
+            files = (self.log.refresh() if look else self.log.state).files()
+        return max((_reached(file) for file in files), default=-1)
+
+    def known_horizon(self) -> int:
+        """Return the trim horizon as of the last look."""
+        with self._lock:
+            files = self.log.state.partition({_PARTITION: HORIZON}).values()
+        return max((_reached(file) for file in files), default=-1)
+
     def may_skip_look(self) -> bool:
         """Whether a change may start from the last known state: over a store, a look costs a
         request."""
@@ -291,16 +310,44 @@ class LedgerTable:
         return stored.txns[app] if app in stored.txns else self.log.state.txns.get(app)
 
     def groups(self) -> list[str]:
-        with wrap_store_errors(self.path, "reading"), self._lock:
-            keys = list(self.log.refresh().partitions)
-        names = (dict(key).get(_PARTITION) for key in keys)
-        return sorted(
-            name for name in names if name is not None and not name.startswith(RESERVED_PREFIX)
-        )
+        return sorted(self._group_files())
 
     def version(self) -> int:
         with wrap_store_errors(self.path, "reading"):
             return self.log.refresh().version
+
+    def commit_time(self, version: int) -> int | None:
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.commit_time(version)
+
+    def tags(self) -> dict[str, Hashable]:
+        return {name: tuple(files) for name, files in self._group_files().items()}
+
+    def scan(
+        self, groups: Iterable[str], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, pa.Table]]:
+        files = self._group_files()
+        wanted = {group: tuple(files[group]) for group in groups if group in files}
+        return scan_ledgers(self.files, wanted, columns, lambda group: self.read(group).ledger)
+
+    def _group_files(self) -> dict[str, Mapping[str, AddFile]]:
+        """Return the data files of each group's ledger, by path."""
+        with wrap_store_errors(self.path, "reading"), self._lock:
+            found = dict(self.log.refresh().partitions)
+        named = ((dict(key).get(_PARTITION), files) for key, files in found.items())
+        return {
+            name: files
+            for name, files in named
+            if name is not None and not name.startswith(RESERVED_PREFIX)
+        }
+
+    def operation_at(self, version: int) -> str | None:
+        """Return the operation id of a commit. None if it is cleaned, or another engine's."""
+        with wrap_store_errors(self.path, "reading"):
+            try:
+                return self.log.read_commit(version).operation_id if version >= 0 else None
+            except FileNotFoundError:
+                return None
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         with wrap_store_errors(self.path, "reading"):
@@ -340,6 +387,13 @@ class LedgerTable:
         return rows.set_column(
             0, LEASES_SCHEMA.field(0), pa.repeat(pa.scalar(group, pa.string()), rows.num_rows)
         )
+
+
+def _reached(file: AddFile) -> int:
+    try:
+        return int(file.tags.get(REACHED, -1))
+    except ValueError:
+        return -1
 
 
 def _encode(rows: pa.Table) -> memoryview:

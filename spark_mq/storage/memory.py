@@ -4,20 +4,20 @@ tables."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.errors import CommitConflict
-from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.delivery_times import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
-from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
+from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_mark
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
@@ -80,7 +80,9 @@ class MemoryMessages(MessageStore):
         with self._lock:
             if mark is not None:
                 check_mark(self.last_number(mark[0]), mark)
-            version, at = self._index.version + 1, to_micros(self._clock())
+            # An interrupted publish may have added a file and not the version.
+            last = max(self._index.version, self._index.last_sequence >> ORDINAL_BITS)
+            version, at = last + 1, to_micros(self._clock())
             files, ordinal = [], 0
             for file in written:
                 times = read_delivery_times(self.files, file.path) if file.timed else None
@@ -111,8 +113,23 @@ class MemoryMessages(MessageStore):
     def known(self) -> MessageIndex:
         return self._index
 
+    def expect(self, reached: Callable[[bool], int]) -> None:
+        """Do nothing: both stores live and end with the process."""
+
+    def plan_recovery(self) -> LogPlan:
+        return LogPlan(self._index)
+
+    def publish_again(self, plan: LogPlan) -> None:
+        """Do nothing: no file is unknown."""
+
+    def rewrite_commits(self, plan: LogPlan) -> None:
+        """Do nothing: there is no ``commits/``."""
+
     def index_commits(self) -> int:
         return 0
+
+    def index_progress(self) -> tuple[int, int | None]:
+        return self._index.version, None
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         return 0
@@ -193,6 +210,9 @@ class MemoryLedgers:
                 raise CommitConflict(f"{app} has been marked since")
             return number
 
+    def known_horizon(self) -> int:
+        return -1
+
     def may_skip_look(self) -> bool:
         return False
 
@@ -202,6 +222,21 @@ class MemoryLedgers:
 
     def version(self) -> int:
         return len(self.notes)
+
+    def commit_time(self, version: int) -> int | None:
+        return self.notes[version - 1]["committed_at"] if version > 0 else None
+
+    def tags(self) -> dict[str, Hashable]:
+        return {name: self._changed[name] for name in self.groups()}
+
+    def scan(
+        self, groups: Iterable[str], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, pa.Table]]:
+        for group in groups:
+            ledger = self.read(group).ledger
+            if ledger is not None:
+                rows = to_rows(group, ledger)
+                yield group, rows if columns is None else rows.select(list(columns))
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         for version in range(max(1, first), min(last, len(self.notes)) + 1):

@@ -19,6 +19,8 @@ from spark_mq.maintenance import dead_letters, redrive, retention, transfer
 from spark_mq.operations import group_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
+from spark_mq.spark.batch_lease import BatchLease
+from spark_mq.streaming import auto_ack
 from spark_mq.streaming import source as stream
 
 from . import actors
@@ -127,8 +129,8 @@ ALL = [
     Mutant(SOURCE, "a replay counts as a delivery", ledger.replay_batch, "r.delivery_count + 1", "r.delivery_count", "crashes"),
     Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", stream.StreamSource.replay, "if got[2] else None",
            "if got[0] else None", "zombie"),
-    Mutant(SOURCE, "a lease is refused once the batch was leased or replayed", stream.StreamSource.lease, "stream, n, 2 * n)",
-           "stream, n, 2 * n + 2)", "zombie"),
+    Mutant(SOURCE, "a lease is refused once the batch was leased or replayed", stream.StreamSource.lease, "highest=2 * n)",
+           "highest=2 * n + 2)", "zombie"),
     Mutant(SOURCE, "a batch is replayed once", stream.StreamSource.replay, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
     Mutant(SOURCE, "no innocent has its last attempt in company", selection._due_rows,
            "suspect = pc.or_(suspect, innocent)", "", "releasing"),
@@ -137,24 +139,28 @@ ALL = [
     Mutant(SOURCE, "what a replay gives back is suspect", ledger.return_as_suspect, "suspect=True", "suspect=r.suspect", "killer"),
     Mutant(SOURCE, "what a replay gives back has no lease id", ledger.return_as_suspect, "suspect=True", "suspect=True, lease_id=r.lease_id", "killer"),
     Mutant(SOURCE, "partitions gives the same answer again", stream.StreamSource.plan, "if key not in self._planned:", "if True:", "crashes"),
-    Mutant(SOURCE, "a batch is acked only once Spark asks for what follows", stream.StreamSource._done, "p[1] <= upto", "p[1] <= upto + 1", "crashes"),
-    Mutant(SOURCE, "a driver acks at its start what its predecessors left", stream.StreamSource._done,
-           "(self._first or p[2] == self.runner)", "p[2] == self.runner", "plain_sink"),
-    Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "if self.options.ack_on_commit else []", "", "manual"),
-    Mutant(SOURCE, "nor what a batch has left on purpose", stream.StreamSource._done, "if n > left", "", "left"),
+    Mutant(SOURCE, "a batch is acked only once Spark asks for what follows", auto_ack._committed_leases, "p[1] <= up_to", "p[1] <= up_to + 1", "crashes"),
+    Mutant(SOURCE, "a driver acks at its start what its predecessors left", auto_ack._committed_leases,
+           "(runner is None or p[2] == runner)", "p[2] == runner", "plain_sink"),
+    Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "up_to if self.options.ack_on_commit else 0", "up_to", "manual"),
+    Mutant(SOURCE, "nor what a batch has left on purpose", auto_ack._committed_leases, "if n > left", "", "left"),
     Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "reserved_attempts=REPLAY_SPARE", "reserved_attempts=0", "failing_batches"),
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.LeaseRouter.check,
            "if holders or mark > self._marks.get(lease_id, 2 * n + 1):", "if False:", "zombie_and_crashes"),
-    Mutant(SETTLING, "a sink's transaction is the stream, never a constant", foreach.BatchLease.delta_options.fget,
+    Mutant(SETTLING, "a sink's transaction is the stream, never a constant", BatchLease.delta_options.fget,
            '"txnAppId": parts[0]', '"txnAppId": "app"', "company"),
-    Mutant(SETTLING, "and n, which never repeats", foreach.BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
+    Mutant(SETTLING, "and n, which never repeats", BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
     Mutant(SETTLING, "what is settled is the lease minus the failures", foreach.ForEachBatch._run, "result = self._verdicts(returned, lease)",
            "result = []", "returner"),
     Mutant(SETTLING, "what is left on purpose is put down before Spark commits the batch", foreach.ForEachBatch.__call__,
            'if self.policy.ack == "manual":', "if False:", "left"),
     Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run, 'if self.policy.ack == "first":', "if True:", "crashes"),
     Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", actors.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
+    Mutant(SETTLING, "an outage is no failure of the messages", foreach.ForEachBatch._run,
+           "if (outage := self._outage(failure, lease)) is not None:", "if (outage := None) is not None:", "outages"),
+    Mutant(SETTLING, "a batch that met an outage is released before the query ends", foreach.ForEachBatch._run,
+           "self._release(lease)", "pass", "outages"),
     # -- section 8: dead letters
     Mutant(LETTERS, "a sweeper finishes the routing ids that it finds", dead_letters.route_dead_letters, "routing.finish_all()", "0", "routing"),
     Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
@@ -162,7 +168,7 @@ ALL = [
     Mutant(LETTERS, "dead letters are published before they are settled", transfer.Transfer.finish, "if frozen and", "if not frozen and", "routing_and_seek"),
     Mutant(LETTERS, "a routing id settles its own alone", routing.settle_routed, 'pc.equal(ledger.column("lease_id"), routing_id)', "True", "routing_goes_on"),
     Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))", "[]", "routing_and_seek"),
-    Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "_Redrive(context).finish_all()", "0", "redriving"),
+    Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "Redrive(context).finish_all()", "0", "redriving"),
     Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "redriving"),
     Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
     # -- section 3: trims
@@ -171,7 +177,7 @@ ALL = [
     Mutant(TRIM, "so is making a group", group_ledger.GroupLedger.create_if_missing, "whole_table=True", "whole_table=False", "trim_and_new_group"),
     Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
     Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
-           "max(_position(index, self.start) - 1, read_horizon(self.ledgers))", "_position(index, self.start) - 1", "trim_and_new_group"),
+           "max(position - 1, self.horizon())", "_position(index, self.start) - 1", "trim_and_new_group"),
     Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek,
            "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
 ]  # fmt: skip

@@ -212,7 +212,7 @@ class Rig:
         if not self.fine:
             logs = (("last_number",), ("commit", "drop"))
         dead = QueueContext(
-            "memory/dead_letters", QueueSettings.for_dead_letters("memory/dead_letters"),
+            "memory/dead_letters", QueueSettings.for_dead_letters(),
             _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases), clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda itself: itself,
         )  # fmt: skip
@@ -220,7 +220,7 @@ class Rig:
             "memory", self.settings, _Taped(self, self.log, *logs), _Taped(self, self.leases, *leases), clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda _: dead,
         )  # fmt: skip
-        context.readable_files = _ALL
+        context.payloads.readable = _ALL
         return Queue(context)
 
     def publish(self, *commits: Any) -> Log:
@@ -304,7 +304,7 @@ class Rig:
         rows, head = tuple(ledger), ledger.head
         key = (
             head.ack_floor, head.settled_count, head.next_kind, tuple(sorted(head.counters.items())),
-            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, rows,
+            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, head.marks, rows,
         )  # fmt: skip
         if key not in self._books:
             self._books[key] = Book(ledger, rows)
