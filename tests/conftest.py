@@ -38,7 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _is_daily(config: pytest.Config) -> bool:
-    elsewhere = any(config.getoption(name) for name in ("--s3", "--cluster", "--connect", "--wheel"))
+    elsewhere = any(
+        config.getoption(name) for name in ("--s3", "--cluster", "--connect", "--wheel")
+    )
     return "not slow" in config.option.markexpr and not elsewhere
 
 
@@ -94,7 +96,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
         needed = "s3" if "s3" in fixtures else folder
-        there = needed not in ("cluster", "connect", "s3", "wheel") or config.getoption(f"--{needed}")
+        there = needed not in ("cluster", "connect", "s3", "wheel") or config.getoption(
+            f"--{needed}"
+        )
         (wanted if there else others).append(item)
     items[:] = wanted
     config.hook.pytest_deselected(items=others)

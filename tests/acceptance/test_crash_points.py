@@ -94,7 +94,7 @@ def drain(queue: Queue) -> None:
 
 
 # Odd, so that some of them lie before a call and some after one.
-SOME = 9
+SOME = 25
 
 
 @pytest.mark.parametrize(

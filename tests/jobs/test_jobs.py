@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.marks import slow
 
 from spark_mq import Queue
 
@@ -140,7 +140,6 @@ def test_help_shows_examples(start, job: str) -> None:
     assert "exit code:" in told
 
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 WORKER = ("worker", "--checkpoint", "c", "--queue")
 
 

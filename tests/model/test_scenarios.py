@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.marks import slow_but
 
 from spark_mq.spark import settle_rows as settle
 
@@ -22,11 +23,7 @@ def _same_each_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def _slow(value: object, when: bool) -> object:
-    return pytest.param(value, marks=pytest.mark.slow) if when else value
-
-
-@pytest.mark.parametrize("name", [_slow(name, name in SLOW) for name in WORLDS])
+@pytest.mark.parametrize("name", slow_but(WORLDS.keys() - SLOW, WORLDS))
 def test_no_interleaving_breaks_a_promise(name: str, request: pytest.FixtureRequest) -> None:
     large = request.config.getoption("--large-worlds")
     found = explore(WORLDS[name](large))
@@ -38,9 +35,7 @@ def test_no_interleaving_breaks_a_promise(name: str, request: pytest.FixtureRequ
 FIRST = {mutant.world: mutant for mutant in reversed(ALL)}.values()
 
 
-@pytest.mark.parametrize(
-    "mutant", [_slow(m, m not in FIRST) for m in ALL], ids=[m.rule for m in ALL]
-)
+@pytest.mark.parametrize("mutant", slow_but(FIRST, ALL), ids=[m.rule for m in ALL])
 def test_no_rule_can_be_missed(mutant: Mutant) -> None:
     """Without any one rule, the world that is named beside it comes to a state that breaks a promise."""
     with mutant.applied(), pytest.raises(Violation):

@@ -21,6 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 from support.handles import again, housekeep, index_commits, lease
+from support.marks import slow_but
 
 from spark_mq import Queue, errors
 from spark_mq.delta import follower
@@ -369,10 +370,7 @@ TIDY: dict[str, Callable[[str, str], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "tidy",
-    [t if t == "compacted" else pytest.param(t, marks=pytest.mark.slow) for t in TIDY],
-)
+@pytest.mark.parametrize("tidy", slow_but({"compacted"}, TIDY))
 def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
     delta_queue: Make, clock: ManualClock, tidy: str
 ) -> None:
