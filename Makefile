@@ -87,7 +87,8 @@ test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an 
 
 .PHONY: test-s3-short
 test-s3-short: setup .venv/.s3 ## a part of test-s3, of two minutes
-	@$(with_spark) $(python) -m pytest --s3 --durations=10 -m "not slow" tests/acceptance/test_processes.py tests/s3
+	@$(python) -m pytest --s3 --durations=10 tests/acceptance/test_processes.py
+	@$(with_spark) $(python) -m pytest --s3 --durations=10 -m "not slow" tests/s3
 
 .PHONY: test-cluster
 test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed
