@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.marks import slow
 
 from spark_mq.delta.object_store import FileInfo, LocalFiles, ObjectStore, absolute_path, join
 from spark_mq.errors import InvalidOption
@@ -225,6 +226,9 @@ def test_of_threads_that_create_one_name_exactly_one_wins(store: ObjectStore) ->
     check_winners(store, won, 40)
 
 
+@pytest.mark.parametrize(
+    "store", [slow(True), False], ids=["durable", "not durable"], indirect=True
+)
 def test_of_processes_that_create_one_name_exactly_one_wins(store: ObjectStore) -> None:
     spawn = multiprocessing.get_context("spawn")
     barrier, queue = spawn.Barrier(3), spawn.SimpleQueue()
