@@ -73,7 +73,8 @@ def test_eight_threads_of_a_worker_share_their_commits(queue: Queue) -> None:
     summary = queue.group().work(handle, threads=8, until_empty=True)
     assert (summary.leases, summary.settled) == (200, 200)
     assert sorted(seen) == sorted(str(n).encode() for n in range(200)), "each message once"
-    assert version(queue) - before <= 100
+    # In memory a commit takes so little time that fewer threads wait for it.
+    assert version(queue) - before <= (150 if queue.path == "memory" else 100)
     assert again(queue).group().stats().acked == 200
 
 
@@ -321,7 +322,7 @@ def test_without_a_look_what_changes_nothing_is_computed_again(
     queue = delta_queue()
     queue.publish("a")
     held, before, looks = lease(queue, 1), version(queue), list[bool]()
-    monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
+    monkeypatch.setattr(LedgerTable, "_may_skip_look", lambda self: True)
 
     def look(view: GroupView) -> Update[str]:
         looks.append(view.snapshot.looked)
@@ -349,7 +350,7 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(
     theirs = lease(rival, 1)
     assert queue.group().stats().ready == 0, "the state that this handle knows"
     theirs.release()
-    monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
+    monkeypatch.setattr(LedgerTable, "_may_skip_look", lambda self: True)
     ledger = queue.group()._ledger
     settled, acquired = ledger.run_together(
         ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
