@@ -30,6 +30,7 @@ __all__ = [
     "SparkMQError",
     "StorageError",
     "StreamFenced",
+    "TablesDisagree",
     "UnsupportedTable",
 ]
 
@@ -148,6 +149,21 @@ class CorruptLog(SparkMQError):
         The path of the table.
     version : int or None
         The version of the commit.
+    """
+
+
+class TablesDisagree(CorruptLog):
+    """Raised if the tables of a queue are not of the same time.
+
+    One of them was restored alone, or from another backup. Nothing was changed.
+    ``Queue.recover`` continues with what is there.
+
+    Attributes
+    ----------
+    path : str
+        The path of the table that is ahead.
+    version : None
+        No single commit is broken.
     """
 
 

@@ -16,6 +16,7 @@ from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
+from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
@@ -412,6 +413,25 @@ class Queue:
             The condition cannot be run.
         """
         return redrive(self._context, where, limit, dry_run, rate)
+
+    def recover(self, *, dry_run: bool = False) -> RecoveryReport:
+        """Make the tables agree again after some of them were restored alone.
+
+        Publishes, leases, stats and sweeps raise :class:`~spark_mq.errors.TablesDisagree` until
+        then. No message that is there is lost. Some are delivered again. Stop all workers,
+        publishers and sweeps first, and open their queues again afterwards.
+
+        Parameters
+        ----------
+        dry_run
+            Only count what would change. Default: False.
+
+        Returns
+        -------
+        RecoveryReport
+            The numbers. ``needed`` is False if the tables agree.
+        """
+        return recover(self._context, dry_run)
 
     def trace(self, sequence: int) -> Trace:
         """Return a message's whole life over all groups, as far back as ``history/`` goes.

@@ -68,6 +68,8 @@ class AddFile:
     """JSON; None writes the row count alone."""
     modified: int = 0
     """Milliseconds since 1970; 0 in a new file means now."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Delta's ``tags``: what the writer notes about the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class Commit:
                 "partitionValues": file.partition,
                 "modificationTime": file.modified or now,
                 "dataChange": change.data_change,
+                "tags": file.tags,
                 "stats": {"numRecords": file.rows}
                 if file.stats is None
                 else json.loads(file.stats),
@@ -327,6 +330,7 @@ def encode_actions(actions: Iterable[Action]) -> bytes:
 
 def _add(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
     stats = json.dumps({"numRecords": file.rows}) if file.stats is None else file.stats
+    tags = {"tags": dict(file.tags)} if file.tags else {}
     return {
         "path": quote(file.path, safe="/=:@!$&'()*+,;~"),
         "partitionValues": dict(file.partition),
@@ -334,6 +338,7 @@ def _add(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
         "modificationTime": file.modified or now,
         "dataChange": data_change,
         "stats": stats,
+        **tags,
     }
 
 

@@ -51,6 +51,7 @@ _FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
         "modificationTime": (int, False),
         "stats": (str, False),
         "deletionVector": (dict, False),
+        "tags": (dict, False),
     },
     "remove": _FILE,
     "txn": {"appId": (str, True), "version": (int, True)},

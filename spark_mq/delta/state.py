@@ -119,7 +119,9 @@ class TableState:
                 values = dict(row.get("partitionValues") or ())
                 given = _rows_of(stats)
                 at = row.get("modificationTime") or 0
-                self.add(AddFile(unquote(row["path"]), row["size"], given, values, stats, at))
+                tags = dict(row.get("tags") or ())
+                path_in = unquote(row["path"])
+                self.add(AddFile(path_in, row["size"], given, values, stats, at, tags))
 
 
 def _present(table: pa.Table, name: str) -> list[dict[str, Any]]:
@@ -144,6 +146,7 @@ def _added(add: Mapping[str, Any]) -> AddFile:
         values,
         json.dumps(stats),
         int(add.get("modificationTime") or 0),
+        add.get("tags") or {},
     )
 
 

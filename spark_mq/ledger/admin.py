@@ -123,7 +123,13 @@ def unsettled_ranges(
         yield Range(index.nth_from(first, 1), index.nth_from(first, unread), UNREAD, unread)
 
 
-def settle_lost(ledger: Ledger, index: MessageIndex, horizon: int) -> tuple[Ledger, int]:
+def settle_lost(
+    ledger: Ledger,
+    index: MessageIndex,
+    horizon: int,
+    event: str = "lost",
+    but: Sequence[str] = (SETTLED, ROUTING, LEASED),
+) -> tuple[Ledger, int]:
     """Settle the messages up to a trim horizon as lost, because their data may be gone.
 
     Leased messages stay, because their holder may have read them. They are lost if they fail.
@@ -136,11 +142,11 @@ def settle_lost(ledger: Ledger, index: MessageIndex, horizon: int) -> tuple[Ledg
     if horizon <= ledger.head.ack_floor:
         return ledger, 0
     editor, total = LedgerEditor(ledger), 0
-    for piece in list(unsettled_ranges(ledger, index, horizon, but=(SETTLED, ROUTING, LEASED))):
+    for piece in list(unsettled_ranges(ledger, index, horizon, but)):
         for row in ledger.overlapping(piece.first, piece.first):
             r = editor.remove([row])[0]
             editor.add(r.slice(piece.last + 1, r.last, index), r)
-        editor.add(piece.as_settled(), piece, "lost")
+        editor.add(piece.as_settled(), piece, event)
         total += piece.message_count
     return editor.build(), total
 

@@ -245,6 +245,16 @@ class MessageIndex:
         """Return the last sequence of the file with this first sequence."""
         return self.files.last_at(bisect_left(self.files.firsts, first))
 
+    def last_file_from(self, seq: int) -> DataFile | None:
+        """Return the last file that begins at or before a sequence, or None."""
+        at = bisect_right(self._firsts, seq) - 1
+        return self.files[at] if at >= 0 else None
+
+    def path_at(self, first: int) -> str | None:
+        """Return the path of the file whose first message has this sequence, or None."""
+        file = self.last_file_from(first)
+        return file.path if file is not None and file.first == first else None
+
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""
         return sum(piece.size for piece in self.slices(first, last))

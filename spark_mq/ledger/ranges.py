@@ -49,6 +49,7 @@ __all__ = [
     "Event",
     "Ledger",
     "LedgerHeader",
+    "LogMark",
     "Range",
     "State",
     "to_table",
@@ -136,6 +137,14 @@ Event = tuple[str, Range]
 """The name of an event, and the old range with its new state, reason and counts."""
 
 
+class LogMark(NamedTuple):
+    """A data file of ``messages/`` that a ledger has reached."""
+
+    first: int
+    """The sequence of its first message."""
+    path: str
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
     """The state of a ledger that belongs to no range. The store keeps it in the floor row."""
@@ -153,6 +162,8 @@ class LedgerHeader:
     settings: dict[str, Any] = field(default_factory=dict)
     skipped_intervals: tuple[Interval, ...] = ()
     """The newest intervals that a seek skipped. A later settle of them is refused."""
+    marks: tuple[LogMark, ...] = ()
+    """Some data files that the ledger has reached, in order. They identify the log."""
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
         """Return a header with some messages more for each outcome."""
@@ -168,6 +179,7 @@ class LedgerHeader:
             "counters": self.counters,
             "settings": self.settings,
             "skipped": self.skipped_intervals,
+            "marks": self.marks,
         }
         return json.dumps(data, sort_keys=True)
 

@@ -22,7 +22,15 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import to_datetime
 
-__all__ = ["HEADER_PREFIX", "Copy", "DeadSlice", "copy_dead", "dead_table", "route_dead_letters"]
+__all__ = [
+    "HEADER_PREFIX",
+    "Copy",
+    "DeadSlice",
+    "Routing",
+    "copy_dead",
+    "dead_table",
+    "route_dead_letters",
+]
 
 HEADER_PREFIX = "spark_mq."
 ROUTE_RANGES = 5_000
@@ -34,7 +42,7 @@ DeadSlice = tuple[FileSlice, dict[str, str]]
 Copy = Callable[[MessageStore, MessageStore, Sequence[DeadSlice]], list[WrittenFile]]
 
 
-class _Routing(Transfer):
+class Routing(Transfer):
     """Moves the dead messages of a group into the dead-letter queue."""
 
     prefix = "routing"
@@ -75,7 +83,7 @@ def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | N
     writes the files of the dead-letter queue. The default writes one file here, the Spark job
     writes several in parallel.
     """
-    routing = _Routing(group, context.dead_letters().messages, copy or copy_dead)
+    routing = Routing(group, context.dead_letters().messages, copy or copy_dead)
     total = routing.finish_all()
     while (transfer_id := routing.freeze()) is not None:
         total += routing.finish(transfer_id)

@@ -34,7 +34,7 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
-__all__ = ["COLUMNS", "REDRIVE", "RedriveResult", "redrive"]
+__all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "redrive"]
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def redrive(
     _check_where(where)
     _warn_unrouted(context)
     pause = 0.0
-    total = 0 if dry_run else _Redrive(context).finish_all()
+    total = 0 if dry_run else Redrive(context).finish_all()
     found: list[pa.Table] = []
     for table in _candidates(context, where, chunk):
         if left is not None:
@@ -124,7 +124,7 @@ def redrive(
 
 def _redrive(context: QueueContext, intervals: Sequence[Interval]) -> int:
     """Redrive dead letters that nobody else has redriven meanwhile. Returns their number."""
-    transfer = _Redrive(context, intervals)
+    transfer = Redrive(context, intervals)
     transfer_id = transfer.freeze()
     return 0 if transfer_id is None else transfer.finish(transfer_id)
 
@@ -267,7 +267,7 @@ def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool =
     return pa.concat_tables(parts)
 
 
-class _Redrive(Transfer):
+class Redrive(Transfer):
     """Moves dead letters back into their queue."""
 
     prefix = "redrive"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.log_marks import with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.operations.context import QueueContext
@@ -26,7 +27,7 @@ def trim(context: QueueContext) -> int:
         reach = min(_lowest_floor(context), old)
         if settings.hard_retention is not None:
             reach = max(reach, _last_older_than(context, index, settings.hard_retention))
-        return _advance_horizon(snapshot, reach)
+        return _advance_horizon(snapshot, index, reach)
 
     return context.messages.drop(update_ledger(context.ledgers, HORIZON, compute, whole_table=True))
 
@@ -43,11 +44,13 @@ def purge(context: QueueContext, name: str) -> int:
             option="name",
             value=name,
         )
-    tail = context.messages.index().last_sequence
+    index = context.messages.index()
+    tail = index.last_sequence
 
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
         groups = context.ledgers.groups()
-        return _advance_horizon(snapshot, min(tail, _lowest_floor(context)) if groups else tail)
+        reach = min(tail, _lowest_floor(context)) if groups else tail
+        return _advance_horizon(snapshot, index, reach)
 
     while tail >= 0:
         for group in context.groups():
@@ -61,11 +64,13 @@ def purge(context: QueueContext, name: str) -> int:
     return 0
 
 
-def _advance_horizon(snapshot: LedgerSnapshot, to: int) -> Update[int]:
+def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> Update[int]:
     """Return the ledger of the horizon with the horizon at `to`, if that is higher."""
     before = -1 if snapshot.ledger is None else snapshot.ledger.head.ack_floor
     horizon = max(before, to)
-    ledger = Ledger(LedgerHeader(ack_floor=horizon)) if horizon > before else None
+    if horizon == before:
+        return None, horizon, {}
+    ledger = with_mark(Ledger(LedgerHeader(ack_floor=horizon)), index)
     return ledger, horizon, {"operation": "trim", "ranges": f"-{horizon}"}
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spark_mq.errors import DuplicatePublish
+from spark_mq.ledger.log_marks import with_mark
 from spark_mq.ledger.ranges import ROUTING, Ledger, Range
 from spark_mq.ledger.routing import settle_routed
 from spark_mq.operations.group_ledger import GroupLedger
@@ -73,7 +74,9 @@ class Transfer(ABC):
             after, messages = self.frozen(snapshot, transfer_id)
             operation = self.freeze_operation
             info = {"operation": operation, "lease_id": transfer_id, "messages": messages}
-            return after if messages else None, messages, info
+            if not messages:
+                return None, messages, info
+            return with_mark(after, self.source.messages.known()), messages, info
 
         return transfer_id if self._update(compute) else None
 
@@ -95,6 +98,20 @@ class Transfer(ABC):
             return after if messages else None, messages, info
 
         return self._update(compute)
+
+    def publish_again(self, ranges: Sequence[Range], transfer_id: str) -> bool:
+        """Publish messages that were transferred under an id, and that the target has lost.
+
+        Returns
+        -------
+        bool
+            Whether that was this transfer's to do.
+        """
+        files = self.write(ranges)
+        if files is None:
+            return False
+        self._publish(files, transfer_id)
+        return True
 
     def _publish(self, files: list[WrittenFile], transfer_id: str) -> None:
         note = {"operation": self.operation, **self.commit_info()}

@@ -92,7 +92,7 @@ def lease_operation(ledger: GroupLedger, options: LeaseOptions) -> LedgerOperati
         )
         folded = expire_leases(view.ledger, view.now, view.settings)
         kept = settle_lost_messages(ledger, folded, options.fail_on_data_loss)
-        index, damage = ledger.index_or_damage()
+        index, damage = ledger.index_or_damage(view.ledger)
         after, grant = acquiring.acquire(kept, index, view.now, view.settings, request)
         if damage is not None and not grant.ranges:
             raise damage
@@ -150,7 +150,7 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     snapshot, now = ledger.snapshot(), ledger.now()
     if snapshot.ledger is None:
         return float("inf")
-    index = ledger.messages.index(snapshot.ledger.tracked_up_to)
+    index = ledger.index_for(snapshot.ledger, snapshot.ledger.tracked_up_to)
     at = next_due_at(snapshot.ledger, index, ledger.settings_in(snapshot), now)
     return float("inf") if at is None else (at - now) / SECOND
 

@@ -81,6 +81,12 @@ class QueueContext:
         clock = None if self.clock is system_clock else self.clock
         return self._reopen, (self.path, self.storage_options, clock)
 
+    def reopened(self) -> QueueContext:
+        """Return the queue opened once more. A queue in memory returns itself."""
+        if self._reopen is None:
+            return self
+        return self._reopen(self.path, self.storage_options, self.clock)
+
     @property
     def name(self) -> str:
         """The last part of the path."""
@@ -92,7 +98,7 @@ class QueueContext:
 
     def horizon(self) -> int:
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
-        return read_horizon(self.ledgers)
+        return max(read_horizon(self.ledgers), self.messages.trimmed)
 
     def group(self, name: str, start: StartPosition = "earliest") -> GroupLedger:
         """Return the ledger of a group. Its objects share commits."""

@@ -122,6 +122,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
             break
         settings = found
     _check_complete(root, table, ledgers.open())
+    messages.expect(lambda look: ledgers.reached(look=look))
     return QueueContext(
         root,
         found,

@@ -12,6 +12,7 @@ from typing import Any
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger import admin, schedule
 from spark_mq.ledger.intervals import from_sequences
+from spark_mq.ledger.log_marks import with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
@@ -40,7 +41,7 @@ class GroupLedger(SharedLedger):
 
         def compute(view: GroupView) -> Update[int]:
             after = expire_leases(view.ledger, view.now, view.settings)
-            after = schedule.settle_expired_unread(after, self.messages.index(), view.now)
+            after = schedule.settle_expired_unread(after, self.index_for(view.ledger), view.now)
             before, left = (one.count(one.is_state(LEASED)) for one in (view.ledger, after))
             return after, before - left, {"operation": "expire", "messages": before - left}
 
@@ -60,15 +61,17 @@ class GroupLedger(SharedLedger):
             def compute(snapshot: LedgerSnapshot) -> Update[bool]:
                 if snapshot.ledger is not None:
                     return None, False, {}
-                index, damage = self.index_or_damage()
+                index, damage = self.index_or_damage(self.ledger_in(snapshot))
                 if damage is not None and self.start != "earliest":
                     raise damage  # only the whole log can tell where that is
-                floor = max(_position(index, self.start) - 1, read_horizon(self.ledgers))
+                # Not past the last message: later ones would count as settled unread.
+                position = min(_position(index, self.start), index.last_sequence + 1)
+                floor = max(position - 1, self.horizon())
                 settled = index.count(0, floor)
                 head = LedgerHeader(
                     ack_floor=floor, settled_count=settled, settings=asdict(self.defaults)
                 )
-                return Ledger(head), True, {"operation": "create group"}
+                return with_mark(Ledger(head), index), True, {"operation": "create group"}
 
             if update_ledger(self.ledgers, self.name, compute, whole_table=True):
                 self._warn_similar_name()
@@ -92,11 +95,11 @@ class GroupLedger(SharedLedger):
         self.create_if_missing()
 
         def compute(view: GroupView) -> Update[None]:
-            index = self.messages.index()
-            lowest = read_horizon(self.ledgers) + 1
+            index = self.index_for(view.ledger)
+            lowest = self.horizon() + 1
             # Not past the tail: that would skip messages that are not published yet.
             position = min(max(_position(index, target), lowest), index.last_sequence + 1)
-            after = admin.seek(view.ledger, index, position)
+            after = with_mark(admin.seek(view.ledger, index, position), index)
             return after, None, {"operation": "seek", "ranges": f"{position}-"}
 
         update_ledger(
@@ -130,7 +133,7 @@ class GroupLedger(SharedLedger):
 
         def compute(view: GroupView) -> Update[int]:
             ledger = expire_leases(view.ledger, view.now, view.settings)
-            index = self.messages.index(ledger.tracked_up_to)
+            index = self.index_for(ledger, ledger.tracked_up_to)
             after, messages = admin.unblock(ledger, index, view.now, how, intervals)
             info = {"operation": f"unblock: {how}", "messages": messages}
             return after if messages else None, messages, info

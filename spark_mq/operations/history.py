@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, history_rows
+from spark_mq.storage.message_store import tables_disagree
 
 __all__ = ["read_history"]
 
@@ -26,6 +27,9 @@ def read_history(
     archived, up_to = HISTORY_SCHEMA.empty_table(), -1
     if context.history is not None:
         archived, up_to = context.history.read(filters)
+        if up_to > context.ledgers.version():
+            reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
+            raise tables_disagree(context.path, reason)
     recent = [_matching(rows, sequence, group) for rows in _commits_after(context, up_to)]
     order = [("version", "ascending"), ("ordinal", "ascending")]
     return pa.concat_tables([archived, *recent]).sort_by(order)

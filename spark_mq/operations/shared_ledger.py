@@ -17,6 +17,7 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.commit_info import join_commit_info
+from spark_mq.ledger.log_marks import agreed_up_to, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
@@ -25,7 +26,7 @@ from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.message_store import MessageStore
+from spark_mq.storage.message_store import MessageStore, tables_disagree
 from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
@@ -177,7 +178,7 @@ class SharedLedger:
         """Return the ledger of a snapshot, or an empty one if there is no group."""
         if snapshot.ledger is not None:
             return snapshot.ledger
-        return Ledger(LedgerHeader(ack_floor=read_horizon(self.ledgers)))
+        return Ledger(LedgerHeader(ack_floor=self.horizon()))
 
     def current(self) -> Ledger:
         """Return the ledger with expired leases folded, or that of a new group."""
@@ -189,12 +190,34 @@ class SharedLedger:
         snapshot, now = self.snapshot(), self.now()
         settings = self.settings_in(snapshot)
         ledger = expire_leases(self.ledger_in(snapshot), now, settings)
-        return compute_stats(ledger, self.messages.index(), settings, now)
+        return compute_stats(ledger, self.index_for(ledger), settings, now)
 
-    def index_or_damage(self) -> tuple[MessageIndex, CorruptLog | None]:
+    def horizon(self) -> int:
+        """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
+        return max(read_horizon(self.ledgers), self.messages.trimmed)
+
+    def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
+        """Return the message index. Raises TablesDisagree if the ledger is of another log."""
+        index = self.messages.index(reach)
+        self._check_same_log(ledger, index)
+        return index
+
+    def _check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
+        agreed, messages = agreed_up_to(ledger, index), self.messages
+        if agreed is not None:
+            reason = f"the ledger of group {self.name!r} knows messages after {agreed} that "
+            raise tables_disagree(messages.path, reason + "messages/ lacks, or has as others")
+        trimmed = messages.trimmed
+        if ledger.head.ack_floor >= trimmed or self.ledgers.known_horizon() >= trimmed:
+            return
+        if read_horizon(self.ledgers) < trimmed:
+            reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
+            raise tables_disagree(messages.path, reason)
+
+    def index_or_damage(self, ledger: Ledger) -> tuple[MessageIndex, CorruptLog | None]:
         """Return the message index and the damage behind it, if there is any."""
         try:
-            return self.messages.index(), None
+            return self.index_for(ledger), None
         except CorruptLog as error:
             known = self.messages.known()
             if error.data["version"] is None or error.data["version"] <= known.version:
@@ -266,7 +289,7 @@ class SharedLedger:
     ) -> tuple[Ledger, list[SettleOutcome]]:
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
-        index = self.messages.index(max([ledger.tracked_up_to, *named]))
+        index = self.index_for(ledger, max([ledger.tracked_up_to, *named]))
         outcomes = []
         for command in commands:
             ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
@@ -313,6 +336,7 @@ class _SharedCommit:
         if after is None or (after is view.ledger and txn is None):
             return None, result, {}
         assert isinstance(after, Ledger), "a group is dropped by an update of the whole table"
+        after = with_mark(after, group.messages.known())
         self.txns.update([] if txn is None else [txn])
         return after, result, info
 

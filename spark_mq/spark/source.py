@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.ranges import UNREAD, Range
-from spark_mq.operations.group_ledger import GroupLedger, read_horizon
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions, WriteOptions
 from spark_mq.spark.schema import READ_SCHEMA, SEVERAL_SCHEMA, check_projection
@@ -179,7 +179,8 @@ class PeekReader(DataSourceReader):
 
 def _all(group: GroupLedger) -> list[partitions.Piece]:
     """All messages that the log still has, with their ranges."""
-    ledger, index, horizon = group.current(), group.messages.index(), read_horizon(group.ledgers)
+    ledger = group.current()
+    index, horizon = group.index_for(ledger), group.horizon()
     first, floor, frontier = horizon + 1, ledger.head.ack_floor, ledger.tracked_up_to
     ranges = [
         Range(first, floor, "settled", index.count(first, floor)),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import AddFile, Change
@@ -121,6 +122,27 @@ class CommitsTable:
                 return change, upto - done
 
             return self.log.transact(compute)[1]
+
+    def truncate(self, messages_id: str, upto: int) -> None:
+        """Drop the rows of all commits after a version of ``messages/``."""
+
+        def compute(state: TableState) -> tuple[Change | None, None]:
+            files = state.files()
+            parts = [self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in files]
+            rows = pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts])
+            kept = self._write([], rows.filter(pc.less_equal(rows["version"], upto)))
+            change = Change(
+                uuid.uuid4().hex,
+                {"operation": "truncate", "upto": upto},
+                adds=[kept],
+                removes=files,
+                txns=[(_app_id(messages_id), upto)],
+                whole_table=True,
+            )
+            return change, None
+
+        with self._lock:
+            self.log.transact(compute)
 
     def _create(self, messages_id: str) -> None:
         """Create the table if it is missing, in place of one that belongs to another

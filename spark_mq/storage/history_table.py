@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
@@ -29,6 +30,7 @@ from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
 from spark_mq.storage.ledger_rows import events_of
 from spark_mq.storage.ledger_store import LedgerCommit
 from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import SECOND, to_datetime
 
 __all__ = ["BATCH", "HISTORY_SCHEMA", "Archived", "HistoryStore", "HistoryTable", "history_rows"]
@@ -85,6 +87,12 @@ class HistoryStore(Protocol):
     def read(self, filters: Filters) -> tuple[pa.Table, int]:
         """Return the archived rows that match, and the last archived version (-1: none)."""
 
+    def agreed_up_to(self) -> int | None:
+        """Return the last ledger version that archive and ledgers share. None: they agree."""
+
+    def truncate(self, up_to: int) -> None:
+        """Drop the rows of all ledger versions after one."""
+
     def archive(self, retention: int) -> Archived:
         """Archive new ledger commits and drop days older than `retention` microseconds."""
 
@@ -134,8 +142,59 @@ class HistoryTable:
                 return pa.concat_tables([HISTORY_SCHEMA.empty_table(), *tables]), archived
         raise AssertionError("unreachable")
 
+    def agreed_up_to(self) -> int | None:
+        with wrap_store_errors(self.path, "reading"):
+            state = self._log.open()
+            done = -1 if state is None else state.txns.get(self._app_id(), -1)
+            latest = self._ledgers.version()
+            if state is None or (done <= latest and self._is_same(state, done)):
+                return None
+            versions = self._operations(state)
+            for version in range(min(done, latest), -1, -1):
+                operation = self._ledgers.operation_at(version)
+                if operation is None or versions.get(version) == operation:
+                    return version
+            return -1
+
+    def _is_same(self, state: TableState, done: int) -> bool:
+        """Return whether the last archived commit is the ledgers' commit of that version."""
+        operation = self._ledgers.operation_at(done)
+        known = state.txns.get(self._check_id())
+        return operation is None or known is None or known == _number_of(operation)
+
+    def _operations(self, state: TableState) -> dict[int, str]:
+        tables = [self._read_file(file) for file in state.files()]
+        rows = pa.concat_tables([HISTORY_SCHEMA.empty_table(), *tables])
+        pairs = zip(rows["version"].to_pylist(), rows["operation_id"].to_pylist(), strict=True)
+        return {version: operation for version, operation in pairs if operation}
+
+    def truncate(self, up_to: int) -> None:
+        with wrap_store_errors(self.path, "writing to"):
+            self._log.transact(lambda state: (self._truncation(state, up_to), None))
+
+    def _truncation(self, state: TableState, up_to: int) -> Change:
+        added: list[AddFile] = []
+        removed: list[AddFile] = []
+        for file in state.files():
+            rows = self._read_file(file)
+            kept = rows.filter(pc.less_equal(rows["version"], up_to))
+            if kept.num_rows < rows.num_rows:
+                removed.append(file)
+                added += self._write(kept)
+        return Change(
+            uuid.uuid4().hex,
+            {"operation": "truncate", "up_to": up_to},
+            adds=added,
+            removes=removed,
+            txns=self._txns(up_to),
+            whole_table=True,
+        )
+
     def archive(self, retention: int) -> Archived:
         with wrap_store_errors(self.path, "archiving to"):
+            if (agreed := self.agreed_up_to()) is not None:
+                reason = f"history/ has commits of leases/ after version {agreed} that it lacks"
+                raise tables_disagree(self.path, reason)
             archived = self._append_new()
             if self._log.open() is not None:
                 self._drop_old_days(retention)
@@ -171,7 +230,7 @@ class HistoryTable:
             uuid.uuid4().hex,
             {"operation": "archive"},
             adds=written,
-            txns=[(app, up_to)],
+            txns=self._txns(up_to),
             partition=None,
         )
 
@@ -242,9 +301,22 @@ class HistoryTable:
                 return change, None
         return None, None
 
+    def _txns(self, up_to: int) -> list[tuple[str, int]]:
+        operation = self._ledgers.operation_at(up_to)
+        return [(self._app_id(), up_to), (self._check_id(), _number_of(operation))]
+
+    def _check_id(self) -> str:
+        """Return the app id of the transaction that identifies the last archived commit."""
+        return f"spark_mq.history_check:{self._ledgers.table_id}"
+
     def _app_id(self) -> str:
         """Return the app id of this very ``leases/`` table: a new one counts from 0 again."""
         return f"spark_mq.history:{self._ledgers.table_id}"
+
+
+def _number_of(operation_id: str | None) -> int:
+    """Return a number that stands for an operation."""
+    return zlib.crc32((operation_id or "").encode())
 
 
 def _statistics(rows: pa.Table) -> str:

@@ -11,7 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import NotAQueue
-from spark_mq.ledger.ranges import EVENT, FLOOR, RANGE_SCHEMA, Ledger, LedgerHeader, to_table
+from spark_mq.ledger.ranges import (
+    EVENT,
+    FLOOR,
+    RANGE_SCHEMA,
+    Ledger,
+    LedgerHeader,
+    LogMark,
+    to_table,
+)
 
 __all__ = ["LEASES_SCHEMA", "events_of", "from_rows", "to_rows"]
 
@@ -103,6 +111,7 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
         detail["counters"],
         detail["settings"],
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
+        tuple(LogMark(int(first), str(path)) for first, path in detail["marks"]),
     )
     if None in (head.ack_floor, head.settled_count, head.revision) or not isinstance(
         head.next_kind, str

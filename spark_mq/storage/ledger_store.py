@@ -74,6 +74,9 @@ class LedgerStore(Protocol):
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
         """The number last committed with a mark of `app`, as of `stored`."""
 
+    def known_horizon(self) -> int:
+        """The trim horizon as of the last look, or -1."""
+
     def may_skip_look(self) -> bool:
         """Whether a change may start from the last known state, because a look costs a request."""
 

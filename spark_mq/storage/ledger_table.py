@@ -52,6 +52,8 @@ _STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
 _NUMBERS: Final = [
     f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
 ]
+REACHED: Final = "spark_mq.reached"
+"""Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached."""
 _RECENT: Final = 100
 """Requests for way that are further back in the log have expired."""
 _LARGE_ROWS: Final = 1_000
@@ -195,11 +197,7 @@ class LedgerTable:
         quiet = self._requests.quiet
         if not quiet:
             self._give_way(stored.group)
-        added = (
-            None
-            if ledger is None
-            else self._write_file(stored.group, to_rows(stored.group, ledger))
-        )
+        added = None if ledger is None else self._write_file(stored.group, ledger)
         change = Change(
             operation_id,
             note if quiet else {**note, **self._requests.note(stored.group)},
@@ -249,12 +247,14 @@ class LedgerTable:
         """Whether the commit certainly never lands: over a store, a failed put may land later."""
         return error.data["landed"] is False and self.files.is_local
 
-    def _write_file(self, group: str, rows: pa.Table) -> AddFile:
+    def _write_file(self, group: str, ledger: Ledger) -> AddFile:
+        rows = to_rows(group, ledger)
         data = _encode(rows)
         path = f"{_PARTITION}={group}/part-{uuid.uuid4()}.parquet"
         with wrap_store_errors(self.path, f"changing group {group!r} in"):
             self.files.write(path, data)
-        return AddFile(path, len(data), rows.num_rows, {_PARTITION: group})
+        tags = {REACHED: str(ledger.tracked_up_to)}
+        return AddFile(path, len(data), rows.num_rows, {_PARTITION: group}, tags=tags)
 
     def _discard(self, file: AddFile) -> None:
         """Delete a file that no commit names. If that fails, the sweep deletes it."""
@@ -282,6 +282,21 @@ class LedgerTable:
         with wrap_store_errors(self.path, "reading"):
             return self.log.state.table_id
 
+    def reached(self, *, look: bool = False) -> int:
+        """Return the last sequence of ``messages/`` that any ledger has reached, or -1.
+
+        ``look`` asks the table for newer commits. Otherwise it is as of the last look.
+        """
+        with wrap_store_errors(self.path, "reading"), self._lock:
+            files = (self.log.refresh() if look else self.log.state).files()
+        return max((_reached(file) for file in files), default=-1)
+
+    def known_horizon(self) -> int:
+        """Return the trim horizon as of the last look."""
+        with self._lock:
+            files = self.log.state.partition({_PARTITION: HORIZON}).values()
+        return max((_reached(file) for file in files), default=-1)
+
     def may_skip_look(self) -> bool:
         """Whether a change may start from the last known state: over a store, a look costs a
         request."""
@@ -301,6 +316,14 @@ class LedgerTable:
     def version(self) -> int:
         with wrap_store_errors(self.path, "reading"):
             return self.log.refresh().version
+
+    def operation_at(self, version: int) -> str | None:
+        """Return the operation id of a commit. None if it is cleaned, or another engine's."""
+        with wrap_store_errors(self.path, "reading"):
+            try:
+                return self.log.read_commit(version).operation_id if version >= 0 else None
+            except FileNotFoundError:
+                return None
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         with wrap_store_errors(self.path, "reading"):
@@ -340,6 +363,13 @@ class LedgerTable:
         return rows.set_column(
             0, LEASES_SCHEMA.field(0), pa.repeat(pa.scalar(group, pa.string()), rows.num_rows)
         )
+
+
+def _reached(file: AddFile) -> int:
+    try:
+        return int(file.tags.get(REACHED, -1))
+    except ValueError:
+        return -1
 
 
 def _encode(rows: pa.Table) -> memoryview:

@@ -4,7 +4,7 @@ tables."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from spark_mq.parquet.delivery_times import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
-from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
+from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_mark
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
@@ -111,6 +111,18 @@ class MemoryMessages(MessageStore):
     def known(self) -> MessageIndex:
         return self._index
 
+    def expect(self, reached: Callable[[bool], int]) -> None:
+        """Do nothing: both stores live and end with the process."""
+
+    def plan_recovery(self) -> LogPlan:
+        return LogPlan(self._index)
+
+    def publish_again(self, plan: LogPlan) -> None:
+        """Do nothing: no file is unknown."""
+
+    def rewrite_commits(self, plan: LogPlan) -> None:
+        """Do nothing: there is no ``commits/``."""
+
     def index_commits(self) -> int:
         return 0
 
@@ -192,6 +204,9 @@ class MemoryLedgers:
             if version > stored.token:
                 raise CommitConflict(f"{app} has been marked since")
             return number
+
+    def known_horizon(self) -> int:
+        return -1
 
     def may_skip_look(self) -> bool:
         return False

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from spark_mq.delta.actions import AddFile
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.errors import DuplicatePublish, StorageError
+from spark_mq.errors import DuplicatePublish, StorageError, TablesDisagree
+from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.storage.published_files import PublishedFiles
 from spark_mq.util.notifier import Notifier
 
-__all__ = ["MessageStore", "PublishReceipt", "check_mark"]
+__all__ = ["LogPlan", "MessageStore", "PublishReceipt", "check_mark", "tables_disagree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,28 @@ class PublishReceipt:
     version: int | None
     sequences: range
     duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlan:
+    """What a recovery has to do to the log of messages and its index."""
+
+    index: MessageIndex
+    """What the log publishes, without the gap."""
+    covered: int = -1
+    """The last version that ``commits/`` has."""
+    agreed: int = -1
+    """The last version up to which ``commits/`` and the log agree."""
+    gap: Interval | None = None
+    """Sequences of commits that neither the log nor ``commits/`` has."""
+    unknown: Sequence[AddFile] = field(default=())
+    """Data files of the table that no known commit added."""
+    published: PublishedFiles | None = None
+
+    @property
+    def unknown_rows(self) -> int:
+        """Return the number of messages in unknown files, as far as their writers noted it."""
+        return sum(file.rows or 0 for file in self.unknown)
 
 
 class MessageStore(ABC):
@@ -57,7 +82,7 @@ class MessageStore(ABC):
         written = write_file(self.files, table)
         try:
             return self.commit([written], mark=mark, note=note)
-        except DuplicatePublish:
+        except (DuplicatePublish, TablesDisagree):
             self.discard(written)
             raise
         except StorageError as error:
@@ -94,6 +119,11 @@ class MessageStore(ABC):
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
         """What the commit with that mark published, or None where the log no longer tells."""
 
+    @property
+    def trimmed(self) -> int:
+        """The last sequence that a trim has dropped, as of the last look, or -1."""
+        return -1
+
     @abstractmethod
     def index(self, reach: int | None = None) -> MessageIndex:
         """The commit index, brought up to the latest commit. The same object each time: it only
@@ -111,6 +141,28 @@ class MessageStore(ABC):
     def drop(self, horizon: int) -> int:
         """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to
         kill and to repeat."""
+
+    @abstractmethod
+    def expect(self, reached: Callable[[bool], int]) -> None:
+        """Refuse from now on to use a log that the ledgers are ahead of.
+
+        Parameters
+        ----------
+        reached
+            Returns the last sequence that a ledger has reached. With True it looks for new commits.
+        """
+
+    @abstractmethod
+    def plan_recovery(self) -> LogPlan:
+        """Compare the log with ``commits/``. Change nothing."""
+
+    @abstractmethod
+    def publish_again(self, plan: LogPlan) -> None:
+        """Publish the files that no known commit added."""
+
+    @abstractmethod
+    def rewrite_commits(self, plan: LogPlan) -> None:
+        """Make ``commits/`` describe this log."""
 
     @abstractmethod
     def index_commits(self) -> int:
@@ -147,3 +199,13 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
             last_sequence=last,
             receipt=None,
         )
+
+
+def tables_disagree(path: str, reason: str) -> TablesDisagree:
+    """Return the error for a table that is not of the same time as the queue's others."""
+    return TablesDisagree(
+        f"the tables of a queue disagree: {reason}. One of them was restored alone. Restore all "
+        "tables of one backup, or stop all workers and run Queue.recover(dry_run=True)",
+        path=path,
+        version=None,
+    )

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
+
+import pyarrow as pa
 
 from spark_mq.delta.actions import AddFile, Change, missing_commit_error
 from spark_mq.delta.cleanup import Keep, clean_table
@@ -25,8 +27,15 @@ from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.commits_table import CommitsTable
-from spark_mq.storage.message_store import MessageStore, PublishReceipt, check_mark
-from spark_mq.storage.published_files import PublishedFiles
+from spark_mq.storage.log_recovery import plan_recovery, publish_again, rewrite_commits
+from spark_mq.storage.message_store import (
+    LogPlan,
+    MessageStore,
+    PublishReceipt,
+    check_mark,
+    tables_disagree,
+)
+from spark_mq.storage.published_files import PublishedFiles, commit_matches
 from spark_mq.util.notifier import notifier_for
 
 __all__ = ["MessageTable"]
@@ -38,6 +47,8 @@ KEEP_SECONDS: Final = 600.0
 """How much of the log stays."""
 KEEP_INDEX_VERSIONS: Final = 100
 """How much of the log of commits/ stays: nobody asks for its past."""
+TRIMMED: Final = "spark_mq.trimmed"
+"""App id of the transaction that notes the last sequence dropped by a trim."""
 IDLE_COMMITS: Final = 100
 """Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``."""
 
@@ -70,6 +81,8 @@ class MessageTable(MessageStore):
             durable=durable,
         )
         self._lock = threading.RLock()
+        self._reached: Callable[[bool], int] | None = None
+        self._least_version = -1
         self._published = PublishedFiles(self.files, path, self.active)
         self._generation = 0
 
@@ -101,6 +114,29 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.path, "reading"):
             return self.log.state.table_id
 
+    @property
+    def trimmed(self) -> int:
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.state.txns.get(TRIMMED, -1)
+
+    def expect(self, reached: Callable[[bool], int]) -> None:
+        self._reached = reached
+        self._least_version = reached(False) >> ORDINAL_BITS
+
+    def _check_expected(self, version: int) -> None:
+        """Raise TablesDisagree if a version of the log is older than the ledgers."""
+        if version >= self._least_version or self._reached is None:
+            return
+        # Other processes may have committed between the looks at the two tables.
+        self._least_version = self._reached(True) >> ORDINAL_BITS
+        latest = self.log.refresh().version
+        if latest < self._least_version:
+            raise tables_disagree(
+                self.path,
+                f"leases/ has reached version {self._least_version} of messages/, which ends at "
+                f"version {latest}",
+            )
+
     # -- publishing
 
     def commit(
@@ -123,6 +159,7 @@ class MessageTable(MessageStore):
         def compute(state: TableState) -> tuple[Change | None, int | None]:
             nonlocal tries
             tries += 1
+            self._check_expected(state.version)
             if tries > 1 and (landed := self._version_of(files)) is not None:
                 return None, landed  # the reply was lost, and the log was cleaned since
             if mark is not None:
@@ -172,6 +209,7 @@ class MessageTable(MessageStore):
     def _look(self) -> None:
         """Take in the commits since the last look."""
         latest = self.log.refresh().version
+        self._check_expected(latest)
         if self.log.generation != self._generation:
             self._check_known(latest)
             self._generation = self.log.generation
@@ -218,8 +256,23 @@ class MessageTable(MessageStore):
         before = self._published.index.version
         found = self.commits.read(self.table_id, before)
         if found is not None:
+            self._check_commits(*found)
             self._published.load_rows(*found)
         return self._published.index.version > before
+
+    def _check_commits(self, rows: pa.Table, upto: int) -> None:
+        """Raise TablesDisagree if ``commits/`` describes another log."""
+        latest = self.log.state.version
+        if upto > latest:
+            reason = f"commits/ has version {upto} of messages/, which ends at version {latest}"
+            raise tables_disagree(self.commits.path, reason)
+        try:
+            commit = self.log.read_commit(upto)
+        except FileNotFoundError:
+            return  # cleaned
+        if not commit_matches(rows, commit):
+            reason = f"version {upto} of messages/ is another one than commits/ has"
+            raise tables_disagree(self.commits.path, reason)
 
     # -- keeping the table small
 
@@ -236,7 +289,7 @@ class MessageTable(MessageStore):
             old = {file.path for file in files if file.first >> ORDINAL_BITS not in started}
             old |= self._published.rewritten(horizon)
         with wrap_store_errors(self.path, "trimming"):
-            dropped = self._remove(old) if old else 0
+            dropped = self._remove(old, horizon) if old else 0
             # All that are there, not just those removed now: a run before may have died here.
             folders = {path.rpartition("/")[0] for path in old}
             for path in [info.path for folder in folders for info in self.files.list(folder)]:
@@ -244,17 +297,39 @@ class MessageTable(MessageStore):
                     self.files.delete(path)
         return dropped
 
-    def _remove(self, paths: set[str]) -> int:
+    def _remove(self, paths: set[str], horizon: int) -> int:
         """Remove data files from the table, without a data change: streams on ``messages/`` go
-        on."""
+        on.
+
+        The commit notes the horizon. An older ``leases/`` cannot know it.
+        """
         operation_id = uuid.uuid4().hex
 
         def compute(state: TableState) -> tuple[Change | None, int]:
             files = [file for file in state.files() if file.path in paths]
-            change = Change(operation_id, {"operation": "trim"}, removes=files, data_change=False)
+            change = Change(
+                operation_id,
+                {"operation": "trim"},
+                removes=files,
+                txns=[(TRIMMED, max(horizon, state.txns.get(TRIMMED, -1)))],
+                data_change=False,
+            )
             return change if files else None, len(files)
 
         return DeltaLog(self.files).transact(compute)[1]
+
+    def plan_recovery(self) -> LogPlan:
+        with wrap_store_errors(self.path, "reading"):
+            published = PublishedFiles(self.files, self.path, self.active)
+            return plan_recovery(self.log, self.commits, published)
+
+    def publish_again(self, plan: LogPlan) -> None:
+        with wrap_store_errors(self.path, "publishing to"):
+            publish_again(self.log, plan)
+
+    def rewrite_commits(self, plan: LogPlan) -> None:
+        with wrap_store_errors(self.commits.path, "writing to"):
+            rewrite_commits(self.log, self.commits, plan)
 
     def index_commits(self) -> int:
         published = self.published()

@@ -29,7 +29,7 @@ from spark_mq.ledger.message_index import (
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
 from spark_mq.parquet.read_errors import unreadable_reason
 
-__all__ = ["COMMITS_SCHEMA", "PublishedFiles"]
+__all__ = ["COMMITS_SCHEMA", "PublishedFiles", "commit_matches"]
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +97,10 @@ class PublishedFiles:
         return published <= paths and all(
             path in self._published or path in self._rewritten for path in paths
         )
+
+    def knows(self, path: str) -> bool:
+        """Return whether a commit that was taken in has added a file."""
+        return path in self._published or path in self._rewritten
 
     def version_of(self, path: str) -> int | None:
         """Return the version that published a file, or None."""
@@ -279,6 +283,17 @@ class PublishedFiles:
             ],
             version,
         )
+
+
+def commit_matches(rows: pa.Table, commit: Commit) -> bool:
+    """Return whether the rows of ``commits/`` describe this commit."""
+    found = rows.filter(pc.equal(rows["version"], commit.version))
+    paths = {path for path in found["path"].to_pylist() if path is not None}
+    if not paths <= {add["path"] for add in commit.adds}:
+        return False
+    # Files without rows have no row here, and files that came back have an older one.
+    counted = {add["path"] for add in commit.adds if add["stats"].get("numRecords")}
+    return counted <= paths or counted <= set(rows["path"].to_pylist())
 
 
 _RUN_NAMES: Final = ("rows", "deliver_at", "expires_at")

@@ -209,7 +209,7 @@ class StreamSource:
             with contextlib.suppress(CommitConflict):  # cleaned away or changed since: read again
                 ledger, _ = self._acked(view, stream, n)
                 break
-        index, damage = self.ledger.index_or_damage()
+        index, damage = self.ledger.index_or_damage(ledger)
         self._looked = (ledger, index, view.settings, view.now)
         waiting = ledger.count(ledger.is_state(WAITING))
         if not waiting and damage is None and index.last_sequence <= ledger.tracked_up_to:
@@ -262,7 +262,7 @@ class StreamSource:
             self._fence(view, app, stream, n, 2 * n)
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
-            index, _ = self.ledger.index_or_damage()
+            index, _ = self.ledger.index_or_damage(view.ledger)
             after, grant = acquiring.acquire(acked, index, view.now, view.settings, request)
             if grant.ranges:
                 info = {**info, **grant.commit_info(request)}
@@ -388,7 +388,7 @@ class StreamSource:
             return ledger, {}
         commands = [SettleCommand(ACK, lease_id) for lease_id in done]
         outcomes = []
-        index = self.ledger.messages.index(ledger.tracked_up_to)
+        index = self.ledger.index_for(ledger, ledger.tracked_up_to)
         for command in commands:
             ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
             outcomes.append(outcome)

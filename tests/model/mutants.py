@@ -162,7 +162,7 @@ ALL = [
     Mutant(LETTERS, "dead letters are published before they are settled", transfer.Transfer.finish, "if frozen and", "if not frozen and", "routing_and_seek"),
     Mutant(LETTERS, "a routing id settles its own alone", routing.settle_routed, 'pc.equal(ledger.column("lease_id"), routing_id)', "True", "routing_goes_on"),
     Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))", "[]", "routing_and_seek"),
-    Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "_Redrive(context).finish_all()", "0", "redriving"),
+    Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "Redrive(context).finish_all()", "0", "redriving"),
     Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "redriving"),
     Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
     # -- section 3: trims

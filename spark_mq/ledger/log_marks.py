@@ -1,0 +1,111 @@
+"""Compare a ledger with the log of messages, and take back what the log does not have.
+
+A restore may leave ``messages/`` older than ``leases/``. Its next commits get the sequences of
+messages that are gone. So a ledger remembers some data files that it has reached, as marks. A log
+that lacks the newest mark is not the log that the ledger was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import subtract
+from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex
+from spark_mq.ledger.ranges import UNREAD, Ledger, LogMark, Range
+
+__all__ = ["MAX_SEQUENCE", "REWOUND", "agreed_up_to", "forget", "with_mark"]
+
+MAX_SEQUENCE: Final = 2**63 - 1
+REWOUND: Final = "rewound"
+"""The event of messages whose state a ledger forgets."""
+_MAX_MARKS: Final = 8
+
+
+def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
+    """Return the ledger with a mark for the newest file that it has reached."""
+    file = index.last_file_from(ledger.tracked_up_to)
+    marks = ledger.head.marks
+    if file is None or (marks and marks[-1].first >= file.first):
+        return ledger
+    head = replace(ledger.head, marks=_thinned([*marks, LogMark(file.first, file.path)]))
+    return Ledger(head, ledger.ranges, ledger.events)
+
+
+def _thinned(marks: Sequence[LogMark]) -> tuple[LogMark, ...]:
+    """Drop one mark if there are too many. The distances between old marks grow."""
+    kept = list(marks)
+    if len(kept) > _MAX_MARKS:
+        versions = [mark.first >> ORDINAL_BITS for mark in kept]
+        newest = versions[-1]
+
+        def density(at: int) -> float:
+            return (newest + 1 - versions[at]) / (versions[at + 1] - versions[at - 1])
+
+        del kept[max(range(1, len(kept) - 1), key=density)]
+    return tuple(kept)
+
+
+def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
+    """Return the last sequence up to which ledger and log agree. None: they agree on all.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index, up to the latest commit.
+
+    Returns
+    -------
+    int or None
+        A bound that is certain: they may agree on more. -1 if they share nothing.
+    """
+    marks, reached = ledger.head.marks, index.last_sequence
+    if not marks or index.path_at(marks[-1].first) == marks[-1].path:
+        return None if ledger.tracked_up_to <= reached else reached
+    known = [mark for mark in marks if index.path_at(mark.first) == mark.path]
+    return index.file_at(known[-1].first).last if known else -1
+
+
+def forget(
+    ledger: Ledger, index: MessageIndex, first: int, last: int = MAX_SEQUENCE
+) -> tuple[Ledger, int]:
+    """Forget the state of all messages in ``first..last``. They count as unread.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index. It need not have the messages.
+    first, last
+        Sequences, inclusive.
+
+    Returns
+    -------
+    tuple of Ledger and int
+        The next ledger, and the number of messages that it had in ``first..last``.
+    """
+    if ledger.tracked_up_to < first:
+        return ledger, 0
+    editor, head, total = LedgerEditor(ledger), ledger.head, 0
+    for row in ledger.overlapping(first, last):
+        (r,) = editor.remove([row])
+        kept = [r.slice(r.first, first - 1, index), r.slice(last + 1, r.last, index)]
+        for piece in kept:
+            editor.add(piece, r)
+        total += r.message_count - sum(max(0, piece.message_count) for piece in kept)
+    if first <= head.ack_floor <= last:
+        below = index.count(0, first - 1)
+        total += max(0, head.settled_count - below)
+        head = replace(head, ack_floor=first - 1, settled_count=below)
+    whole = [(first, last)]
+    skipped = tuple(subtract(head.skipped_intervals, whole))
+    marks = tuple(mark for mark in head.marks if not first <= mark.first <= last)
+    editor.head = replace(head, skipped_intervals=skipped, marks=marks)
+    end = min(last, ledger.tracked_up_to)
+    editor.record_event(REWOUND, Range(first, end, UNREAD, total))
+    return editor.build(), total

@@ -1,0 +1,193 @@
+"""Make the tables of a queue agree again after some of them were restored alone.
+
+No message that is there is lost. A message may be delivered again. Each step can be repeated: a
+recovery that was killed continues when it is run again. Workers must not run meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, field, replace
+
+from spark_mq.ledger import admin
+from spark_mq.ledger.log_marks import MAX_SEQUENCE, agreed_up_to, forget, with_mark
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import ROUTING, SETTLED, Ledger, LedgerHeader
+from spark_mq.maintenance.lost_transfers import count_lost_transfers, repeat_lost_transfers
+from spark_mq.maintenance.redrive import REDRIVE
+from spark_mq.operations.context import QueueContext
+from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.ledger_table import HORIZON
+from spark_mq.storage.message_store import LogPlan
+from spark_mq.storage.update import Update, update_ledger
+
+__all__ = ["RecoveryReport", "recover"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What a recovery did, or what it would do.
+
+    Attributes
+    ----------
+    forgotten : int
+        Messages whose state the groups forget, added up over the groups. ``messages/`` lacks
+        them, or has other messages in their place.
+    unread : int
+        Messages that a group gets, again or for the first time, because it forgets their state.
+    skipped : int
+        Trimmed messages that an older ledger took for unsettled.
+    republished : int
+        Messages that are published again, because nothing knows their sequences any more.
+    commits : int
+        Commits that ``commits/`` described and ``messages/`` lacks.
+    history : int
+        Commits that ``history/`` described and ``leases/`` lacks.
+    dead_letters : int
+        Dead letters that the dead-letter queue lost and gets again.
+    redriven : int
+        Redriven messages that the queue lost and gets again.
+    dead_letter_queue : dict
+        The same counts of the dead-letter queue's own tables.
+    """
+
+    forgotten: int = 0
+    unread: int = 0
+    skipped: int = 0
+    republished: int = 0
+    commits: int = 0
+    history: int = 0
+    dead_letters: int = 0
+    redriven: int = 0
+    dead_letter_queue: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> bool:
+        """Return whether there was anything to recover."""
+        counts = {**asdict(self), "dead_letter_queue": 0}
+        return any(counts.values()) or any(self.dead_letter_queue.values())
+
+    def __str__(self) -> str:
+        counts = [f"{name.replace('_', ' ')}: {n}" for name, n in _counts(self).items()]
+        more = [f"dead-letter queue's {name}: {n}" for name, n in self.dead_letter_queue.items()]
+        return ", ".join([*counts, *more])
+
+
+def recover(context: QueueContext, dry_run: bool) -> RecoveryReport:
+    """Make the tables of a queue agree: see :meth:`spark_mq.Queue.recover`."""
+    context = _unchecked(context.reopened())
+    dead = context.dead_letters()
+    shared = dead.path == context.path
+    own = {} if shared else _counts(_recover_tables(_unchecked(dead), dry_run))
+    report = _recover_tables(context, dry_run)
+    if not shared:
+        transfers = count_lost_transfers if dry_run else repeat_lost_transfers
+        letters, redriven = transfers(context)
+        report = replace(report, dead_letters=letters, redriven=redriven)
+    report = replace(report, dead_letter_queue={name: n for name, n in own.items() if n})
+    if report.needed:
+        _log.warning("%s of %s: %s", "recovery" if not dry_run else "dry run of a recovery",
+                     context.path, report)  # fmt: skip
+    return report
+
+
+def _unchecked(context: QueueContext) -> QueueContext:
+    context.messages.expect(lambda look: -1)
+    return context
+
+
+def _counts(report: RecoveryReport) -> dict[str, int]:
+    counts = asdict(report)
+    del counts["dead_letter_queue"]
+    return counts
+
+
+def _recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
+    """Recover the tables of one queue. The order matters: killed in between, a reader refuses."""
+    plan = context.messages.plan_recovery()
+    if plan.unknown and not dry_run:
+        context.messages.publish_again(plan)
+    report = RecoveryReport(
+        republished=plan.unknown_rows, commits=max(0, plan.covered - plan.agreed)
+    )
+    for name in (*context.ledgers.groups(), REDRIVE, HORIZON):
+        repair = _LedgerRepair(context, name, plan)
+        snapshot = context.ledgers.read(name)
+        if dry_run:
+            repair.compute(snapshot)
+        else:
+            update_ledger(context.ledgers, name, repair.compute, whole_table=True)
+        report = replace(
+            report,
+            forgotten=report.forgotten + repair.forgotten,
+            unread=report.unread + repair.unread,
+            skipped=report.skipped + repair.skipped,
+        )
+    report = replace(report, history=_recover_history(context, dry_run))
+    if not dry_run:
+        context.messages.rewrite_commits(plan)
+    return report
+
+
+def _recover_history(context: QueueContext, dry_run: bool) -> int:
+    history = context.history
+    agreed = None if history is None else history.agreed_up_to()
+    if history is None or agreed is None:
+        return 0
+    archived = history.read([("version", ">=", agreed + 1)])[1]
+    if not dry_run:
+        history.truncate(agreed)
+    return max(1, archived - agreed)
+
+
+class _LedgerRepair:
+    """Makes the ledger of one group agree with the log. Counts what that changes."""
+
+    def __init__(self, context: QueueContext, name: str, plan: LogPlan) -> None:
+        self.name = name
+        self._context = context
+        self._plan = plan
+        self.forgotten = self.unread = self.skipped = 0
+
+    def compute(self, snapshot: LedgerSnapshot) -> Update[None]:
+        """Return the next ledger, or None if there is nothing to repair."""
+        self.forgotten = self.unread = self.skipped = 0
+        index, before = self._plan.index, snapshot.ledger
+        trimmed = self._context.messages.trimmed
+        if before is None:
+            if self.name != HORIZON or trimmed < 0:
+                return None, None, {}
+            before = Ledger(LedgerHeader())
+        after = before
+        if self._plan.gap is not None:
+            after = self._forget(after, index, *self._plan.gap)
+        agreed = agreed_up_to(after, index)
+        if agreed is not None:
+            after = self._forget(after, index, agreed + 1, MAX_SEQUENCE)
+        after = self._above(after, index, trimmed)
+        if after is before:
+            return None, None, {}
+        info = {"operation": "recover", "messages": self.forgotten + self.skipped}
+        return with_mark(after, index), None, info
+
+    def _forget(self, ledger: Ledger, index: MessageIndex, first: int, last: int) -> Ledger:
+        reach = min(last, ledger.tracked_up_to)
+        after, messages = forget(ledger, index, first, last)
+        if self.name not in (HORIZON, REDRIVE):
+            self.forgotten += messages
+            self.unread += index.count(first, reach)
+        return after
+
+    def _above(self, ledger: Ledger, index: MessageIndex, trimmed: int) -> Ledger:
+        """Return the ledger without unsettled messages that a trim has dropped."""
+        if trimmed <= ledger.head.ack_floor:
+            return ledger
+        if self.name == HORIZON:
+            return Ledger(replace(ledger.head, ack_floor=trimmed))
+        if self._context.ledgers.known_horizon() >= trimmed:
+            return ledger  # they were dropped by a hard limit
+        but = (SETTLED, ROUTING)
+        after, self.skipped = admin.settle_lost(ledger, index, trimmed, "skipped", but)
+        return after

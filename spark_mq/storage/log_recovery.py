@@ -1,0 +1,92 @@
+"""Make ``commits/`` and ``messages/`` agree again after one of them was restored alone."""
+
+from __future__ import annotations
+
+import uuid
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.delta.actions import LOG_FOLDER, AddFile, Change, log_path
+from spark_mq.delta.log import DeltaLog
+from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.message_index import sequence
+from spark_mq.storage.commits_table import CommitsTable
+from spark_mq.storage.message_store import LogPlan
+from spark_mq.storage.published_files import PublishedFiles, commit_matches
+
+__all__ = ["plan_recovery", "publish_again", "rewrite_commits"]
+
+
+def plan_recovery(log: DeltaLog, commits: CommitsTable, published: PublishedFiles) -> LogPlan:
+    """Compare the log of ``messages/`` with ``commits/``. Change nothing.
+
+    Parameters
+    ----------
+    log
+        The log of ``messages/``.
+    commits
+        The table ``commits/``.
+    published
+        An empty index, which takes in what both agree on.
+    """
+    state = log.refresh()
+    rows, covered = commits.read(state.table_id) or (None, -1)
+    agreed = min(covered, state.version)
+    if rows is not None:
+        agreed = _agreed(log, rows, agreed)
+        published.load_rows(rows.filter(pc.less_equal(rows["version"], agreed)), agreed)
+    gap = _gap(log, agreed, state.version)
+    for commit in log.following(gap[1] + 1 if gap else agreed + 1):
+        published.apply(commit)
+    if gap is None:
+        return LogPlan(published.index, covered, agreed, published=published)
+    files = _all_files(log)
+    unknown = [file for file in files if not published.knows(file.path)]
+    within = sequence(gap[0], 0), sequence(gap[1] + 1, 0) - 1
+    return LogPlan(published.index, covered, agreed, within, unknown, published)
+
+
+def _agreed(log: DeltaLog, rows: pa.Table, upto: int) -> int:
+    """Return the last version before the first one that ``commits/`` has as another."""
+    agreed, version = upto, upto
+    while version >= 0:
+        try:
+            commit = log.read_commit(version)
+        except FileNotFoundError:  # cleaned, and all before it
+            break
+        if not commit_matches(rows, commit):
+            agreed = version - 1
+        version -= 1
+    return agreed
+
+
+def _gap(log: DeltaLog, covered: int, latest: int) -> Interval | None:
+    """Return the versions after `covered` that the log does not have any more, or None."""
+    if covered >= latest or log.store.exists(log_path(covered + 1)):
+        return None
+    names = (info.path.rpartition("/")[2] for info in log.store.list(LOG_FOLDER))
+    versions = (int(name[:20]) for name in names if name[20:] == ".json" and name[:20].isdigit())
+    return covered + 1, min(version for version in versions if version > covered) - 1
+
+
+def _all_files(log: DeltaLog) -> list[AddFile]:
+    files = DeltaLog(log.store).refresh().files()
+    return sorted(files, key=lambda file: (file.modified, file.path))
+
+
+def publish_again(log: DeltaLog, plan: LogPlan) -> None:
+    """Publish the unknown files as a new commit."""
+    change = Change(uuid.uuid4().hex, {"operation": "publish again"}, adds=plan.unknown)
+    log.commit(change, log.refresh().version)
+
+
+def rewrite_commits(log: DeltaLog, commits: CommitsTable, plan: LogPlan) -> None:
+    """Make ``commits/`` describe this log. This is the last step: before, readers refuse."""
+    table_id = log.refresh().table_id
+    if plan.covered > plan.agreed:
+        commits.truncate(table_id, plan.agreed)
+    if plan.gap is not None and plan.published is not None:
+        for commit in log.following(plan.published.index.version + 1):
+            plan.published.apply(commit)
+        commits.append(table_id, plan.published, 0)

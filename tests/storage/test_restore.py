@@ -1,0 +1,253 @@
+"""Tables that are not of one time: nobody goes on as if they were, and a recovery loses nothing."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from handles import index_commits, lease
+
+from spark_mq import Queue
+from spark_mq.errors import TablesDisagree
+from spark_mq.testing import ManualClock
+
+TABLES = ("messages", "leases", "commits", "history", "dead_letters")
+SUBSETS = [
+    old for count in range(1, len(TABLES)) for old in itertools.combinations(TABLES, count)
+]
+"""The tables put back. With all of them, each pair is seen in both directions."""
+
+
+class Past:
+    """A queue at two times, the later one with more of everything."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.settled: dict[str, set[str]] = {}
+        """Values that were acked, by time."""
+        self.rejected: dict[str, set[str]] = {}
+        queue = Queue.create(root / "queue", durable=False)
+        acked, rejected = set[str](), set[str]()
+        for time in ("old", "new"):
+            for n in range(12):
+                queue.publish([f"{time}-{n}-{k}" for k in range(3)])
+                taken = lease(queue, 4 if n % 3 else 1)
+                values = {m.sequence: m.value.decode() for m in taken.messages}
+                bad = taken.messages[0].sequence if n % 4 == 1 else None
+                if bad is not None:
+                    taken.reject([bad], error="bad")
+                    rejected.add(values.pop(bad))
+                if n < 11:  # the last one is held
+                    taken.ack(list(values))
+                    acked |= set(values.values())
+            queue.sweep()
+            if time == "new":
+                queue.redrive(limit=2)
+            shutil.copytree(root / "queue", root / time)
+            self.settled[time], self.rejected[time] = set(acked), set(rejected)
+
+    def with_old(self, path: Path, tables: tuple[str, ...]) -> Path:
+        """The queue as it was later, but for some tables."""
+        shutil.copytree(self.root / "new", path)
+        for table in tables:
+            shutil.rmtree(path / table)
+            shutil.copytree(self.root / "old" / table, path / table)
+        return path
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
+    return Past(tmp_path_factory.mktemp("past"))
+
+
+def late(path: Path) -> Queue:
+    """A handle whose clock is past all deadlines, so that leases have expired."""
+    clock = ManualClock()
+    clock.advance(3600)
+    return Queue.open(path, clock=clock)
+
+
+def drained(queue: Queue) -> Iterator[str]:
+    while (taken := queue.group().lease("w", max_messages=100)) is not None:
+        yield from (m.value.decode() for m in taken.messages)
+        taken.ack()
+
+
+def letters(queue: Queue) -> set[str]:
+    """The values in the dead-letter queue."""
+    log = queue.dead_letters._context.messages
+    index = log.index()
+    found = log.read(index.slices(0, index.last_sequence), ["value"])
+    return {value.decode() for _, rows in found for value in rows["value"].to_pylist()}
+
+
+def stored(queue: Queue) -> set[str]:
+    """The values in the log."""
+    log = queue._context.messages
+    index = log.index()
+    found = log.read(index.slices(0, index.last_sequence), ["value"])
+    return {value.decode() for _, rows in found for value in rows["value"].to_pylist()}
+
+
+@pytest.mark.parametrize("old", SUBSETS, ids=lambda old: "+".join(old))
+def test_no_message_is_lost_whichever_tables_are_put_back(
+    past: Past, tmp_path: Path, old: tuple[str, ...]
+) -> None:
+    path = past.with_old(tmp_path / "queue", old)
+    queue = late(path)
+    expected = queue.recover(dry_run=True)
+    assert queue.recover(dry_run=True) == expected, "a dry run changes nothing"
+    assert late(path).recover() == expected
+    assert not late(path).recover(dry_run=True).needed
+
+    queue = late(path)
+    time = "old" if "leases" in old else "new"
+    there, done = stored(queue), past.settled[time] | past.rejected[time]
+    added = {f"after-{n}" for n in range(30)}
+    for value in sorted(added):
+        queue.publish([value])
+    got = set(drained(queue))
+    assert added <= got, "no new message takes the place of one that was settled"
+    assert there - done <= got, "what was not settled is delivered"
+    sequence = queue.group().stats().tail
+    assert [e.event for e in queue.trace(sequence).events] == ["leased", "acked"]
+    queue.sweep()
+    assert past.rejected[time] & there <= letters(queue) | got
+    assert queue.group().stats().ready == queue.group().stats().dead == 0
+    assert not late(path).recover(dry_run=True).needed
+
+
+@pytest.mark.parametrize("old", [("messages",), ("messages", "commits")])
+def test_a_log_that_went_back_is_refused_by_all_that_would_lose_messages(
+    past: Past, tmp_path: Path, old: tuple[str, ...]
+) -> None:
+    path = past.with_old(tmp_path / "queue", old)
+    for use in (
+        lambda queue: queue.publish(["x"]),
+        lambda queue: queue.publish(["x"], producer_id="p", producer_sequence=1),
+        lambda queue: queue.group().lease("w"),
+        lambda queue: queue.group("another").lease("w"),
+        lambda queue: queue.group().stats(),
+        lambda queue: queue.stats(),
+        lambda queue: queue.sweep(),
+        lambda queue: queue.group().seek("latest"),
+        lambda queue: queue.trace(0),
+    ):
+        before = sorted(path.rglob("*"))
+        with pytest.raises(TablesDisagree, match=r"Queue\.recover"):
+            use(late(path))
+        assert sorted(path.rglob("*")) == before, "nothing was written"
+    with pytest.raises(TablesDisagree), late(path).publisher() as publisher:
+        publisher.publish("x")
+
+
+def test_a_log_that_went_back_and_grew_again_is_refused(past: Past, tmp_path: Path) -> None:
+    """Any Delta writer may append to it, and none of them knows leases/."""
+    path = past.with_old(tmp_path / "queue", ("messages", "commits"))
+    foreign = late(path)
+    foreign._context.messages.expect(lambda look: -1)
+    again = [f"again-{n}" for n in range(30)]
+    for value in again:
+        foreign.publish([value])
+    for use in (
+        lambda queue: queue.group().lease("w"),
+        lambda queue: queue.stats(),
+        lambda queue: queue.sweep(),
+    ):
+        with pytest.raises(TablesDisagree):
+            use(late(path))
+    report = late(path).recover()
+    assert report.forgotten > 0
+    assert set(again) <= set(drained(late(path)))
+
+
+def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(tmp_path: Path) -> None:
+    clock = ManualClock()
+    queue = Queue.create(tmp_path / "queue", retention=0, durable=False, clock=clock)
+    for n in range(4):
+        queue.publish([str(n)])
+    lease(queue, 1).ack()
+    shutil.copytree(tmp_path / "queue" / "leases", tmp_path / "leases")
+    lease(queue, 2).ack()
+    clock.advance(1)
+    assert queue.sweep().trimmed_files == 3
+    shutil.rmtree(tmp_path / "queue" / "leases")
+    shutil.copytree(tmp_path / "leases", tmp_path / "queue" / "leases")
+    queue = late(tmp_path / "queue")
+    with pytest.raises(TablesDisagree, match="trimmed"):
+        queue.group().lease("w")
+    assert queue.recover(dry_run=True).skipped == 2
+    assert queue.recover().skipped == 2
+    queue = late(tmp_path / "queue")
+    assert list(drained(queue)) == ["3"]
+    assert queue.sweep().routed == 0
+    assert queue.horizon() >= 0
+
+
+def test_commits_of_before_a_cleaning_lose_no_message(tmp_path: Path) -> None:
+    """Nobody knows the sequences of what lies between, so it is published again."""
+    queue = Queue.create(tmp_path / "queue", durable=False)
+    for n in range(3):
+        queue.publish([f"a{n}"])
+    index_commits(queue)
+    shutil.copytree(tmp_path / "queue" / "commits", tmp_path / "commits")
+    for n in range(120):
+        queue.publish([f"b{n}"])
+    lease(queue, 5).ack()
+    held = lease(queue, 50)
+    index_commits(queue)
+    assert queue._context.messages.clean(1, 0.0) > 100
+    shutil.rmtree(tmp_path / "queue" / "commits")
+    shutil.copytree(tmp_path / "commits", tmp_path / "queue" / "commits")
+    queue = late(tmp_path / "queue")
+    report = queue.recover(dry_run=True)
+    assert report.republished > 100
+    assert late(tmp_path / "queue").recover() == report
+    queue = late(tmp_path / "queue")
+    assert not queue.recover(dry_run=True).needed
+    assert {m.value.decode() for m in held.messages} <= (got := set(drained(queue)))
+    assert {f"b{n}" for n in range(2, 120)} <= got
+    queue.sweep()
+    assert queue.group().stats().dead == 0
+
+
+def test_a_queue_whose_tables_agree_needs_nothing(past: Past, tmp_path: Path) -> None:
+    for time in ("old", "new"):
+        shutil.copytree(past.root / time, tmp_path / time)
+        queue = late(tmp_path / time)
+        report = queue.recover()
+        assert not report.needed
+        assert "forgotten: 0" in str(report)
+        queue.publish(["x"])
+        queue.sweep()
+
+
+def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_path: Path) -> None:
+    from handles import Injected  # noqa: PLC0415
+
+    from spark_mq.delta.object_store import ObjectStore  # noqa: PLC0415
+
+    class Killed(BaseException):
+        pass
+
+    tables = ("messages", "history")
+    steps = 0
+    for at in itertools.count(1):
+        path = past.with_old(tmp_path / f"queue-{at}", tables)
+        with pytest.MonkeyPatch.context() as patch:
+            create = Injected(ObjectStore.create, fail=Killed(), at=at)
+            patch.setattr(ObjectStore, "create", create)
+            try:
+                late(path).recover()
+                break
+            except Killed:
+                steps += 1
+        late(path).recover()
+        queue = late(path)
+        queue.publish(["last"])
+        assert "last" in set(drained(queue))
+        assert not late(path).recover(dry_run=True).needed
+    assert steps >= 2

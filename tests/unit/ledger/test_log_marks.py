@@ -1,0 +1,155 @@
+"""What a ledger remembers of its log, and what it forgets if the log went back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to, forget, with_mark
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.ledger.settle import ACK, NACK, REJECT
+
+from .group import Group
+
+
+def files(versions: range, name: str = "old", rows: int = 3) -> list[DataFile]:
+    return [DataFile(sequence(v, 0), rows, f"{name}-{v}", 30, v) for v in versions]
+
+
+def index_of(found: list[DataFile]) -> MessageIndex:
+    return MessageIndex(found, max((f.first >> 32 for f in found), default=0))
+
+
+def marked(group: Group) -> Group:
+    group.ledger = with_mark(group.ledger, group.index)
+    return group
+
+
+def worked(versions: range, count: int = 99) -> Group:
+    """A group that has leased from a log, file by file."""
+    group = Group(files=files(versions))
+    for n in range(count):
+        if not group.lease(f"l{n}", 3):
+            break
+        marked(group)
+    return group
+
+
+def test_a_ledger_agrees_with_the_log_that_it_was_made_from():
+    group = worked(range(1, 40))
+    assert agreed_up_to(group.ledger, group.index) is None
+    assert agreed_up_to(group.ledger, index_of(files(range(1, 50)))) is None, "a longer one"
+    assert agreed_up_to(Ledger(LedgerHeader()), index_of([])) is None
+
+
+def test_a_ledger_keeps_few_marks_and_more_of_the_newest():
+    group = worked(range(1, 2_000), 2_000)
+    versions = [mark.first >> 32 for mark in group.ledger.head.marks]
+    assert versions[-1] == 1_999
+    assert versions == sorted(versions)
+    assert len(versions) <= 8
+    assert versions[0] < 200, "some are old"
+    assert versions[-3] > 1_900, "some are new"
+
+
+@pytest.mark.parametrize("at", [1, 2, 7, 20, 38])
+def test_a_ledger_disagrees_with_a_log_that_was_set_back(at: int):
+    group = worked(range(1, 40))
+    agreed = agreed_up_to(group.ledger, index_of(files(range(1, at + 1))))
+    assert agreed is not None
+    assert agreed <= sequence(at, 2)
+
+
+@pytest.mark.parametrize("at", [1, 7, 20, 38])
+def test_a_ledger_disagrees_with_a_log_that_grew_again(at: int):
+    """No number shows that: the log is longer than it was."""
+    group = worked(range(1, 40))
+    again = files(range(1, at + 1)) + files(range(at + 1, 60), "new")
+    agreed = agreed_up_to(group.ledger, index_of(again))
+    assert agreed is not None
+    assert agreed <= sequence(at, 2), "never a message that the ledger has not seen"
+
+
+def test_a_ledger_disagrees_with_a_log_that_grew_again_elsewhere():
+    group = worked(range(1, 10))
+    assert agreed_up_to(group.ledger, index_of(files(range(20, 30), "new"))) == -1
+
+
+def test_what_a_ledger_forgets_is_unread():
+    group = worked(range(1, 6))
+    for n in range(5):
+        group.settle((ACK, NACK, REJECT)[n % 3], f"l{n}")
+    short = index_of(files(range(1, 4)))
+    after, messages = forget(group.ledger, short, sequence(3, 2) + 1)
+    assert messages == 6
+    assert after.tracked_up_to == sequence(3, 2)
+    assert [(r.first >> 32, r.state, r.message_count) for r in after] == [
+        (2, "waiting", 3),
+        (3, "dead", 3),
+    ]
+    ((event, r),) = [found for found in after.events if found[0] == REWOUND]
+    assert (r.first, r.last, r.message_count) == (sequence(3, 3), sequence(5, 2), 6)
+    assert forget(after, short, sequence(3, 3)) == (after, 0), "once"
+
+
+def test_the_floor_goes_back():
+    group = worked(range(1, 6))
+    for n in range(5):
+        group.settle(ACK, f"l{n}")
+    after, messages = forget(group.ledger, index_of(files(range(1, 3))), sequence(2, 3))
+    assert (after.head.ack_floor, after.head.settled_count) == (sequence(2, 2), 6)
+    assert messages == 9
+    assert not [mark for mark in after.head.marks if mark.first > sequence(2, 2)]
+
+
+def test_a_part_of_the_middle_is_forgotten():
+    group = worked(range(1, 6))
+    group.settle(ACK, "l0")
+    after, messages = forget(
+        group.ledger, index_of(files(range(1, 3)) + files(range(5, 6))), sequence(3, 0), sequence(5, 0) - 1
+    )  # fmt: skip
+    assert messages == 6
+    assert [(r.first >> 32, r.state) for r in after] == [(2, "leased"), (5, "leased")]
+    assert after.head.ack_floor == sequence(1, 2)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 12),
+    st.integers(0, 12),
+    st.integers(0, 6),
+)
+def test_any_message_after_a_restore_is_unread_and_any_other_keeps_its_state(
+    seed: int, versions: int, at: int, more: int
+):
+    chance = random.Random(seed)
+    group = Group(files=files(range(1, versions + 1)))
+    held: list[tuple[str, int]] = []
+    for n in range(chance.randint(0, 12)):
+        seqs = marked(group).lease(f"l{n}", chance.randint(1, 5))
+        marked(group)
+        held += [(f"l{n}", seq) for seq in seqs]
+        chance.shuffle(held)
+        for lease_id, seq in held[: chance.randint(0, 4)]:
+            group.settle(chance.choice([ACK, NACK, REJECT]), lease_id, [seq])
+    old = files(range(1, min(at, versions) + 1))
+    index = index_of(old + files(range(at + 1, at + 1 + more), "new"))
+    before = {seq: group.state(seq) for f in old for seq in range(f.first, f.last + 1)}
+    agreed = agreed_up_to(group.ledger, index)
+    if agreed is None:
+        assert group.ledger.tracked_up_to <= max((f.last for f in old), default=-1)
+        return
+    group.ledger, _ = forget(group.ledger, index, agreed + 1, MAX_SEQUENCE)
+    assert agreed_up_to(group.ledger, index) is None
+    for f in index.files:
+        for seq in range(f.first, f.last + 1):
+            expected = before[seq] if seq <= agreed else "unread"
+            assert group.state(seq) == expected
+    assert sum(r.message_count for r in group.ledger) == sum(
+        index.count(r.first, r.last) for r in group.ledger
+    )
+    assert group.ledger.head.settled_count == index.count(0, group.ledger.head.ack_floor)
