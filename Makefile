@@ -39,7 +39,7 @@ setup: .venv/.installed ## create .venv with everything that the tests and jobs 
 
 .PHONY: demo
 demo: setup .venv/.demo-data ## run the demonstration
-	@$(with_spark) $(python) jobs/demo.py
+	@$(with_spark) $(python) examples/demo/run.py
 
 # Side by side, for what starts Spark mostly waits. Told one after the other: the log of test-core once it is through.
 log :=
@@ -61,7 +61,7 @@ SPARK := 1
 
 .PHONY: fault
 fault: setup ## kill everything at random, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
-	@$(with_spark) $(python) tests/fault/run.py --kills $(KILLS) --spark $(SPARK)
+	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK)
 
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
@@ -69,11 +69,12 @@ fault: setup ## kill everything at random, then check that nothing is lost or ow
 
 .PHONY: test-s3
 test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an S3 endpoint on this machine, also one that fails
-	@$(with_spark) $(python) -m pytest --s3 -k "s3 or processes" --durations=10 tests/storage tests/acceptance tests/s3
+	@$(with_spark) $(python) -m pytest --s3 -k "s3 or processes" --durations=10 \
+	  tests/storage tests/operations tests/maintenance tests/acceptance tests/s3
 
 .PHONY: test-s3-short
 test-s3-short: setup .venv/.s3 ## a part of test-s3, of two minutes
-	@$(with_spark) $(python) -m pytest --s3 --durations=10 -m "not slow" tests/storage/test_s3_log.py tests/acceptance/test_processes.py tests/s3
+	@$(with_spark) $(python) -m pytest --s3 --durations=10 -m "not slow" tests/acceptance/test_processes.py tests/s3
 
 .PHONY: test-cluster
 test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed

@@ -83,12 +83,12 @@ def main() -> int:
         help="messages to drain through Spark (2,400,000), 200,000 a batch",
     )
     parser.add_argument(
-        "--out", type=Path, default=HERE / "results.json", help="where the figures go"
+        "--out", type=Path, default=HERE / "results" / "results.json", help="where the figures go"
     )
     parser.add_argument(
         "--curves",
         type=Path,
-        default=HERE / "curves.json",
+        default=HERE / "results" / "curves.json",
         help="where the points of the curves go",
     )
     given = parser.parse_args()

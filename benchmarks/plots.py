@@ -1,6 +1,6 @@
 """Draws the curves that bench.py has measured, as small PNGs.
 
-python benchmarks/plots.py                                   # benchmarks/curves.json -> benchmarks/plots/
+python benchmarks/plots.py                                   # benchmarks/results/: curves.json -> *.png
 python benchmarks/plots.py --curves FILE --out FOLDER
 """
 
@@ -123,8 +123,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--curves", type=Path, default=HERE / "curves.json")
-    parser.add_argument("--out", type=Path, default=HERE / "plots")
+    parser.add_argument("--curves", type=Path, default=HERE / "results" / "curves.json")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--all", action="store_true", help="fail where a curve is missing")
     given = parser.parse_args()
     curves = json.loads(given.curves.read_text())

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _BAD_ARGUMENTS = (InvalidOption, InvalidSchema, QueueNotFound, NotAQueue, GroupNotFound)
-_CONF = Path(__file__).resolve().parents[1] / "conf"
+_HERE = Path(__file__).resolve().parent
+# A wheel keeps conf/ beside the jobs, the repository keeps it beside their folder.
+_CONF = next((p for p in (_HERE / "conf", _HERE.parent / "conf") if p.is_dir()), _HERE / "conf")
 
 
 class Parser(argparse.ArgumentParser):
@@ -80,7 +82,7 @@ def duration(text: str) -> str:
 
 
 def session(name: str, *, module_path: str | None = None) -> SparkSession:
-    """The session, with what spark-submit was given; under plain Python with conf/ of this repository, unless SPARK_CONF_DIR is set.
+    """The session, with what spark-submit was given; under plain Python with the jobs' conf/, unless SPARK_CONF_DIR is set.
 
     ``module_path``: a directory from which Spark's Python workers can import too.
     """

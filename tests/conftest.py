@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from s3_endpoint import moto, storage_options
+from support.s3_endpoint import moto, storage_options
+
+HERE = Path(__file__).parent
 
 settings.register_profile(
     "default", deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow]
@@ -39,10 +42,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks what needs Spark, and leaves out what needs a store or a cluster that was not asked for."""
     wanted, others = list[pytest.Item](), list[pytest.Item]()
     for item in items:
-        folder = item.path.parent.name
-        if folder in ("cluster", "connect", "jobs", "notebooks", "s3", "spark"):
+        folder = item.path.relative_to(HERE).parts[0]
+        fixtures = getattr(item, "fixturenames", ())
+        if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
-        needed = "s3" if "s3" in getattr(item, "fixturenames", ()) else folder
+        needed = "s3" if "s3" in fixtures else folder
         there = needed not in ("cluster", "connect", "s3") or config.getoption(f"--{needed}")
         (wanted if there else others).append(item)
     items[:] = wanted

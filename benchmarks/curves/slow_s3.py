@@ -16,7 +16,7 @@ from typing import ClassVar
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-from s3_endpoint import BUCKET, Relay, moto, relay, storage_options
+from support.s3_endpoint import BUCKET, Relay, moto, relay, storage_options
 
 __all__ = ["SlowS3", "slow_s3"]
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from checker import check
+from support.checker import check
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SKEW = timedelta(seconds=1)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checker import check, check_queue, dead_letters, history, published
-from crash_points import CASES, Case, Clock, Driver, child, received
+from support.checker import check, check_queue, dead_letters, history, published
+from support.crash_points import CASES, Case, Clock, Driver, child, received
 
 from spark_mq import Queue, errors
 

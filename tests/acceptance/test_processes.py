@@ -8,8 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from checker import check_queue
-from processes import (
+from support.checker import check_queue
+from support.processes import (
     SKEW,
     SPAWN,
     chores,

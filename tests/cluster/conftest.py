@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-for neighbour in ("acceptance", "spark"):
-    sys.path.append(
-        str(Path(__file__).parents[1] / neighbour)
-    )  # their processes, checker and streams
-
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from cluster import Cluster
+    from support.cluster import Cluster
 
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
@@ -26,8 +19,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def spark(cluster: Any) -> Iterator[Any]:
     """A driver of the cluster that speculates as soon as it may."""
-    from gates import GatedSource
     from pyspark.sql import SparkSession
+    from support.gates import GatedSource
 
     settings = {
         "spark.driver.host": "127.0.0.1",

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checker import between, check_queue, history, published
-from cluster import Cluster, kill
-from harness import Stream, until
-from processes import SKEW, SPAWN, chores, consume, crash, idle, never_ack, publish
-from processes import start as start_process
 from pyspark import cloudpickle
+from support.checker import between, check_queue, history, published
+from support.cluster import Cluster, kill
+from support.harness import Stream, until
+from support.processes import SKEW, SPAWN, chores, consume, crash, idle, never_ack, publish
+from support.processes import start as start_process
 
 from spark_mq import Queue
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checker import published
-from cluster import Cluster, kill
-from gates import PATIENCE, Gate, rows_at
-from harness import Stream, finish, make_queue, numbered, start, until
 from pyspark.sql import functions as F
+from support.checker import published
+from support.cluster import Cluster, kill
+from support.gates import PATIENCE, Gate, rows_at
+from support.harness import Stream, finish, make_queue, numbered, start, until
 
 from spark_mq import Queue
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-for neighbour in ("cluster", "spark"):
-    sys.path.append(
-        str(Path(__file__).parents[1] / neighbour)
-    )  # how Spark's processes are started, and streams
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Connect server."""
-    from cluster import free_port, java_class, wait_for_port
+    from support.cluster import free_port, java_class, wait_for_port
 
     home = tmp_path_factory.mktemp("server")
     port = free_port()

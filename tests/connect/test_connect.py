@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import (
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from support.harness import (
     Stream,
     copy_checkpoint,
     finish,
@@ -23,8 +25,6 @@ from harness import (
     start,
     until,
 )
-from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
 
 from spark_mq import Queue
 from spark_mq import spark as of_spark

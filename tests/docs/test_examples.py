@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import ROOT, Block, blocks_of, pages
+from support.blocks import ROOT, Block, blocks_of, pages
 
 CHECKED = {"python", "pycon", "sh", "sql", "json", "toml", "text", "xml", "{eval-rst}", "{toctree}"}
 

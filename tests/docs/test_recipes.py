@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import ROOT
+from support.blocks import ROOT
 
 RECIPES = ROOT / "examples"
 

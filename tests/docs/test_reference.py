@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from blocks import ROOT, pages
 from deltalake import DeltaTable
+from support.blocks import ROOT, pages
 
 from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, errors
 
@@ -50,8 +50,7 @@ def test_every_option_of_the_source_and_the_sink_has_its_place() -> None:
 
 
 def test_every_option_of_a_job_has_its_place() -> None:
-    jobs = [p for p in (ROOT / "jobs").glob("*.py") if not p.name.startswith("demo")]
-    source = "".join(p.read_text(encoding="utf-8") for p in jobs)
+    source = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "jobs").glob("*.py"))
     names = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', source))
     assert "--checkpoint" in names
     documented = {word.split()[0] for word in in_code("jobs.md")}

@@ -394,7 +394,7 @@ class Naive:
         attempts = self.attempts(wanted.reserved_attempts)
         blocked = min((m.seq for m in self.by_state("blocked")), default=2**63)
         behind = [m for m in self.messages if m.seq > blocked]
-        upto = min(blocked - 1, wanted.upto if wanted.upto is not None else 2**63)
+        upto = min(blocked - 1, wanted.max_sequence if wanted.max_sequence is not None else 2**63)
         by = now if wanted.due_by is None else min(now, wanted.due_by)
         due = [
             m for m in self.by_state("waiting") if m.info["available_at"] <= by and m.seq <= upto

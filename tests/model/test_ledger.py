@@ -133,9 +133,9 @@ class LedgerMachine(RuleBasedStateMachine):
         reserved_attempts=st.sampled_from([0, 1]),
         stream=st.booleans(),
     )
-    def lease(self, limit, timeout, spare, stream):
-        """A worker asks; a stream with a batch's name and an attempt to spare."""
-        self.take(limit, timeout, spare if (self.naive.n or 5) >= 3 else 0, stream)
+    def lease(self, limit, timeout, reserved_attempts, stream):
+        """A worker asks; a stream with a batch's name and a reserved attempt."""
+        self.take(limit, timeout, reserved_attempts if (self.naive.n or 5) >= 3 else 0, stream)
 
     @rule(
         limit=limits,
@@ -143,21 +143,21 @@ class LedgerMachine(RuleBasedStateMachine):
         max_sequence=st.one_of(st.none(), numbers),
         back=st.sampled_from([None, 0, 5]),
     )
-    def lease_less(self, limit, max_bytes, upto, back):
+    def lease_less(self, limit, max_bytes, max_sequence, back):
         """With a limit of bytes, or as Trigger.AvailableNow."""
         pool = self.pool()
-        upto = None if upto is None else pool[upto % len(pool)]
+        max_sequence = None if max_sequence is None else pool[max_sequence % len(pool)]
         self.take(
             limit,
             60,
             0,
             False,
             max_bytes=max_bytes,
-            max_sequence=upto,
+            max_sequence=max_sequence,
             due_by=None if back is None else self.now - back * SECOND,
         )
 
-    def take(self, limit, timeout, spare, stream, **less):
+    def take(self, limit, timeout, reserved_attempts, stream, **less):
         self.expire_leases()
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
         lease_id = f"{name}runner0" if stream else name
@@ -166,7 +166,7 @@ class LedgerMachine(RuleBasedStateMachine):
             f"worker{limit % 3}",
             limit,
             self.now + timeout * SECOND,
-            reserved_attempts=spare,
+            reserved_attempts=reserved_attempts,
             **less,
         )
         before = self.ledger
@@ -191,7 +191,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(which=numbers, timeout=seconds)
     def extend(self, which, timeout):
-        lease_id = self.some_acquire(which)
+        lease_id = self.some_lease(which)
         self.expire_leases([lease_id])
         self.ledger, outcome = settle_rules.extend(
             self.ledger, lease_id, self.now + timeout * SECOND
@@ -229,7 +229,7 @@ class LedgerMachine(RuleBasedStateMachine):
         delay=st.one_of(st.none(), seconds),
     )
     def settle_all(self, which, verb, delay):
-        self.settle(verb, self.some_acquire(which), None, delay=delay)
+        self.settle(verb, self.some_lease(which), None, delay=delay)
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -242,7 +242,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Sequences from anywhere: of other leases, settled, unread, in gaps, not yet published."""
         pool = self.pool()
         self.settle(
-            verb, self.some_acquire(which), [pool[name % len(pool)] for name in names], delay=delay
+            verb, self.some_lease(which), [pool[name % len(pool)] for name in names], delay=delay
         )
 
     @precondition(lambda self: self.leases)
@@ -257,7 +257,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def settle_some(self, *, which, verb, start, length, step, whole, jitter):
         """Part of what a lease holds, or held: named, or as a holder that counts what it has left."""
-        lease_id = self.some_acquire(which)
+        lease_id = self.some_lease(which)
         held = [m.seq for m in self.naive.held_mask(lease_id)] or [
             m.seq for m in self.naive.messages
         ]

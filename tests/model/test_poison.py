@@ -33,7 +33,7 @@ class World:
     messages: int
     poison: set[int]
     flaky: dict[int, int]
-    spare: int = 0
+    reserved_attempts: int = 0
     replays: bool = False
     whole_nacks: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(0))
@@ -152,25 +152,33 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("n", "spare"), [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
+    ("n", "reserved_attempts"),
+    [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (3, 1), (4, 1), (5, 1), (6, 1)],
 )
 @pytest.mark.parametrize("batch", [1, 2, 7, 100, 1000])
-def test_one_poison_dies_alone(n, batch, spare):
+def test_one_poison_dies_alone(n, batch, reserved_attempts):
     # With two attempts to isolate in, a batch is drilled down to single messages at once: a lease each.
-    messages = min(3 * batch + 5, 100 if n - spare == 2 else 600)
-    world = World(n, batch, messages, poison={batch // 2}, flaky={}, reserved_attempts=spare)
+    messages = min(3 * batch + 5, 100 if n - reserved_attempts == 2 else 600)
+    world = World(
+        n, batch, messages, poison={batch // 2}, flaky={}, reserved_attempts=reserved_attempts
+    )
     world.run()
     assert world.dead() == world.poison
 
 
-@pytest.mark.parametrize("spare", [0, 1])
-def test_isolation_needs_no_more_leases_than_its_sizes_say(spare):
+@pytest.mark.parametrize("reserved_attempts", [0, 1])
+def test_isolation_needs_no_more_leases_than_its_sizes_say(reserved_attempts):
     """One poison in 1,000 with 5 attempts: each level cuts what it got into pieces of the next size, so the work stays bounded."""
-    world = World(5, 1000, messages=1000, poison={500}, flaky={}, reserved_attempts=spare)
+    world = World(
+        5, 1000, messages=1000, poison={500}, flaky={}, reserved_attempts=reserved_attempts
+    )
     world.run()
-    pieces = [1000, *(isolation_size(1000, d, 5 - spare) for d in range(1, 5 - spare))]
+    pieces = [
+        1000,
+        *(isolation_size(1000, d, 5 - reserved_attempts) for d in range(1, 5 - reserved_attempts)),
+    ]
     # Each poisoned piece is cut into pieces of the next size; all but one of them are acked.
-    most = 1 + sum(-(-big // small) for big, small in pairwise(pieces)) + spare
+    most = 1 + sum(-(-big // small) for big, small in pairwise(pieces)) + reserved_attempts
     assert world.leases == most
     assert world.dead() == world.poison
 
@@ -192,7 +200,7 @@ def test_what_never_failed_by_itself_is_acked(**given_world):
     seed = given_world.pop("seed")
     if given_world["n"] < 3:
         # A replay needs an attempt of its own: the source wants 3 at least.
-        given_world |= {"spare": 0, "replays": False}
+        given_world |= {"reserved_attempts": 0, "replays": False}
     world = World(**given_world, chance=random.Random(seed))
     world.run()
     dead = world.dead()

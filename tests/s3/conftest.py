@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.queues import clock
 
-for neighbour in ("acceptance", "spark", "storage"):
-    sys.path.append(
-        str(Path(__file__).parents[1] / neighbour)
-    )  # their checker, streams and faulty store
+__all__ = ["clock", "spark"]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
@@ -16,41 +15,20 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faulty_s3 import AFTER, BEFORE, RESET, FaultyS3
-from s3_endpoint import Relay, relay
+from support.faulty_s3 import AFTER, BEFORE, RESET, FaultyS3
+from support.s3_endpoint import Relay, relay
+from support.s3_requests import Requests, counting
 
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 
 ODD = ["a b", "ü", "a%20b", "x[1]^|", "#?&+", "k=v,w", "~", "x\\y", "'\"", "a:b", "..x", "a%2Fb"]
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYzEXAMPLEKEY"
 SIGNED = "c2lnbmF0dXJlIG9mIGEgcmVxdWVzdA"  # no option has it
-Requests = list[tuple[str, str, dict[str, str]]]
 
 
 @pytest.fixture
 def store(s3: dict[str, str]) -> ObjectStore:
     return ObjectStore(f"s3://queues/{uuid.uuid4().hex}/q", s3)
-
-
-@contextlib.contextmanager
-def counting(endpoint: str) -> Iterator[tuple[str, Requests]]:
-    """The address of a proxy in front of an endpoint, and the requests that went through."""
-    seen: Requests = []
-
-    class Counting(Relay):
-        def serve(self, body: bytes) -> None:
-            seen.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
-            self.answer(*self.forward(body))
-
-    server = relay(Counting, endpoint)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", seen
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
 
 
 @pytest.fixture

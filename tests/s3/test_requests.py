@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from s3_endpoint import BUCKET, storage_options
-from test_object_store_s3 import Requests, counting
+from support.s3_endpoint import BUCKET, storage_options
+from support.s3_requests import Requests, counting
 
 from spark_mq import Lease, Queue
 

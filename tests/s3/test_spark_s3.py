@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checker import check_queue
-from faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
-from harness import Stream, finish, make_queue, numbered, start, values
+from support.checker import check_queue
+from support.faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
+from support.harness import Stream, finish, make_queue, numbered, start, values
 
 from spark_mq import Queue, errors
+
+pytestmark = pytest.mark.spark
 
 ROWS = 40
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import harness
 import pytest
-from harness import Death, Sink, Stream, finish, numbered, until, values
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
+from support import harness
+from support.harness import Death, Sink, Stream, finish, numbered, until, values
 
 from spark_mq import Queue
 

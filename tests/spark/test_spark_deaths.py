@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
 import pytest
-from harness import (
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from support import harness
+from support.harness import (
     Death,
     Freezer,
     Sink,
@@ -23,8 +25,6 @@ from harness import (
     until,
     values,
 )
-from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
 
 from spark_mq import Queue
 from spark_mq.spark import SparkMQDataSource

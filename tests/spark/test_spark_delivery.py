@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Stream, finish, make_queue, numbered, start, until, values
+from support.harness import Stream, finish, make_queue, numbered, start, until, values
 
 from spark_mq import Message, Queue
 

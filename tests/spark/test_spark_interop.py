@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Stream, configured, make_queue, until, values
+from support.harness import Stream, configured, make_queue, until, values
 
 from spark_mq import Queue, errors
 

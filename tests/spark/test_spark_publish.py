@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from chispa import assert_df_equality
-from harness import Stream, finish, forget_last_commit, numbered, start, values, versions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
+from support.harness import Stream, finish, forget_last_commit, numbered, start, values, versions
 
 from spark_mq import Message, Queue
 from spark_mq.maintenance.archive import index_commits

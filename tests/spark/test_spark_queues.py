@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Sink, Stream, finish, forget_last_commit, make_queue, numbered, start, values
 from pyspark.errors import StreamingQueryException
+from support.harness import (
+    Sink,
+    Stream,
+    finish,
+    forget_last_commit,
+    make_queue,
+    numbered,
+    start,
+    values,
+)
 
 from spark_mq import Queue
 from spark_mq.errors import LeaseLost

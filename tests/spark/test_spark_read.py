@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
-from harness import Stream, configured, finish, make_queue, numbered, start, values
 from pyspark.errors import StreamingQueryException
+from support.harness import Stream, configured, finish, make_queue, numbered, start, values
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog

@@ -14,9 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
-from harness import Sink, Stream, configured, forget_last_commit, make_queue, numbered, values
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
+from support.harness import (
+    Sink,
+    Stream,
+    configured,
+    forget_last_commit,
+    make_queue,
+    numbered,
+    values,
+)
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption

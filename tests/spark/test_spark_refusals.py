@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
-from harness import Stream, make_queue, numbered, versions
 from pyspark.sql import functions as F
+from support.harness import Stream, make_queue, numbered, versions
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Stream, make_queue, numbered, values, versions
 from pyspark.errors import StreamingQueryException
+from support.harness import Stream, make_queue, numbered, values, versions
 
 from spark_mq.errors import InvalidOption
 

@@ -1,55 +1,5 @@
 """Both storages behind one fixture."""
 
-from __future__ import annotations
+from support.queues import clock, delta_queue, make, pytest_generate_tests, queue
 
-import sys
-import uuid
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-
-from spark_mq import Queue
-from spark_mq.testing import ManualClock, memory_queue
-
-sys.path.append(str(Path(__file__).parents[1] / "acceptance"))  # its checker
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """Stands still, at the present: Delta commits carry the machine's time."""
-    return ManualClock()
-
-
-@pytest.fixture
-def delta_queue(tmp_path: Path, clock: ManualClock) -> Callable[..., Queue]:
-    """Makes a queue on Delta tables."""
-    return lambda **settings: Queue.create(tmp_path / "queue", clock=clock, **settings)
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "make" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "make",
-            ["s3"] if metafunc.config.getoption("--s3") else ["memory", "delta"],
-            indirect=True,
-        )
-
-
-@pytest.fixture
-def make(request: pytest.FixtureRequest, clock: ManualClock) -> Callable[..., Queue]:
-    """Makes a queue in each storage in turn; with --s3 in an object store instead."""
-    if request.param == "memory":
-        return lambda **settings: memory_queue(clock, **settings)
-    if request.param == "s3":
-        options, root = request.getfixturevalue("s3"), f"s3://queues/{uuid.uuid4().hex}"
-        return lambda **settings: Queue.create(
-            f"{root}/queue", storage_options=options, clock=clock, **settings
-        )
-    return request.getfixturevalue("delta_queue")
-
-
-@pytest.fixture
-def queue(make: Callable[..., Queue]) -> Queue:
-    """A queue with the default settings, in each storage in turn."""
-    return make()
+__all__ = ["clock", "delta_queue", "make", "pytest_generate_tests", "queue"]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
-from handles import Injected, again, housekeep, index_commits, lease, on_commit
+from support.handles import Injected, again, housekeep, index_commits, lease, on_commit
 
 from spark_mq import Message, Queue, errors
 from spark_mq.delta import cleanup, tables

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
-from handles import again
+from support.handles import again
 
 from spark_mq import (
     GroupStats,

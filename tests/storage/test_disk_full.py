@@ -9,8 +9,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from disks import SizeLimit, TmpFs, disk_at
-from handles import again, archive, housekeep, index_commits, lease, route, sweep, trim, until
+from support.disks import SizeLimit, TmpFs, disk_at
+from support.handles import (
+    again,
+    archive,
+    housekeep,
+    index_commits,
+    lease,
+    route,
+    sweep,
+    trim,
+    until,
+)
 
 from spark_mq import Lease, Queue, errors
 from spark_mq.testing import ManualClock

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
-from handles import again, lease
+from support.handles import again, lease
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.parquet.schema import MESSAGE_SCHEMA

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,14 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support.power_cut import Effects, RecordedFiles, disk_after, left_after
 
 from spark_mq import Queue
 from spark_mq.delta import object_store
 from spark_mq.delta.tables import wait_for_checkpoints
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-
-from power_cut import Effects, RecordedFiles, disk_after, left_after
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from handles import again, lease, on_commit
+from support.handles import again, lease, on_commit
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
@@ -281,7 +281,7 @@ def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(
     (first,) = lease(queue).messages
     assert first.message_id == given or str(first.sequence)
     for _ in range(2):
-        queue.group().reject(queue.group()._ledger.current().select([0])[0].lease_id)
+        queue.group().reject(queue.group()._ledger.current().ranges_at([0])[0].lease_id)
         queue.sweep()
         assert [m.message_id for m in lease(queue.dead_letters, group="look").messages][
             -1

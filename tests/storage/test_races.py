@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handles import Injected, again, housekeep, lease, on_commit, until
+from support.handles import Injected, again, housekeep, lease, on_commit, until
 
 from spark_mq import Queue, SettleResult, errors
 from spark_mq.delta.actions import Change

@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from support.ledger_group import SECOND, TIMEOUT, Group, freeze, limits
 
 from spark_mq.ledger.acquire import Grant, isolation_size
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
-
-from .group import SECOND, TIMEOUT, Group, freeze, limits
 
 # -- leasing
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from support.ledger_group import Group, dead_ones, freeze, seek
+
 from spark_mq.ledger import routing
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import ROUTING, WAITING
 from spark_mq.ledger.settle import ACK, NACK, REJECT
-
-from .group import Group, dead_ones, freeze, seek
 
 # -- seek
 

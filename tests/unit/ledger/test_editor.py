@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.ledger_kinds import KINDS, SEQS, kind_lists, ledger_of
 
 from spark_mq.errors import IllegalTransition
 from spark_mq.ledger.editor import LedgerEditor
@@ -19,8 +20,6 @@ from spark_mq.ledger.ranges import (
     State,
     validate_transition,
 )
-
-from .kinds import KINDS, SEQS, kind_lists, ledger_of
 
 LEGAL = {
     "unread": {"leased", "waiting", "routing", "settled"},

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
 
 from spark_mq.errors import NotAQueue
 from spark_mq.ledger.message_index import sequence
@@ -25,8 +26,6 @@ from spark_mq.ledger.ranges import (
     Range,
 )
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
-
-from .kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
 
 # -- Range
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from drivers import grant
+from support.drivers import grant
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption

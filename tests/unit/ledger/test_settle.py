@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.ledger_group import SECOND, TIMEOUT, Group, freeze, limits, seek
 
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
-
-from .group import SECOND, TIMEOUT, Group, freeze, limits, seek
 
 # -- nack
 

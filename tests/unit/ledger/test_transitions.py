@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
+
 from spark_mq.ledger import routing
 from spark_mq.ledger.ranges import DEAD, ROUTING, WAITING
 from spark_mq.ledger.settle import ACK, NACK
-
-from .group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
 
 # -- expiry
 

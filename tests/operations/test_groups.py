@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from handles import again, lease, trim
+from support.handles import again, lease, trim
 
 from spark_mq import GroupSettings, Queue
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost

@@ -18,9 +18,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program it is not there yet
-
-from s3_endpoint import Relay, relay
+from .s3_endpoint import Relay, relay
 
 __all__ = ["AFTER", "BEFORE", "RESET", "SLOW", "FaultyS3"]
 
@@ -37,7 +35,10 @@ class FaultyS3:
 
     def __init__(self, endpoint: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, endpoint], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", __name__, endpoint],
+            cwd=Path(__file__).parents[1],  # for -m to find this package
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from handles import again, lease, trim, until
+from support.handles import again, lease, trim, until
 
 from spark_mq import Lease, Message, Queue, WorkSummary
 from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, InvalidOption

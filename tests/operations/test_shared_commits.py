@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from handles import Injected, again, lease, until
+from support.handles import Injected, again, lease, until
 
 from spark_mq import Lease, Queue, SettleResult
 from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, StorageError

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from drivers import Checkpoint, StubAlive, sequences
 from hypothesis import given
 from hypothesis import strategies as st
+from support.drivers import Checkpoint, StubAlive, sequences
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError, InvalidOption, StreamFenced

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from handles import again, lease
+from support.handles import again, lease
 
 from spark_mq import Message, Queue
 from spark_mq.errors import LeaseLost

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from handles import Injected, again, lease
+from support.handles import Injected, again, lease
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption

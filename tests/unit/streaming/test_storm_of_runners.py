@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from drivers import Checkpoint, Runner, sequences
+from support.drivers import Checkpoint, Runner, sequences
 
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.ranges import LEASED, WAITING

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from handles import again, lease
+from support.handles import again, lease
 
 from spark_mq import Message, Queue, errors
 from spark_mq.parquet.schema import MESSAGE_SCHEMA

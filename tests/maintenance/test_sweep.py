@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from handles import Injected, again, expire, housekeep, lease, on_commit, route, trim
+from support.handles import Injected, again, expire, housekeep, lease, on_commit, route, trim
 
 from spark_mq import Message, Queue, errors
 from spark_mq.delta import cleanup, tables

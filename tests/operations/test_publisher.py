@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from handles import again, lease, on_commit
+from support.handles import again, lease, on_commit
 
 from spark_mq import Message, Queue, errors
 from spark_mq.testing import ManualClock, memory_queue

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from handles import again, lease, until
+from support.handles import again, lease, until
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost

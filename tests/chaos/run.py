@@ -2,7 +2,7 @@
 
     make fault                                # 200 kills
     make fault KILLS=1000 SPARK=2             # longer, with two Spark workers; SPARK=0 without
-    .venv/bin/python tests/fault/run.py --kills 50 --spark 0 --seed 7
+    PYTHONPATH=tests .venv/bin/python -m chaos.run --kills 50 --spark 0 --seed 7
 
 Exit code 1 if anything is wrong. The queue is left in --folder, if one is given, to be looked at.
 """
@@ -27,13 +27,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import actors
 import pyarrow as pa
-from actors import GROUP, POISON, SPARK, Flag
 from deltalake import DeltaTable
-from verdict import Told, judge
 
 from spark_mq import Queue
+
+from . import actors
+from .actors import GROUP, POISON, SPARK, Flag
+from .verdict import Told, judge
 
 # Forked from a server that has imported everything and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
@@ -103,7 +104,7 @@ class Submitted:
         )
         command = [
             sys.executable, str(ROOT / "jobs" / "worker.py"), "--queue", path, "--group", SPARK, "--max-messages", "1000",
-            "--handler", f"{ROOT / 'tests' / 'fault' / 'stream_handler.py'}:process", "--checkpoint", str(folder / f"checkpoint-{number}"),
+            "--handler", f"{ROOT / 'tests' / 'chaos' / 'stream_handler.py'}:process", "--checkpoint", str(folder / f"checkpoint-{number}"),
             "--visibility-timeout", f"{TIMEOUT * 5}s", "--ack", "after",
         ]  # fmt: skip
         environment = {

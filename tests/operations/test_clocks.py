@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from handles import again, lease
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.handles import again, lease
 
 from spark_mq import Queue, errors
 from spark_mq.streaming.source import StreamOptions, StreamSource

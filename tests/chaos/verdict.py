@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable
@@ -11,12 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "acceptance"))
-
 import pyarrow.compute as pc
-from actors import GROUP, POISON, SPARK, journals
-from checker import Findings, check_queue, history, published
 from deltalake import DeltaTable
+from support.checker import Findings, check_queue, history, published
+
+from .actors import GROUP, POISON, SPARK, journals
 
 
 @dataclass(frozen=True)

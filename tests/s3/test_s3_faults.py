@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
+from support.faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from handles import again, archive, archived, history, lease, on_commit
+from support.handles import again, archive, archived, history, lease, on_commit
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption

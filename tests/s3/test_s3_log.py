@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from checker import check_queue
-from faulty_s3 import AFTER, RESET, FaultyS3
+from support.checker import check_queue
+from support.faulty_s3 import AFTER, RESET, FaultyS3
 
 from spark_mq import Queue
 

@@ -29,7 +29,7 @@ from deltalake import DeltaTable
 
 from spark_mq import ConsumerGroup, GroupStats, Queue
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BATCH = 20_000
 VISIBILITY = "5m"
 """Much longer than a restart takes: the worker that comes back is to find its batch, not to lose it to the other one."""
@@ -123,7 +123,7 @@ class Demo:
 
     def worker(self, name: str) -> Job:
         return self.job(
-            name, "worker", "--queue", self.queue.path, "--group", "delays", "--worker-id", name, "--handler", "demo_handler:process",
+            name, "worker", "--queue", self.queue.path, "--group", "delays", "--worker-id", name, "--handler", "examples/demo/handler.py:process",
             "--checkpoint", self.home / "checkpoints" / name, "--max-messages", BATCH, DEMO_SINK=str(self.sink), DEMO_HOLD=str(self.hold)
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from handles import again, lease
+from support.handles import again, lease
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import GroupBlocked

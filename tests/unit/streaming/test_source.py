@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from drivers import Checkpoint, Runner, deliveries, grant, mark, sequences, states
+from support.drivers import Checkpoint, Runner, deliveries, grant, mark, sequences, states
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
