@@ -92,6 +92,9 @@ class Change:
     data_change: bool = True
     metadata: Mapping[str, Any] | None = None
     """The table's new metadata, if it changes."""
+    removed_at: int | None = None
+    """When the files were removed, in milliseconds. None means now. With 0 the next checkpoint
+    leaves them out, also if the table keeps removed files for long."""
 
 
 class Commit:
@@ -316,7 +319,10 @@ def encode(change: Change, previous_id: str | None, operation: str, now: int) ->
     ]
     if change.metadata is not None:
         actions.append({"metaData": dict(change.metadata)})
-    actions += [{"remove": _remove(file, now, change.data_change)} for file in change.removes]
+    removed_at = now if change.removed_at is None else change.removed_at
+    actions += [
+        {"remove": _remove(file, removed_at, change.data_change)} for file in change.removes
+    ]
     actions += [{"add": _add(file, now, change.data_change)} for file in change.adds]
     return encode_actions(actions)
 

@@ -126,9 +126,15 @@ class LocalBackend:
 
     def list(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files directly in a folder."""
-        for entry in self._entries(folder):
-            if not entry.is_dir(follow_symlinks=False):
-                yield from self._found(folder, entry)
+        try:
+            entries = os.scandir(self._full(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        with entries:  # not as a list: a folder may have a million files
+            for entry in entries:
+                temporary = _TEMPORARY.fullmatch(entry.name) is not None
+                if not temporary and not entry.is_dir(follow_symlinks=False):
+                    yield from self._found(folder, entry)
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files in a folder and in its subfolders."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -142,6 +142,10 @@ class ObjectStore:
     def list(self, folder: str) -> FileInfos:
         """Return the files directly in a folder, sorted by path."""
         return sorted(self._backend.list(_checked_folder(folder)), key=_path_of)
+
+    def iterate(self, folder: str) -> Iterator[FileInfo]:
+        """Yield the files directly in a folder, in any order. They need not fit in memory."""
+        return self._backend.list(_checked_folder(folder))
 
     def list_all(self, folder: str = "") -> FileInfos:
         """Return the files in a folder and its subfolders, sorted by path."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from typing import Final
 
 __all__ = ["NO_TIME", "Bounds", "DeliveryTimes", "TimeColumns", "TimedRun", "optional_time"]
@@ -106,6 +107,15 @@ class DeliveryTimes:
         columns.deliver_at.extend(own.deliver_at[part])
         columns.expires_at.extend(own.expires_at[part])
         columns.starts.extend(own.starts[part])
+
+    def append_to(self, rows: array[int], deliver_at: array[int], expires_at: array[int]) -> int:
+        """Add the runs to columns, with NO_TIME for None. Return their number."""
+        own, part = self._columns, slice(self._start, self._end)
+        starts = own.starts[part]
+        rows.extend(array("q", (b - a for a, b in pairwise(chain(starts, (self.rows,))))))
+        deliver_at.extend(own.deliver_at[part])
+        expires_at.extend(own.expires_at[part])
+        return len(starts)
 
     @property
     def runs(self) -> tuple[TimedRun, ...]:

@@ -129,9 +129,17 @@ class MessageIndex:
         files = self.files
         if not files:
             return 0
+        newest = bisect_left(files.firsts, sequence(files.firsts[-1] >> ORDINAL_BITS, 0))
+        return min(newest, self.count_whole_commits(up_to))
+
+    def count_whole_commits(self, up_to: int) -> int:
+        """Return the number of leading files whose commits lie at or below a sequence."""
+        files = self.files
         at = bisect_right(files.firsts, up_to)
-        if at and (at == len(files) or files.last_at(at - 1) > up_to):
+        if at and files.last_at(at - 1) > up_to:
             at -= 1
+        if at == len(files):
+            return at
         return bisect_left(files.firsts, sequence(files.firsts[at] >> ORDINAL_BITS, 0))
 
     @property
@@ -209,9 +217,8 @@ class MessageIndex:
     def slices(self, first: int, last: int) -> Iterator[FileSlice]:
         """Yield the file slices with the messages of ``first..last``, in order."""
         files = self.files
-        at = max(0, bisect_right(files.firsts, first) - 1)
-        stop = bisect_left(files.firsts, last + 1)
-        for at in range(at, stop):
+        low = max(0, bisect_right(files.firsts, first) - 1)
+        for at in range(low, bisect_left(files.firsts, last + 1)):
             begins = files.firsts[at]
             start, end = max(first, begins), min(last, files.last_at(at))
             if start <= end:
@@ -247,13 +254,15 @@ class MessageIndex:
 
     def last_file_from(self, seq: int) -> DataFile | None:
         """Return the last file that begins at or before a sequence, or None."""
-        at = bisect_right(self._firsts, seq) - 1
+        at = bisect_right(self.files.firsts, seq) - 1
         return self.files[at] if at >= 0 else None
 
-    def path_at(self, first: int) -> str | None:
-        """Return the path of the file whose first message has this sequence, or None."""
+    def may_have(self, first: int, path: str) -> bool:
+        """Return whether a file has this first sequence and path, or is perhaps forgotten."""
         file = self.last_file_from(first)
-        return file.path if file is not None and file.first == first else None
+        if file is None:
+            return first <= self.forgotten_to
+        return file.first == first and file.path == path
 
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""

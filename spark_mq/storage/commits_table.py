@@ -10,7 +10,9 @@ import io
 import json
 import threading
 import uuid
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Final
 
 import pyarrow as pa
@@ -25,13 +27,22 @@ from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line
 from spark_mq.delta.tables import checkpoint_soon, create_table, last_checkpoint, write_checkpoint
 from spark_mq.errors import CorruptLog
-from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
+from spark_mq.ledger.message_index import sequence
+from spark_mq.storage.commit_rows import COMMITS_SCHEMA, MARK, mark_rows
+from spark_mq.storage.published_files import PublishedFiles
 
 __all__ = ["CommitsTable"]
 
 SMALL_FILES: Final = 16
 LARGE_ROWS: Final = 100_000
-"""If there are this many files with fewer rows than that, they are rewritten as one."""
+LARGE_BYTES: Final = 4 * 2**20
+"""If there are this many files with fewer rows and bytes than that, they are rewritten."""
+_STALE_FILES: Final = 4
+"""Large files that one commit rewrites without what is forgotten."""
+MAX_SEQUENCE: Final = 2**63 - 1
+_FORGOTTEN_TO: Final = "spark_mq.forgotten_to:"
+_FORGOTTEN: Final = "spark_mq.forgotten:"
+"""App ids of transactions: up to where the index is forgotten, and how many messages."""
 
 
 class CommitsTable:
@@ -88,40 +99,26 @@ class CommitsTable:
             version=None,
         )
 
+    def forgotten(self, messages_id: str) -> tuple[int, int]:
+        """Return the last sequence that the table has forgotten (-1: none), and how many messages
+        that were. Looks only if nothing was read yet."""
+        return _forgotten(self.log.state, messages_id)
+
     def append(self, messages_id: str, published: PublishedFiles, idle_commits: int) -> int:
         """Write down what `published` has beyond the table. Return how many commits that were.
 
-        Each commit is written down once, also if two sweeps do it at once.
+        Each commit is written down once, also if two sweeps do it at once. What `published` has
+        forgotten goes out of the table.
         """
+        total = 0
         with self._lock:
             self._create(messages_id)
-            app, upto = _app_id(messages_id), published.index.version
-            written: list[AddFile] = []
-
-            def compute(state: TableState) -> tuple[Change | None, int]:
-                done = (
-                    state.txns.get(app, -1)
-                    if state.description == _description(messages_id)
-                    else upto
-                )
-                rows = published.rows_since(done)
-                self._discard(written)
-                if upto <= done or (not rows.num_rows and upto - done < idle_commits):
-                    return None, 0
-                merged = _small_files(state)
-                written.append(self._write(merged, rows))
-                note = {"operation": "index commits", "upto": upto}
-                change = Change(
-                    uuid.uuid4().hex,
-                    note,
-                    adds=list(written),
-                    removes=merged,
-                    txns=[(app, upto)],
-                    whole_table=True,
-                )
-                return change, upto - done
-
-            return self.log.transact(compute)[1]
+            while True:
+                batch = _Batch(self, messages_id, published, idle_commits)
+                _, commits = self.log.transact(batch.compute)
+                total += commits
+                if batch.is_last:
+                    return total
 
     def truncate(self, messages_id: str, upto: int) -> None:
         """Drop the rows of all commits after a version of ``messages/``."""
@@ -130,13 +127,13 @@ class CommitsTable:
             files = state.files()
             parts = [self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in files]
             rows = pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts])
-            kept = self._write([], rows.filter(pc.less_equal(rows["version"], upto)))
+            kept = self.write_rows([], rows.filter(pc.less_equal(rows["version"], upto)))
             change = Change(
                 uuid.uuid4().hex,
                 {"operation": "truncate", "upto": upto},
                 adds=[kept],
                 removes=files,
-                txns=[(_app_id(messages_id), upto)],
+                txns=[(_app_id(messages_id), upto), *_forgetting(state, messages_id, upto)],
                 whole_table=True,
             )
             return change, None
@@ -159,16 +156,18 @@ class CommitsTable:
         elif state.description != description:
             self.log.transact(lambda found: (_take_over(found, description), None))
 
-    def _write(self, merged: list[AddFile], rows: pa.Table) -> AddFile:
-        whole = pa.concat_tables(
-            [*(self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in merged), rows]
-        )
+    def write_rows(self, merged: list[AddFile], rows: pa.Table, forgotten_to: int = -1) -> AddFile:
+        """Write rows and those of other files as one file, without what is forgotten."""
+        parts = [
+            _kept(self.files.read_parquet(f.path, COMMITS_SCHEMA), forgotten_to) for f in merged
+        ]
+        whole = _latest_marks(pa.concat_tables([*parts, _kept(rows, forgotten_to)]))
         path, buffer = f"part-{uuid.uuid4()}.parquet", io.BytesIO()
         pq.write_table(whole, buffer, compression="zstd")
         self.files.write(path, buffer.getvalue())
-        return AddFile(path, buffer.tell(), whole.num_rows)
+        return AddFile(path, buffer.tell(), whole.num_rows, stats=_stats(whole))
 
-    def _discard(self, written: list[AddFile]) -> None:
+    def discard(self, written: list[AddFile]) -> None:
         """Delete the files of an attempt that lost its race."""
         while written:
             self.files.delete(written.pop().path)
@@ -183,6 +182,50 @@ class CommitsTable:
         if since >= 2 * SMALL_FILES or (since >= SMALL_FILES and _count_small(state) <= 1):
             write_checkpoint(self.files)
         return clean_table(self.log, keep, data_files=True)
+
+
+class _Batch:
+    """One commit of :meth:`CommitsTable.append`: a bounded part of what the table lacks."""
+
+    def __init__(
+        self, table: CommitsTable, messages_id: str, published: PublishedFiles, idle_commits: int
+    ) -> None:
+        self._table, self._id, self._published = table, messages_id, published
+        self._idle_commits = idle_commits
+        self._written: list[AddFile] = []
+        self.is_last = True
+
+    def compute(self, state: TableState) -> tuple[Change | None, int]:
+        """Return the change, and the number of commits that it writes down."""
+        self._table.discard(self._written)
+        index, app = self._published.index, _app_id(self._id)
+        done = state.txns.get(app, -1)
+        if state.description != _description(self._id):
+            done = index.version
+        upto = self._published.version_after(done, LARGE_ROWS)
+        rows = self._published.rows_since(done, upto)
+        own = index.forgotten_to, index.forgotten
+        forgotten_to, forgotten = max(own, _forgotten(state, self._id))
+        stale = _stale_files(state, forgotten_to)
+        idle = upto <= done or (not rows.num_rows and upto - done < self._idle_commits)
+        more = len(stale) > _STALE_FILES or upto < index.version
+        self.is_last = not more or (idle and not stale)
+        if idle and not stale:
+            return None, 0
+        merged = _unique([*_small_files(state), *stale[:_STALE_FILES]])
+        self._written.append(self._table.write_rows(merged, rows, forgotten_to))
+        change = Change(
+            uuid.uuid4().hex,
+            {"operation": "index commits", "upto": upto},
+            adds=list(self._written),
+            removes=merged,
+            txns=[
+                (app, max(done, upto)),
+                *_forgotten_txns(self._id, forgotten_to, forgotten),
+            ],
+            whole_table=True,
+        )
+        return change, max(0, upto - done)
 
 
 def _take_over(state: TableState, description: str) -> Change | None:
@@ -208,10 +251,79 @@ def _app_id(messages_id: str) -> str:
     return f"spark_mq.index:{messages_id}"
 
 
+def _forgotten(state: TableState, messages_id: str) -> tuple[int, int]:
+    """Return the last forgotten sequence, or -1, and the number of forgotten messages."""
+    txns = state.txns
+    return txns.get(_FORGOTTEN_TO + messages_id, -1), txns.get(_FORGOTTEN + messages_id, 0)
+
+
+def _forgotten_txns(messages_id: str, to: int, messages: int) -> list[tuple[str, int]]:
+    found = [(_FORGOTTEN_TO + messages_id, to), (_FORGOTTEN + messages_id, messages)]
+    return found if to >= 0 else []
+
+
+def _forgetting(state: TableState, messages_id: str, upto: int) -> list[tuple[str, int]]:
+    """Return the transactions that take back what was forgotten after a version."""
+    if _forgotten(state, messages_id)[0] < sequence(upto + 1, 0):
+        return []
+    return [(_FORGOTTEN_TO + messages_id, -1), (_FORGOTTEN + messages_id, 0)]
+
+
+def _kept(rows: pa.Table, forgotten_to: int) -> pa.Table:
+    """Return the rows without those of forgotten files."""
+    return rows.filter(pc.greater(pc.fill_null(rows["last"], MAX_SEQUENCE), forgotten_to))
+
+
+def _latest_marks(rows: pa.Table) -> pa.Table:
+    """Return the rows with the latest mark of each app only."""
+    is_mark = pc.equal(rows["kind"], MARK)
+    marks = rows.filter(is_mark)
+    latest = {app: (number, at) for app, number, at in _in_order(marks)}
+    if len(latest) == marks.num_rows:
+        return rows
+    kept = mark_rows((app, number, at) for app, (number, at) in latest.items())
+    whole = pa.concat_tables([rows.filter(pc.invert(is_mark)), kept])
+    return whole.sort_by([("version", "ascending"), ("first", "ascending")])
+
+
+def _in_order(marks: pa.Table) -> Iterator[tuple[str, int, int]]:
+    names = ("app", "number", "version")
+    columns = [marks.sort_by("version")[name].to_pylist() for name in names]
+    return zip(*columns, strict=True)
+
+
+def _stats(rows: pa.Table) -> str:
+    """Return the statistics of a file, with the last sequence that may be forgotten in it."""
+    last = pc.max(rows["last"]).as_py()
+    more = {} if last is None else {"maxValues": {"last": last}}
+    return json.dumps({"numRecords": rows.num_rows, **more})
+
+
+def _stale_files(state: TableState, forgotten_to: int) -> list[AddFile]:
+    """Return the large files whose published files are all forgotten."""
+    return [
+        file
+        for file in state.files()
+        if not _is_small(file) and 0 <= _last_in(file) <= forgotten_to
+    ]
+
+
+def _last_in(file: AddFile) -> int:
+    last = json.loads(file.stats or "{}").get("maxValues", {}).get("last")
+    return last if isinstance(last, int) else -1
+
+
+def _unique(files: list[AddFile]) -> list[AddFile]:
+    return list({file.path: file for file in files}.values())
+
+
 def _small_files(state: TableState) -> list[AddFile]:
-    """Return the small files, if there are too many."""
-    small = [file for file in state.files() if _is_small(file)]
-    return small if len(small) >= SMALL_FILES else []
+    """Return small files to merge, if there are too many. Their rows fit in memory."""
+    small = sorted((file for file in state.files() if _is_small(file)), key=lambda f: f.modified)
+    if len(small) < SMALL_FILES:
+        return []
+    rows = list(accumulate(file.rows or 0 for file in small))
+    return small[: max(2, bisect_right(rows, LARGE_ROWS))]
 
 
 def _count_small(state: TableState) -> int:
@@ -219,4 +331,4 @@ def _count_small(state: TableState) -> int:
 
 
 def _is_small(file: AddFile) -> bool:
-    return (file.rows or 0) < LARGE_ROWS
+    return (file.rows or 0) < LARGE_ROWS and file.size < LARGE_BYTES

@@ -129,6 +129,9 @@ class MemoryMessages(MessageStore):
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         return 0
 
+    def forget(self, up_to: int) -> None:
+        """Do nothing: the messages themselves are in memory."""
+
     def drop(self, horizon: int) -> int:
         with self._lock:
             gone = {file.path for file in self._index.files if file.last <= horizon} & self._active

@@ -126,8 +126,8 @@ class MessageStore(ABC):
 
     @abstractmethod
     def index(self, reach: int | None = None) -> MessageIndex:
-        """The commit index, brought up to the latest commit. The same object each time: it only
-        grows.
+        """The commit index, brought up to the latest commit. It only grows: an index that forgets
+        files is another object.
 
         ``reach``: no look at the table where the index reaches this sequence already, as for what
         has been leased.
@@ -141,6 +141,16 @@ class MessageStore(ABC):
     def drop(self, horizon: int) -> int:
         """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to
         kill and to repeat."""
+
+    @abstractmethod
+    def forget(self, up_to: int) -> None:
+        """Forget the index of commits that were trimmed and that no group needs.
+
+        Parameters
+        ----------
+        up_to
+            The horizon of a trim that has dropped its files, or a lower floor of a group.
+        """
 
     @abstractmethod
     def expect(self, reached: Callable[[bool], int]) -> None:
