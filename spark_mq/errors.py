@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "CommitConflict",
     "ContentionTimeout",
+    "CopiedQueue",
     "CorruptLog",
     "DataLossError",
     "DuplicatePublish",
@@ -103,6 +104,20 @@ class QueueNotFound(SparkMQError, LookupError):
     ----------
     path : str
         The path.
+    """
+
+
+class CopiedQueue(SparkMQError):
+    """Raised if a queue would write elsewhere, and is not where it was created.
+
+    It may be a copy of another queue. ``Queue.rehome`` says what it is.
+
+    Attributes
+    ----------
+    path : str
+        The path.
+    home : str
+        Where the queue was created.
     """
 
 

@@ -22,7 +22,8 @@ from spark_mq.maintenance.retention import purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message, check_time, to_publish
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.create import create_queue_tables, open_context
+from spark_mq.operations.create import create_queue_tables, open_context, rehome
+from spark_mq.operations.identity import is_own_place, relative_place
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt
@@ -123,9 +124,11 @@ class Queue:
             max_delivery_attempts=max_delivery_attempts,
             **group_settings,
         )
+        root, options = absolute_path(path), dict(storage_options or {})
         dead_letters = None
         if dead_letter_path is not None:
-            dead_letters = absolute_path(dead_letter_path, "dead_letter_path")
+            place = absolute_path(dead_letter_path, "dead_letter_path")
+            dead_letters = relative_place(root, place)
         settings = QueueSettings.validated(
             group,
             retention=retention,
@@ -136,8 +139,6 @@ class Queue:
             dead_letter_path=dead_letters,
             durable=durable,
         )
-        root, options = absolute_path(path), dict(storage_options or {})
-        _check_not_own(root, dead_letters)
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
         queue = cls(open_context(root, options, clock))
         if queue.settings != settings:
@@ -146,7 +147,7 @@ class Queue:
                 "group's: group.configure)",
                 root,
             )
-        if queue.settings.dead_letter_path is None:
+        if is_own_place(queue.settings):
             queue._context.dead_letters()
         return queue
 
@@ -414,6 +415,41 @@ class Queue:
         """
         return redrive(self._context, where, limit, dry_run, rate)
 
+    def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
+        """Say that the queue is where it belongs, after it was moved or copied.
+
+        A queue that is not where it was created refuses to write dead letters to a path outside.
+        Publishers in flight may have to try again.
+
+        Parameters
+        ----------
+        copy
+            True makes it a queue of its own, with a new id. False keeps its id and its dead-letter
+            queue: it was moved, and the old place is gone.
+        dead_letter_path
+            Where the dead letters of a copy go. Default: ``dead_letters/`` inside it.
+
+        Returns
+        -------
+        Queue
+            The queue, opened again.
+
+        Raises
+        ------
+        InvalidOption
+            A queue that was moved has a dead-letter queue already.
+        """
+        place = None
+        if dead_letter_path is not None:
+            place = absolute_path(dead_letter_path, "dead_letter_path")
+            if not copy:
+                raise InvalidOption(
+                    "dead_letter_path goes with copy=True: a queue that was moved keeps its own",
+                    option="dead_letter_path",
+                    value=dead_letter_path,
+                )
+        return Queue(rehome(self._context, copy=copy, place=place))
+
     def recover(self, *, dry_run: bool = False) -> RecoveryReport:
         """Make the tables agree again after some of them were restored alone.
 
@@ -506,15 +542,6 @@ class Queue:
 def producer_txn(producer_id: str) -> str:
     """Return the app id of a producer's numbers in ``messages/``."""
     return "spark_mq.producer:" + validate_name("producer_id", producer_id)
-
-
-def _check_not_own(root: str, dead_letter_path: str | None) -> None:
-    if dead_letter_path == root:
-        raise InvalidOption(
-            f"dead_letter_path={root!r} is the queue itself: give another queue, or leave it out",
-            option="dead_letter_path",
-            value=root,
-        )
 
 
 def _publish_txn(

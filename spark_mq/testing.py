@@ -104,7 +104,7 @@ def memory_queue(
     )
     ticking = clock or system_clock
     dead_path = "memory/dead_letters"
-    dead = _memory_context(dead_path, QueueSettings.for_dead_letters(dead_path), ticking)
+    dead = _memory_context(dead_path, QueueSettings.for_dead_letters(), ticking)
     return Queue(_memory_context("memory", settings, ticking, dead))
 
 

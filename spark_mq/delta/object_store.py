@@ -17,11 +17,12 @@ from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS
 from spark_mq.errors import InvalidOption
 
-__all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "join"]
+__all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "canonical_path", "join"]
 
 _SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure"
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
+_SAME_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "azure": "az", "adl": "az"}
 _NO_LOCAL_PATH: Final = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#]|(?<=[^:/])//|/\.\.?(?=/|$)")
 _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
@@ -216,7 +217,7 @@ def join(root: str, name: str) -> str:
 
 
 def absolute_path(path: Any, option: str = "path") -> str:
-    """Return a local path made absolute, or a URI unchanged.
+    """Return a local path made absolute, or a URI without a slash at its end.
 
     Other processes have another working directory.
 
@@ -239,7 +240,7 @@ def absolute_path(path: Any, option: str = "path") -> str:
     text = os.fspath(path)
     text = _FILE.sub("", text)
     if _SCHEME.match(text):
-        return _checked_uri(text, option)
+        return _checked_uri(text, option).rstrip("/")
     local = os.path.abspath(text)
     if wrong := _NO_LOCAL_PATH.search(local):
         raise InvalidOption(
@@ -249,6 +250,17 @@ def absolute_path(path: Any, option: str = "path") -> str:
             value=local,
         )
     return local
+
+
+def canonical_path(path: str) -> str:
+    """Return one text for all names of a place: links resolved, one scheme for each provider.
+
+    Use it to compare places. Other libraries may need the name that the user gave.
+    """
+    if "://" not in path:
+        return os.path.realpath(path)
+    scheme, _, rest = path.partition("://")
+    return f"{_SAME_SCHEMES.get(scheme.lower(), scheme.lower())}://{rest.rstrip('/')}"
 
 
 def _checked_uri(uri: str, option: str) -> str:

@@ -128,7 +128,7 @@ class TableState:
     def _load_actions(self, name: str, rows: list[dict[str, Any]], path: str) -> None:
         for row in rows:
             if name == "metaData":
-                self.metadata = {**row, "configuration": dict(row.get("configuration") or ())}
+                self.metadata = _metadata(row)
             elif name == "protocol":
                 check_protocol(path, row)
             elif name == "txn":
@@ -172,6 +172,15 @@ def _added(add: Mapping[str, Any]) -> AddFile:
         int(add.get("modificationTime") or 0),
         add.get("tags") or {},
     )
+
+
+def _metadata(row: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata as a commit has it. pyarrow returns maps as lists of pairs."""
+    given = {name: value for name, value in row.items() if value is not None}
+    form = dict(given.get("format") or {})
+    if form:
+        given["format"] = {**form, "options": dict(form.get("options") or ())}
+    return {**given, "configuration": dict(given.get("configuration") or ())}
 
 
 def _rows_of(stats: str | None) -> int | None:

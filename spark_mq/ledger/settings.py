@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, TypedDict
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
@@ -227,7 +227,8 @@ class QueueSettings:
     retention
         How long settled messages are kept. Default 7 days.
     dead_letter_path
-        The path of the dead-letter queue. None for ``dead_letters/`` below the queue.
+        The path of the dead-letter queue. None for ``dead_letters/`` below the queue. "." is the
+        queue itself, and "./name" a folder below it: such a path stays right if the queue moves.
     hard_retention
         How long any message is kept at most. None for no limit, the default.
     delivery_delay
@@ -239,6 +240,12 @@ class QueueSettings:
     durable
         Whether local commits are synced to the disk before they are reported. Default True. Without
         it, a power cut may lose the last second. Object stores always sync.
+    queue_id
+        The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
+    home
+        Where the queue was created. None in memory.
+    former_ids
+        The ids of the queues that this one is a copy of.
     """
 
     group: GroupSettings = GroupSettings()
@@ -249,19 +256,22 @@ class QueueSettings:
     message_ttl: int | None = None
     history_retention: int = 30 * 86_400 * SECOND
     durable: bool = True
+    queue_id: str = field(default="", compare=False)
+    home: str | None = field(default=None, compare=False)
+    former_ids: tuple[str, ...] = field(default=(), compare=False)
 
     FORMAT: ClassVar[str] = "spark_mq queue"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     """The format of a queue's tables. It grows if an older version could not read them."""
 
     @classmethod
-    def for_dead_letters(cls, path: str, durable: bool = True) -> QueueSettings:
-        """Return the settings of the dead-letter queue at a path.
+    def for_dead_letters(cls, durable: bool = True) -> QueueSettings:
+        """Return the settings of a dead-letter queue.
 
         It has no attempt limit, so it has no dead letters of its own. Nothing is trimmed.
         """
         group = GroupSettings(max_delivery_attempts=None)
-        return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=path, durable=durable)
+        return cls(group, 36500 * 86_400 * SECOND, dead_letter_path=".", durable=durable)
 
     @classmethod
     def validated(
@@ -351,7 +361,16 @@ class QueueSettings:
             return None
         if data.get("format_version") != cls.VERSION:
             raise _wrong_format(data.get("format_version"), cls.VERSION, path)
-        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        names = {field.name for field in fields(cls)}
+        if unknown := sorted(set(data) - names - {"format", "format_version"}):
+            raise UnsupportedTable(
+                f"cannot read the settings of {_queue_at(path)}: this version of spark_mq does not "
+                f"know {', '.join(unknown)}. Update spark_mq.",
+                path=path,
+                features=unknown,
+            )
+        known = {name: data[name] for name in names if name in data}
+        known["former_ids"] = tuple(known.get("former_ids", ()))
         return cls(**{**known, "group": GroupSettings.from_stored(data.get("group"))})
 
 
@@ -363,6 +382,10 @@ def _checked_flag(option: str, value: Any) -> bool:
     return value
 
 
+def _queue_at(path: str | None) -> str:
+    return f"the queue at {path}" if path else "the queue"
+
+
 def _wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
     """Return the error for a queue that another version of spark_mq created."""
     older = isinstance(found, int) and found < known
@@ -372,9 +395,9 @@ def _wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
         if older
         else "update spark_mq"
     )
-    queue = f"the queue at {path}" if path else "the queue"
     return UnsupportedTable(
-        f"{queue} has format {found!r}, and this version of spark_mq reads {known}: {fix}",
+        f"{_queue_at(path)} has format {found!r}, and this version of spark_mq reads {known}: "
+        f"{fix}",
         path=path,
         features=[],
     )

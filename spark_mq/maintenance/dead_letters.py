@@ -93,6 +93,7 @@ def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | N
 def _headers(group: GroupLedger, r: Range) -> dict[str, str]:
     values = {
         "queue": group.queue_path,
+        "queue_id": group.queue_id or None,
         "group": group.name,
         "delivery_count": str(r.delivery_count),
         "failure_count": str(r.failure_count),

@@ -19,11 +19,12 @@ from deltalake.exceptions import DeltaError
 
 from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
 from spark_mq.ledger import admin
-from spark_mq.ledger.intervals import Interval, from_sequences
+from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import DEAD, ROUTING, Range
 from spark_mq.ledger.routing import freeze
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
+from spark_mq.maintenance.letter_headers import is_own_letter, typed_texts
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
@@ -46,6 +47,7 @@ CHUNK: Final = 10_000
 
 _HEADER_COLUMNS: Final = (
     "queue",
+    "queue_id",
     "group",
     "sequence",
     "delivery_count",
@@ -63,6 +65,7 @@ COLUMNS: Final = (
     "headers",
     "published_at",
     "queue",
+    "queue_id",
     "consumer_group",
     "original_sequence",
     "delivery_count",
@@ -194,18 +197,25 @@ def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterato
     """The dead letters of this queue that have not been redriven and meet the condition, in order,
     in tables of up to `chunk` rows."""
     redriven = context.dead_letters().group(REDRIVE)
-    ledger, index = redriven.ledger_in(redriven.snapshot()), redriven.messages.index()
-    first = 0
+    ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.horizon()
+    index = redriven.index_for(ledger)
+    kept = index.first_at_or_after(horizon + 1)  # a purge dropped the rest
+    if kept is None:
+        return
     for r in list(admin.unsettled_ranges(ledger, index, index.last_sequence)):
-        first = r.first
+        first = max(r.first, kept)
         while first <= r.last:
             last = index.nth_from(first, min(chunk, index.count(first, r.last)))
             table = _table(context, [(first, last)], skip=True)
             # One without a payload has nothing to be published.
-            ours = pc.and_(pc.equal(table["queue"], context.path), pc.is_valid(table["value"]))
-            yield _select(table.filter(ours), where)
+            wanted = pc.and_(_is_own(context, table), pc.is_valid(table["value"]))
+            yield _select(table.filter(wanted), where)
             following = index.first_at_or_after(last + 1)
             first = r.last + 1 if following is None else following
+
+
+def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
+    return is_own_letter(context.settings, context.path, table)
 
 
 def _schema() -> pa.Schema:
@@ -256,8 +266,8 @@ def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool =
             "headers": pa.array(own, schema.field("headers").type),
         }
         for name in _HEADER_COLUMNS:
-            texts = pa.array([one.get(HEADER_PREFIX + name) for one in headers], pa.string())
-            columns[_RENAMED.get(name, name)] = texts.cast(_TYPES.get(name, pa.string()))
+            texts = [one.get(HEADER_PREFIX + name) for one in headers]
+            columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
         parts.append(
             pa.table(
                 [columns[f.name] if f.name in columns else rows[f.name] for f in schema],
@@ -282,12 +292,14 @@ class Redrive(Transfer):
         self._messages = 0
 
     def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
-        ledger, index = self.source.ledger_in(snapshot), self.source.messages.index()
-        return freeze(ledger, index, transfer_id, self._intervals)
+        ledger = self.source.ledger_in(snapshot)
+        return freeze(ledger, self.source.index_for(ledger), transfer_id, self._intervals)
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
-        table = _table(self._context, [(r.first, r.last) for r in ranges])
-        if any(path != self._context.path for path in pc.unique(table["queue"]).to_pylist()):
+        trimmed = [(0, self.source.horizon())]  # a purge may have dropped some of them
+        wanted = subtract([(r.first, r.last) for r in ranges], trimmed)
+        table = _table(self._context, wanted)
+        if not pc.all(_is_own(self._context, table), min_count=0).as_py():
             return None  # begun by another queue with the same dead-letter queue, which finishes it
         self._messages = table.num_rows
         return [write_file(self.target.files, _as_messages(table))]

@@ -109,6 +109,7 @@ class QueueContext:
             self.clock,
             self.settings.group,
             queue_path=self.path,
+            queue_id=self.settings.queue_id,
             start=start,
             hard_limit=self.settings.hard_retention is not None,
         )

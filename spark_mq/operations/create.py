@@ -16,6 +16,7 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import NotAQueue, QueueExists, QueueNotFound
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.identity import dead_letter_place, identified, rehomed
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
@@ -55,7 +56,7 @@ def create_queue_tables(
         raise _exists(root)
     if begun is None:
         refuse_foreign_files(root)
-        messages.create(settings.to_json())
+        messages.create(identified(settings, root).to_json())
         begun = messages.open()
     if not complete:
         _check_begun(root, begun, settings)
@@ -152,14 +153,27 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
 
 
 def _open_dead_letters(context: QueueContext) -> QueueContext:
-    path = context.settings.dead_letter_path or join(context.path, "dead_letters")
+    path = dead_letter_place(context.path, context.settings)
     options = context.storage_options
     try:
         return open_context(path, options, context.clock)
     except (QueueNotFound, NotAQueue):
-        settings = QueueSettings.for_dead_letters(path, context.settings.durable)
+        settings = QueueSettings.for_dead_letters(context.settings.durable)
         create_queue_tables(path, settings, options, exist_ok=True)
         return open_context(path, options, context.clock)
+
+
+def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueContext:
+    """Note that a queue was moved or copied to its path, and open it again."""
+    options = context.storage_options
+    messages, _, _ = _stores(context.path, options, context.settings)
+
+    def described(text: str | None) -> str:
+        found = QueueSettings.from_json(text, context.path) or context.settings
+        return rehomed(found, context.path, copy=copy, place=place).to_json()
+
+    messages.describe(described)
+    return open_context(context.path, options, context.clock)
 
 
 def leases_description(messages_id: str) -> str:

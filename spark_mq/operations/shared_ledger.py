@@ -96,7 +96,7 @@ class SharedLedger:
         The clock of the queue.
     defaults
         The settings of a group that does not exist yet.
-    queue_path
+    queue_path, queue_id
         The path of the queue, for messages to people.
     start
         Where the group starts if it does not exist yet.
@@ -113,6 +113,7 @@ class SharedLedger:
         defaults: GroupSettings,
         *,
         queue_path: str,
+        queue_id: str = "",
         start: StartPosition = "earliest",
         hard_limit: bool = False,
     ) -> None:
@@ -122,6 +123,7 @@ class SharedLedger:
         self.clock = clock
         self.defaults = defaults
         self.queue_path = queue_path
+        self.queue_id = queue_id
         self.start = start
         self.hard_limit = hard_limit
         self.batcher: OperationBatcher = CallBatcher(self._run_batch)

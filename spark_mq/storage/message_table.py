@@ -111,6 +111,16 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.path, "opening"):
             return self.log.open()
 
+    def describe(self, text: Callable[[str | None], str]) -> None:
+        """Replace the description of the table by what a function makes of it."""
+
+        def compute(state: TableState) -> tuple[Change | None, None]:
+            metadata = {**state.metadata, "description": text(state.description)}
+            return Change(uuid.uuid4().hex, {"operation": "describe"}, metadata=metadata), None
+
+        with wrap_store_errors(self.path, "writing to"):
+            self.log.transact(compute)
+
     @property
     def table_id(self) -> str:
         """The id of the table: a table made again at the same path has another."""

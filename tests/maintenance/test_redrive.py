@@ -231,3 +231,36 @@ def test_queues_that_share_a_dead_letter_queue_get_back_their_own(
     with_dead(two, ["b", "c"])
     assert (one.redrive().messages, two.redrive().messages) == (1, 2)
     assert (back(one), back(two)) == (["0"], ["0", "1"])
+
+
+def test_a_purged_dead_letter_queue_is_no_damage(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_dead(queue, ["a", "b"])
+    dead = queue.dead_letters
+    assert dead.purge(dead.name) > 0
+    assert queue.redrive(dry_run=True).messages == 0
+    with_dead(queue, ["c"])
+    assert queue.redrive().messages == 1
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer.Transfer, "_publish", _die)
+        with pytest.raises(Killed):
+            queue.redrive()
+    dead = queue.dead_letters
+    index = dead._context.messages.index()
+    dead._context.messages.drop(index.last_sequence)
+    again(queue).redrive()
+    assert queue.stats()["published"] == 1, "there was nothing left to publish"
+    with_dead(queue, ["b"])
+    assert queue.redrive().messages == 1
+
+
+def _die(*_: Any) -> None:
+    raise Killed

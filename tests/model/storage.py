@@ -212,7 +212,7 @@ class Rig:
         if not self.fine:
             logs = (("last_number",), ("commit", "drop"))
         dead = QueueContext(
-            "memory/dead_letters", QueueSettings.for_dead_letters("memory/dead_letters"),
+            "memory/dead_letters", QueueSettings.for_dead_letters(),
             _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases), clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda itself: itself,
         )  # fmt: skip

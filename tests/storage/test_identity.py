@@ -1,0 +1,186 @@
+"""A queue is known by its id, not by the text of a path."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from handles import lease
+
+from spark_mq import Queue
+from spark_mq.delta.object_store import absolute_path, canonical_path
+from spark_mq.errors import CopiedQueue, InvalidOption
+from spark_mq.maintenance.redrive import REDRIVE
+
+
+def with_letter(queue: Queue, value: str = "a") -> Queue:
+    queue.publish([value])
+    lease(queue).reject(error="bad")
+    assert queue.sweep().routed >= 1
+    return queue
+
+
+def values(queue: Queue) -> list[str]:
+    found = queue.group("look").lease("w", max_messages=100)
+    return [] if found is None else [m.value.decode() for m in found.messages]
+
+
+def test_redrive_works_after_a_rename(tmp_path: Path) -> None:
+    with_letter(Queue.create(tmp_path / "before"))
+    os.rename(tmp_path / "before", tmp_path / "after")
+    queue = Queue.open(tmp_path / "after")
+    assert queue.redrive(dry_run=True).messages == 1
+    assert queue.redrive().messages == 1
+    assert values(queue) == ["a", "a"]
+    with_letter(queue, "b")
+    assert not (tmp_path / "before").exists()
+
+
+def test_redrive_works_through_a_link_and_other_texts_of_the_path(tmp_path: Path) -> None:
+    with_letter(Queue.create(tmp_path / "queue"))
+    os.symlink(tmp_path / "queue", tmp_path / "link")
+    assert Queue.open(f"{tmp_path}/queue/").redrive(dry_run=True).messages == 1
+    assert Queue.open(f"file://{tmp_path}//queue").redrive(dry_run=True).messages == 1
+    assert Queue.open(tmp_path / "link").redrive().messages == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("s3://b/q", "s3a://b/q"),
+        ("s3://b/q/", "S3://b/q"),
+        ("abfs://c@a/q", "abfss://c@a/q"),
+    ],
+)
+def test_texts_that_name_one_place(one: str, other: str) -> None:
+    assert canonical_path(absolute_path(one)) == canonical_path(absolute_path(other))
+    assert canonical_path(one) != canonical_path(one.rstrip("/") + "2")
+
+
+def test_a_slash_at_the_end_is_no_part_of_a_path() -> None:
+    assert absolute_path("s3://b/q/") == "s3://b/q"
+
+
+def test_the_dead_letter_queue_of_a_copy_is_the_copy_s(tmp_path: Path) -> None:
+    """A dead-letter queue that had stored its own path put letters into the original's."""
+    original = with_letter(Queue.create(tmp_path / "queue"))
+    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
+    before = sorted((tmp_path / "queue").rglob("*"))
+    copy = Queue.open(tmp_path / "copy")
+    with_letter(copy, "b")
+    letter = lease(copy.dead_letters, 1)
+    letter.reject(error="also bad")
+    copy.dead_letters.sweep()
+    copy.sweep()
+    assert copy.redrive().messages >= 1
+    assert sorted((tmp_path / "queue").rglob("*")) == before
+    assert original.dead_letters.stats()["published"] == 1
+
+
+def test_a_copy_does_not_write_into_the_dead_letter_queue_of_its_original(tmp_path: Path) -> None:
+    dead = Queue.create(tmp_path / "dead")
+    original = with_letter(Queue.create(tmp_path / "queue", dead_letter_path=dead.path))
+    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
+    copy = Queue.open(tmp_path / "copy")
+    copy.publish(["b"])
+    lease(copy).reject()
+    for use in (copy.sweep, copy.redrive, lambda: copy.dead_letters):
+        with pytest.raises(CopiedQueue, match="rehome") as caught:
+            use()
+        assert caught.value.home == str(tmp_path / "queue")
+    assert dead.stats()["published"] == 1
+    assert copy.group().stats().dead == 1, "the message is still there"
+
+    own = copy.rehome(copy=True)
+    assert own.sweep().routed == 1
+    assert own.settings.queue_id != original.settings.queue_id
+    assert own.redrive().messages == 1
+    assert (dead.stats()["published"], own.dead_letters.stats()["published"]) == (1, 1)
+    assert original.redrive().messages == 1
+
+
+def test_a_copy_that_is_a_queue_of_its_own_keeps_its_dead_letters(tmp_path: Path) -> None:
+    original = with_letter(Queue.create(tmp_path / "queue"))
+    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
+    copy = Queue.open(tmp_path / "copy").rehome(copy=True)
+    assert (copy.redrive().messages, original.redrive().messages) == (1, 1)
+    assert Queue.open(copy.path).settings.home == copy.path
+
+
+def test_a_copy_may_have_a_dead_letter_queue_elsewhere(tmp_path: Path) -> None:
+    Queue.create(tmp_path / "queue")
+    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
+    copy = Queue.open(tmp_path / "copy").rehome(copy=True, dead_letter_path=tmp_path / "dead")
+    with_letter(copy)
+    assert copy.dead_letters.path == str(tmp_path / "dead")
+    with pytest.raises(InvalidOption, match="copy=True"):
+        copy.rehome(copy=False, dead_letter_path=tmp_path / "dead")
+
+
+def test_a_queue_that_was_moved_keeps_its_dead_letter_queue(tmp_path: Path) -> None:
+    queue = with_letter(Queue.create(tmp_path / "before", dead_letter_path=tmp_path / "dead"))
+    os.rename(tmp_path / "before", tmp_path / "after")
+    with pytest.raises(CopiedQueue):
+        Queue.open(tmp_path / "after").redrive()
+    moved = Queue.open(tmp_path / "after").rehome(copy=False)
+    assert moved.settings.queue_id == queue.settings.queue_id
+    assert moved.redrive().messages == 1
+    assert Queue.open(tmp_path / "after").sweep() is not None
+
+
+def test_a_dead_letter_queue_inside_the_queue_goes_with_it(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "before", dead_letter_path=tmp_path / "before" / "letters")
+    with_letter(queue)
+    os.rename(tmp_path / "before", tmp_path / "after")
+    moved = Queue.open(tmp_path / "after")
+    assert moved.dead_letters.path == str(tmp_path / "after" / "letters")
+    assert moved.redrive().messages == 1
+
+
+def test_a_queue_is_not_its_own_dead_letter_queue_under_another_name(tmp_path: Path) -> None:
+    os.symlink(tmp_path / "queue", tmp_path / "link")
+    with pytest.raises(InvalidOption, match="itself"):
+        Queue.create(tmp_path / "queue", dead_letter_path=tmp_path / "link")
+
+
+# -- what anybody may have written into a dead letter
+
+
+@pytest.mark.parametrize("name", ["delivery_count", "failure_count", "sequence"])
+@pytest.mark.parametrize("text", ["many", "", "-1", "9" * 40, "1.5", "\x00", "1_0", "٣"])
+def test_forged_numbers_break_no_redrive(tmp_path: Path, name: str, text: str) -> None:
+    queue = with_letter(Queue.create(tmp_path / "queue"))
+    forge(queue, {f"spark_mq.{name}": text})
+    table = queue.redrive(dry_run=True).table
+    assert table is not None
+    assert table.num_rows == 2
+    assert queue.redrive(where="delivery_count = 1").messages >= 1
+    assert queue.redrive(where=None).messages <= 1
+
+
+@pytest.mark.parametrize("text", ["yesterday", "9999-12-31T23:59:59-23:00", "0001-01-01", "12"])
+def test_forged_instants_break_no_redrive(tmp_path: Path, text: str) -> None:
+    queue = with_letter(Queue.create(tmp_path / "queue"))
+    forge(queue, {"spark_mq.first_leased_at": text, "spark_mq.last_leased_at": text})
+    assert queue.redrive(where="first_leased_at > '2020-01-01'").messages == 1
+    assert queue.redrive().messages == 1
+
+
+def forge(queue: Queue, headers: dict[str, str]) -> None:
+    """Append a dead letter that no sweep has made."""
+    from spark_mq import Message  # noqa: PLC0415
+
+    own = {"spark_mq.queue_id": queue.settings.queue_id, "spark_mq.group": "default"}
+    queue.dead_letters.publish([Message("forged", headers={**own, **headers})])
+
+
+def test_a_letter_without_an_id_belongs_to_the_path_that_it_names(tmp_path: Path) -> None:
+    from spark_mq import Message  # noqa: PLC0415
+
+    queue = Queue.create(tmp_path / "queue")
+    for path in (queue.path, "/elsewhere"):
+        queue.dead_letters.publish([Message("x", headers={"spark_mq.queue": path})])
+    assert queue.redrive().messages == 1
+    assert queue.dead_letters._context.group(REDRIVE).exists()
