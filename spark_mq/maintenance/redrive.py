@@ -23,16 +23,16 @@ from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import DEAD, ROUTING, Range
 from spark_mq.ledger.routing import freeze
-from spark_mq.maintenance.dead_letters import HEADER_PREFIX
+from spark_mq.maintenance.dead_letters import FILE_BYTES, HEADER_PREFIX
 from spark_mq.maintenance.letter_headers import is_own_letter, typed_texts
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.parquet.bounded import PartSizer, cut_slices
 from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
-from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
 __all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "redrive"]
@@ -194,24 +194,22 @@ def _select(table: pa.Table, where: str | None) -> pa.Table:
 
 
 def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterator[pa.Table]:
-    """The dead letters of this queue that have not been redriven and meet the condition, in order,
-    in tables of up to `chunk` rows."""
+    """Yield the dead letters of this queue that were not redriven and meet the condition.
+
+    They come in order, in tables of up to `chunk` rows that fit in memory.
+    """
     redriven = context.dead_letters().group(REDRIVE)
     ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.horizon()
     index = redriven.index_for(ledger)
     kept = index.first_at_or_after(horizon + 1)  # a purge dropped the rest
     if kept is None:
         return
-    for r in list(admin.unsettled_ranges(ledger, index, index.last_sequence)):
-        first = max(r.first, kept)
-        while first <= r.last:
-            last = index.nth_from(first, min(chunk, index.count(first, r.last)))
-            table = _table(context, [(first, last)], skip=True)
-            # One without a payload has nothing to be published.
-            wanted = pc.and_(_is_own(context, table), pc.is_valid(table["value"]))
-            yield _select(table.filter(wanted), where)
-            following = index.first_at_or_after(last + 1)
-            first = r.last + 1 if following is None else following
+    unsettled = list(admin.unsettled_ranges(ledger, index, index.last_sequence))
+    intervals = [(max(r.first, kept), r.last) for r in unsettled]
+    for table in _tables(context, intervals, chunk, skip=True):
+        # One without a payload has nothing to be published.
+        wanted = pc.and_(_is_own(context, table), pc.is_valid(table["value"]))
+        yield _select(table.filter(wanted), where)
 
 
 def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
@@ -234,47 +232,64 @@ def _schema() -> pa.Schema:
     )
 
 
-def _read(
-    log: MessageStore, intervals: Sequence[Interval], skip: bool
-) -> Iterator[tuple[FileSlice, pa.Table]]:
-    reader = MessageReader(
-        log.files
-    )  # one for all: dead letters that lie apart share the read of their row group
-    for piece in (piece for interval in intervals for piece in log.index().slices(*interval)):
-        try:
-            yield piece, reader.read(piece)
-        except CorruptLog as error:
-            if not skip:
-                raise
-            _log.error("dead letters that cannot be redriven: %s", error)
+def _tables(
+    context: QueueContext, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
+) -> Iterator[pa.Table]:
+    """Yield dead letters, with their headers as columns, in tables that fit in memory.
 
-
-def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool = False) -> pa.Table:
-    """Dead letters, with what their headers tell as columns. ``skip``: without those that cannot be
-    read."""
+    ``skip`` leaves out those that cannot be read.
+    """
     log = context.dead_letters().messages
+    index, sizer = log.index(), PartSizer(max_rows=max_rows)
+    reader = MessageReader(log.files)
+    slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
+    found: list[pa.Table] = []
+    for part in cut_slices(slices, sizer):
+        for read, rows in _read(reader, [piece for piece, _ in part], skip):
+            found.append(_as_columns(read, rows))
+            sizer.saw(found[-1])
+        count, size = (sum(getattr(one, name) for one in found) for name in ("num_rows", "nbytes"))
+        if found and (count + sizer.rows > max_rows or size >= FILE_BYTES):
+            yield pa.concat_tables(found)
+            found = []
+    if found:
+        yield pa.concat_tables(found)
+
+
+def _read(
+    reader: MessageReader, pieces: Sequence[FileSlice], skip: bool
+) -> Iterator[tuple[Sequence[FileSlice], pa.Table]]:
+    try:
+        yield pieces, reader.read(*pieces)
+        return
+    except CorruptLog as error:
+        if not skip:
+            raise
+        if len(pieces) == 1:
+            _log.error("dead letters that cannot be redriven: %s", error)
+            return
+    for piece in pieces:
+        yield from _read(reader, [piece], skip)
+
+
+def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
+    """Return dead letters with what their headers say as columns."""
     schema = _schema()
-    parts = [schema.empty_table()]
-    for piece, rows in _read(log, intervals, skip):
-        headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
-        own = [
-            [(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)]
-            for one in headers
-        ]
-        columns = {
-            "sequence": sequences_of([piece]),
-            "headers": pa.array(own, schema.field("headers").type),
-        }
-        for name in _HEADER_COLUMNS:
-            texts = [one.get(HEADER_PREFIX + name) for one in headers]
-            columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
-        parts.append(
-            pa.table(
-                [columns[f.name] if f.name in columns else rows[f.name] for f in schema],
-                schema=schema,
-            )
-        )
-    return pa.concat_tables(parts)
+    headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
+    own = [
+        [(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)]
+        for one in headers
+    ]
+    columns = {
+        "sequence": sequences_of(pieces),
+        "headers": pa.array(own, schema.field("headers").type),
+    }
+    for name in _HEADER_COLUMNS:
+        texts = [one.get(HEADER_PREFIX + name) for one in headers]
+        columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
+    return pa.table(
+        [columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema
+    )
 
 
 class Redrive(Transfer):
@@ -298,11 +313,29 @@ class Redrive(Transfer):
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
         trimmed = [(0, self.source.horizon())]  # a purge may have dropped some of them
         wanted = subtract([(r.first, r.last) for r in ranges], trimmed)
-        table = _table(self._context, wanted)
-        if not pc.all(_is_own(self._context, table), min_count=0).as_py():
+        files: list[WrittenFile] = []
+        try:
+            own = self._write(wanted, files)
+        except BaseException:
+            self._discard(files)
+            raise
+        if not own:
+            self._discard(files)
             return None  # begun by another queue with the same dead-letter queue, which finishes it
-        self._messages = table.num_rows
-        return [write_file(self.target.files, _as_messages(table))]
+        self._messages = sum(file.rows for file in files)
+        return files
+
+    def _write(self, intervals: Sequence[Interval], files: list[WrittenFile]) -> bool:
+        """Write dead letters as messages. Return False if some belong to another queue."""
+        for table in _tables(self._context, intervals, CHUNK):
+            if not pc.all(_is_own(self._context, table), min_count=0).as_py():
+                return False
+            files.append(write_file(self.target.files, _as_messages(table)))
+        return True
+
+    def _discard(self, files: Sequence[WrittenFile]) -> None:
+        for file in files:
+            self.target.discard(file)
 
     def commit_info(self) -> Mapping[str, Any]:
         return {"messages": self._messages}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.maintenance.dead_letters import Copy, DeadSlice, copy_dead, dead_table
+from spark_mq.maintenance.dead_letters import Copy, DeadSlice, copy_dead, dead_tables
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.message_store import MessageStore
 
@@ -33,13 +33,16 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
             return copy_dead(log, dead_log, slices)
         source, target = log.path, dead_log.path
 
-        def task(part: list[DeadSlice]) -> WrittenFile:
-            return write_file(
-                ObjectStore(target, options), dead_table(ObjectStore(source, options), part)
-            )
+        def task(part: list[DeadSlice]) -> list[WrittenFile]:
+            # One table after the other: slices may be larger in memory than in their files.
+            files = ObjectStore(target, options)
+            return [
+                write_file(files, table)
+                for table in dead_tables(ObjectStore(source, options), part)
+            ]
 
         # In order, so that the dead letters come in the order of their sequences.
-        return list(spark.sparkContext.parallelize(parts, len(parts)).map(task).collect())
+        return list(spark.sparkContext.parallelize(parts, len(parts)).flatMap(task).collect())
 
     return copy
 

@@ -313,6 +313,9 @@ class LedgerTable:
             name for name in names if name is not None and not name.startswith(RESERVED_PREFIX)
         )
 
+    def group_count(self) -> int:
+        return len(self.log.state.partitions)
+
     def version(self) -> int:
         with wrap_store_errors(self.path, "reading"):
             return self.log.refresh().version

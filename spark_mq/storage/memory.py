@@ -218,6 +218,9 @@ class MemoryLedgers:
         with self._lock:
             return sorted(name for name in self._ledgers if not name.startswith(RESERVED_PREFIX))
 
+    def group_count(self) -> int:
+        return len(self._ledgers)
+
     def version(self) -> int:
         return len(self.notes)
 
