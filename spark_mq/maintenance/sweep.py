@@ -73,10 +73,10 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     chores = _ChoreRunner(context)
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
     groups = chores.run(_groups, context, default=[])
-    expired = sum(chores.run(group.expire, default=0) for group in groups)
-    routed = sum(
-        chores.run(route_dead_letters, context, group, copy, default=0) for group in groups
-    )
+    expired = routed = 0
+    for group in groups:  # one after the other, so that each ledger is read once
+        expired += chores.run(group.expire, default=0)
+        routed += chores.run(route_dead_letters, context, group, copy, default=0)
     trimmed = chores.run(trim, context, default=0)
     archived = chores.run(archive_history, context, default=None)
     cleaned = chores.run(clean_messages, context, default=0)

@@ -17,8 +17,12 @@ from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros
+from spark_mq.util.recent import RecentSet
 
 __all__ = ["QueueContext"]
+
+_READABLE_FILES = 10_000
+"""Data files that are remembered as readable."""
 
 
 class QueueContext:
@@ -64,7 +68,7 @@ class QueueContext:
         self.history = history
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
-        self.readable_files: set[str] = set()
+        self.readable_files: set[str] = RecentSet(_READABLE_FILES)
         """Data files whose footer was read without an error. Files do not change."""
         self._open_dead_letters = open_dead_letters
         self._reopen = reopen

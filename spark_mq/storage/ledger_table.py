@@ -32,6 +32,7 @@ from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
+from spark_mq.util.recent import RecentDict
 from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["HORIZON", "LedgerTable"]
@@ -54,6 +55,8 @@ _NUMBERS: Final = [
 ]
 REACHED: Final = "spark_mq.reached"
 """Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached."""
+_CACHED_LEDGERS: Final = 2_000
+"""Ledgers that a handle keeps in memory, 25 KB each at least."""
 _RECENT: Final = 100
 """Requests for way that are further back in the log have expired."""
 _LARGE_ROWS: Final = 1_000
@@ -89,7 +92,7 @@ class LedgerTable:
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
         self.bell = notifier_for(path)
-        self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = {}
+        self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = RecentDict(_CACHED_LEDGERS)
         self._doors: dict[str, FairLock] = {}
         self._lock = threading.RLock()
         self._requests = WayRequests()
