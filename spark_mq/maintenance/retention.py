@@ -39,7 +39,9 @@ def trim(context: QueueContext) -> int:
     dropped = context.messages.drop(horizon)
     # Only now: the drop finds the files by the index. Floors and the horizon never go back
     # below both, so no group will ask for what is forgotten.
-    context.messages.forget(min(horizon, needed))
+    context.messages.forget(
+        min(horizon, needed), context.now() - context.settings.history_retention
+    )
     return dropped
 
 

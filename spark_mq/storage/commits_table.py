@@ -10,10 +10,8 @@ import io
 import json
 import threading
 import uuid
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,18 +26,15 @@ from spark_mq.delta.store_errors import one_line
 from spark_mq.delta.tables import checkpoint_soon, create_table, last_checkpoint, write_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import sequence
-from spark_mq.storage.commit_rows import COMMITS_SCHEMA, MARK, mark_rows
+from spark_mq.storage import commit_files
+from spark_mq.storage.commit_files import kept, last_in, latest_marks, small_files, stale_files
+from spark_mq.storage.commit_rows import COMMITS_SCHEMA, PUBLISH
 from spark_mq.storage.published_files import PublishedFiles
 
 __all__ = ["CommitsTable"]
 
-SMALL_FILES: Final = 16
-LARGE_ROWS: Final = 100_000
-LARGE_BYTES: Final = 4 * 2**20
-"""If there are this many files with fewer rows and bytes than that, they are rewritten."""
 _STALE_FILES: Final = 4
 """Large files that one commit rewrites without what is forgotten."""
-MAX_SEQUENCE: Final = 2**63 - 1
 _FORGOTTEN_TO: Final = "spark_mq.forgotten_to:"
 _FORGOTTEN: Final = "spark_mq.forgotten:"
 """App ids of transactions: up to where the index is forgotten, and how many messages."""
@@ -78,16 +73,34 @@ class CommitsTable:
             if state is None or upto <= after:
                 return None
             try:
-                parts = [
-                    self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in state.files()
-                ]
-                return pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts]), upto
+                forgotten_to = _forgotten(state, messages_id)[0]
+                files = [f for f in state.files() if last_in(f) > forgotten_to]
+                return self._rows(files), upto
             except FileNotFoundError as error:
                 if attempt == 2:  # a sweep may rewrite them once
                     raise self._broken(error) from error
             except pa.ArrowException as error:
                 raise self._broken(error) from error
         raise AssertionError("unreachable")
+
+    def past(self, messages_id: str, first: int, last: int) -> pa.Table:
+        """Return the rows of published files in ``first..last``, also of forgotten ones."""
+        state = self.open(messages_id)
+        if state is None:
+            return COMMITS_SCHEMA.empty_table()
+        wanted = pc.and_(pc.greater_equal(pc.field("last"), first), pc.field("first") <= last)
+        wanted = pc.and_(wanted, pc.field("kind") == PUBLISH)
+        try:
+            return self._rows([f for f in state.files() if last_in(f) >= first], wanted)
+        except (FileNotFoundError, pa.ArrowException) as error:
+            raise self._broken(error) from error
+
+    def _rows(self, files: list[AddFile], wanted: Any = None) -> pa.Table:
+        parts = [COMMITS_SCHEMA.empty_table()]
+        for file in files:
+            rows = self.files.read_parquet(file.path, COMMITS_SCHEMA)
+            parts.append(rows if wanted is None else rows.filter(wanted))
+        return pa.concat_tables(parts)
 
     def _broken(self, error: Exception) -> CorruptLog:
         return CorruptLog(
@@ -104,17 +117,35 @@ class CommitsTable:
         that were. Looks only if nothing was read yet."""
         return _forgotten(self.log.state, messages_id)
 
-    def append(self, messages_id: str, published: PublishedFiles, idle_commits: int) -> int:
+    def append(
+        self,
+        messages_id: str,
+        published: PublishedFiles,
+        idle_commits: int,
+        *,
+        keep_since: int | None = None,
+    ) -> int:
         """Write down what `published` has beyond the table. Return how many commits that were.
 
-        Each commit is written down once, also if two sweeps do it at once. What `published` has
-        forgotten goes out of the table.
+        Each commit is written down once, also if two sweeps do it at once. Readers skip what
+        `published` has forgotten. Its rows go with `keep_since`, if they are older than that.
+
+        Parameters
+        ----------
+        messages_id
+            The id of ``messages/``.
+        published
+            What its commits say.
+        idle_commits
+            Fewer commits than this, none of which publishes, are not worth a commit.
+        keep_since
+            Forgotten rows from before this time go, in microseconds. None keeps all.
         """
         total = 0
         with self._lock:
             self._create(messages_id)
             while True:
-                batch = _Batch(self, messages_id, published, idle_commits)
+                batch = _Batch(self, messages_id, published, idle_commits, keep_since)
                 _, commits = self.log.transact(batch.compute)
                 total += commits
                 if batch.is_last:
@@ -127,11 +158,11 @@ class CommitsTable:
             files = state.files()
             parts = [self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in files]
             rows = pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts])
-            kept = self.write_rows([], rows.filter(pc.less_equal(rows["version"], upto)))
+            written = self.write_rows([], rows.filter(pc.less_equal(rows["version"], upto)))
             change = Change(
                 uuid.uuid4().hex,
                 {"operation": "truncate", "upto": upto},
-                adds=[kept],
+                adds=[written],
                 removes=files,
                 txns=[(_app_id(messages_id), upto), *_forgetting(state, messages_id, upto)],
                 whole_table=True,
@@ -156,16 +187,17 @@ class CommitsTable:
         elif state.description != description:
             self.log.transact(lambda found: (_take_over(found, description), None))
 
-    def write_rows(self, merged: list[AddFile], rows: pa.Table, forgotten_to: int = -1) -> AddFile:
-        """Write rows and those of other files as one file, without what is forgotten."""
-        parts = [
-            _kept(self.files.read_parquet(f.path, COMMITS_SCHEMA), forgotten_to) for f in merged
-        ]
-        whole = _latest_marks(pa.concat_tables([*parts, _kept(rows, forgotten_to)]))
+    def write_rows(
+        self, merged: list[AddFile], rows: pa.Table, forgotten_to: int = -1, keep_since: int = 0
+    ) -> AddFile:
+        """Write rows and those of other files as one file, without old forgotten rows."""
+        parts = (self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in merged)
+        found = [kept(part, forgotten_to, keep_since) for part in (*parts, rows)]
+        whole = latest_marks(pa.concat_tables(found))
         path, buffer = f"part-{uuid.uuid4()}.parquet", io.BytesIO()
         pq.write_table(whole, buffer, compression="zstd")
         self.files.write(path, buffer.getvalue())
-        return AddFile(path, buffer.tell(), whole.num_rows, stats=_stats(whole))
+        return AddFile(path, buffer.tell(), whole.num_rows, stats=commit_files.stats(whole))
 
     def discard(self, written: list[AddFile]) -> None:
         """Delete the files of an attempt that lost its race."""
@@ -179,7 +211,9 @@ class CommitsTable:
             return 0
         since = state.version - last_checkpoint(self.files)
         # Best after a merge: the merged files can go then.
-        if since >= 2 * SMALL_FILES or (since >= SMALL_FILES and _count_small(state) <= 1):
+        if since >= 2 * commit_files.SMALL_FILES or (
+            since >= commit_files.SMALL_FILES and commit_files.count_small(state) <= 1
+        ):
             write_checkpoint(self.files)
         return clean_table(self.log, keep, data_files=True)
 
@@ -188,10 +222,16 @@ class _Batch:
     """One commit of :meth:`CommitsTable.append`: a bounded part of what the table lacks."""
 
     def __init__(
-        self, table: CommitsTable, messages_id: str, published: PublishedFiles, idle_commits: int
+        self,
+        table: CommitsTable,
+        messages_id: str,
+        published: PublishedFiles,
+        idle_commits: int,
+        keep_since: int | None,
     ) -> None:
         self._table, self._id, self._published = table, messages_id, published
         self._idle_commits = idle_commits
+        self._keep_since = keep_since or 0
         self._written: list[AddFile] = []
         self.is_last = True
 
@@ -202,18 +242,18 @@ class _Batch:
         done = state.txns.get(app, -1)
         if state.description != _description(self._id):
             done = index.version
-        upto = self._published.version_after(done, LARGE_ROWS)
+        upto = self._published.version_after(done, commit_files.LARGE_ROWS)
         rows = self._published.rows_since(done, upto)
         own = index.forgotten_to, index.forgotten
         forgotten_to, forgotten = max(own, _forgotten(state, self._id))
-        stale = _stale_files(state, forgotten_to)
+        stale = stale_files(state, forgotten_to, self._keep_since)
         idle = upto <= done or (not rows.num_rows and upto - done < self._idle_commits)
         more = len(stale) > _STALE_FILES or upto < index.version
         self.is_last = not more or (idle and not stale)
         if idle and not stale:
             return None, 0
-        merged = _unique([*_small_files(state), *stale[:_STALE_FILES]])
-        self._written.append(self._table.write_rows(merged, rows, forgotten_to))
+        merged = commit_files.unique([*small_files(state), *stale[:_STALE_FILES]])
+        self._written.append(self._table.write_rows(merged, rows, forgotten_to, self._keep_since))
         change = Change(
             uuid.uuid4().hex,
             {"operation": "index commits", "upto": upto},
@@ -267,68 +307,3 @@ def _forgetting(state: TableState, messages_id: str, upto: int) -> list[tuple[st
     if _forgotten(state, messages_id)[0] < sequence(upto + 1, 0):
         return []
     return [(_FORGOTTEN_TO + messages_id, -1), (_FORGOTTEN + messages_id, 0)]
-
-
-def _kept(rows: pa.Table, forgotten_to: int) -> pa.Table:
-    """Return the rows without those of forgotten files."""
-    return rows.filter(pc.greater(pc.fill_null(rows["last"], MAX_SEQUENCE), forgotten_to))
-
-
-def _latest_marks(rows: pa.Table) -> pa.Table:
-    """Return the rows with the latest mark of each app only."""
-    is_mark = pc.equal(rows["kind"], MARK)
-    marks = rows.filter(is_mark)
-    latest = {app: (number, at) for app, number, at in _in_order(marks)}
-    if len(latest) == marks.num_rows:
-        return rows
-    kept = mark_rows((app, number, at) for app, (number, at) in latest.items())
-    whole = pa.concat_tables([rows.filter(pc.invert(is_mark)), kept])
-    return whole.sort_by([("version", "ascending"), ("first", "ascending")])
-
-
-def _in_order(marks: pa.Table) -> Iterator[tuple[str, int, int]]:
-    names = ("app", "number", "version")
-    columns = [marks.sort_by("version")[name].to_pylist() for name in names]
-    return zip(*columns, strict=True)
-
-
-def _stats(rows: pa.Table) -> str:
-    """Return the statistics of a file, with the last sequence that may be forgotten in it."""
-    last = pc.max(rows["last"]).as_py()
-    more = {} if last is None else {"maxValues": {"last": last}}
-    return json.dumps({"numRecords": rows.num_rows, **more})
-
-
-def _stale_files(state: TableState, forgotten_to: int) -> list[AddFile]:
-    """Return the large files whose published files are all forgotten."""
-    return [
-        file
-        for file in state.files()
-        if not _is_small(file) and 0 <= _last_in(file) <= forgotten_to
-    ]
-
-
-def _last_in(file: AddFile) -> int:
-    last = json.loads(file.stats or "{}").get("maxValues", {}).get("last")
-    return last if isinstance(last, int) else -1
-
-
-def _unique(files: list[AddFile]) -> list[AddFile]:
-    return list({file.path: file for file in files}.values())
-
-
-def _small_files(state: TableState) -> list[AddFile]:
-    """Return small files to merge, if there are too many. Their rows fit in memory."""
-    small = sorted((file for file in state.files() if _is_small(file)), key=lambda f: f.modified)
-    if len(small) < SMALL_FILES:
-        return []
-    rows = list(accumulate(file.rows or 0 for file in small))
-    return small[: max(2, bisect_right(rows, LARGE_ROWS))]
-
-
-def _count_small(state: TableState) -> int:
-    return sum(_is_small(file) for file in state.files())
-
-
-def _is_small(file: AddFile) -> bool:
-    return (file.rows or 0) < LARGE_ROWS and file.size < LARGE_BYTES

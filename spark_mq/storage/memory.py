@@ -129,7 +129,7 @@ class MemoryMessages(MessageStore):
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         return 0
 
-    def forget(self, up_to: int) -> None:
+    def forget(self, up_to: int, keep_since: int) -> None:
         """Do nothing: the messages themselves are in memory."""
 
     def drop(self, horizon: int) -> int:

@@ -142,14 +142,20 @@ class MessageStore(ABC):
         """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to
         kill and to repeat."""
 
+    def full_index(self, first: int) -> MessageIndex:
+        """Return the index with forgotten files from a sequence on, as far as they are known."""
+        return self.index()
+
     @abstractmethod
-    def forget(self, up_to: int) -> None:
+    def forget(self, up_to: int, keep_since: int) -> None:
         """Forget the index of commits that were trimmed and that no group needs.
 
         Parameters
         ----------
         up_to
             The horizon of a trim that has dropped its files, or a lower floor of a group.
+        keep_since
+            :meth:`full_index` still has commits from this time on, in microseconds.
         """
 
     @abstractmethod

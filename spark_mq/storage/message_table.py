@@ -26,6 +26,7 @@ from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.commit_rows import file_columns
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.log_recovery import plan_recovery, publish_again, rewrite_commits
 from spark_mq.storage.message_store import (
@@ -212,6 +213,18 @@ class MessageTable(MessageStore):
                     self._look()
             return self._published.index
 
+    def full_index(self, first: int) -> MessageIndex:
+        index = self.index()
+        if first > index.forgotten_to:
+            return index
+        with wrap_store_errors(self.commits.path, "reading"):
+            rows = self.commits.past(self.table_id, first, index.forgotten_to)
+        past = file_columns(rows)
+        full = MessageIndex(forgotten=index.forgotten - sum(past.rows))
+        full.extend_columns(past, index.version)
+        full.extend(index.files, index.version)
+        return full
+
     def known(self) -> MessageIndex:
         return self._published.index
 
@@ -314,12 +327,12 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.path, "trimming"):
             return drop_files(self.files, index.files, count, rewritten, horizon)
 
-    def forget(self, up_to: int) -> None:
+    def forget(self, up_to: int, keep_since: int) -> None:
         with self._lock:
             published = self.published()
             published.forget(up_to)
         with wrap_store_errors(self.commits.path, "writing to"):
-            self.commits.append(self.table_id, published, IDLE_COMMITS)
+            self.commits.append(self.table_id, published, IDLE_COMMITS, keep_since=keep_since)
 
     def plan_recovery(self) -> LogPlan:
         with wrap_store_errors(self.path, "reading"):

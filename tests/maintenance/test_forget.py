@@ -16,7 +16,7 @@ from support.handles import again, index_commits, lease, trim
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage import commits_table, message_table, message_trim
+from spark_mq.storage import commit_files, message_table, message_trim
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
@@ -42,10 +42,17 @@ def trimmable(delta_queue: DeltaQueue, clock: ManualClock, old: int = 6) -> Queu
     return queue
 
 
-def paths_written_down(queue: Queue) -> set[str]:
+def publishes_read(queue: Queue) -> list[str]:
+    """The files that a handle reads from commits/ when it opens the queue."""
     found = log_of(queue).commits.read(log_of(queue).table_id)
     assert found is not None
-    return set(found[0]["path"].to_pylist()) - {None}
+    return [row["path"] for row in found[0].to_pylist() if row["kind"] == "publish"]
+
+
+def publishes(queue: Queue) -> list[str]:
+    """All files that commits/ has."""
+    rows = log_of(queue).commits.past(log_of(queue).table_id, 0, 2**62)
+    return rows["path"].to_pylist()
 
 
 def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: ManualClock) -> None:
@@ -55,7 +62,6 @@ def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: Manu
     assert trim(queue) == 6
     kept = queue._context.messages.index()
     assert (len(kept.files), kept.forgotten, kept.total) == (2, 12, 14)
-    assert paths_written_down(queue) == {file.path for file in kept.files}
     other = again(queue)
     found = other._context.messages.index()
     assert (found.files, found.forgotten, found.forgotten_to) == (
@@ -231,7 +237,7 @@ def test_the_index_is_written_down_in_batches(
     for number in range(10):
         queue.publish(f"{number}", producer_id="p", producer_sequence=number)
     whole = again(queue)._context.messages.index()
-    monkeypatch.setattr(commits_table, "LARGE_ROWS", 3)
+    monkeypatch.setattr(commit_files, "LARGE_ROWS", 3)
     assert index_commits(queue) == log_of(queue).log.refresh().version + 1
     assert log_of(queue).commits.log.refresh().version > 2
     assert log_of(queue).clean(0, 0) > 0
@@ -240,11 +246,27 @@ def test_the_index_is_written_down_in_batches(
     assert found.last_producer_sequence("p") == 9
 
 
-def test_large_files_of_the_index_go_when_all_in_them_is_forgotten(
+def test_a_trace_of_a_forgotten_message_is_what_it_was(
+    delta_queue: DeltaQueue, clock: ManualClock
+) -> None:
+    queue = trimmable(delta_queue, clock)
+    first = queue._context.messages.index().files[0].first
+    queue.sweep()
+    other = again(queue)
+    assert other._context.messages.index().forgotten_to > first
+    found = other.trace(first)
+    assert (found.version, found.retained) == (first >> 32, False)
+    assert [event.event for event in found.events] == ["leased", "acked"]
+    settled = other.finished()
+    assert settled.num_rows == 12
+    assert settled["published_at"].null_count == 0
+
+
+def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
     delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commits_table, "LARGE_ROWS", 2)
-    queue = delta_queue(retention="1d")
+    monkeypatch.setattr(commit_files, "LARGE_ROWS", 2)
+    queue = delta_queue(retention="1d", history_retention="10d")
     for number in range(30):
         queue.publish(f"{number}", producer_id="p", producer_sequence=number)
         index_commits(queue)
@@ -253,11 +275,14 @@ def test_large_files_of_the_index_go_when_all_in_them_is_forgotten(
     clock.advance("2d")
     queue.publish("young", producer_id="p", producer_sequence=30)
     trim(queue)
-    found_rows = log_of(queue).commits.read(log_of(queue).table_id)
-    assert found_rows is not None
-    published = [row for row in found_rows[0].to_pylist() if row["kind"] == "publish"]
-    assert len(published) <= 3
+    assert len(publishes_read(queue)) <= 3, "the others are skipped"
+    assert len(publishes(queue)) == 31
+    clock.advance("20d")
+    lease(queue).ack()
+    queue.publish("younger")
+    trim(queue)
+    assert len(publishes(queue)) <= 4, "they are older than the history that is kept"
     other = again(queue)
-    assert other.stats()["published"] == 31
+    assert other.stats()["published"] == 32
     duplicate = other.publish("x", producer_id="p", producer_sequence=30, on_duplicate="skip")
     assert duplicate.duplicate
