@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -145,7 +144,7 @@ def fill(path: str, ever: int, retained: int) -> None:
     for start in range(2, ever, SWEEP_COMMITS):
         stop = min(ever, start + SWEEP_COMMITS)
         for number in range(start, stop):
-            name = f"part-{uuid.uuid4()}.parquet"
+            name = f"part-{number:032x}-0000.parquet"
             file = DataFile(sequence(number, 0), 1, name, one.size, one.committed_at)
             published.index.extend([file], number)
         messages.commits.append(messages.table_id, published, 0)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_mq.ledger.message_index import FileSlice
 
-__all__ = ["PART_BYTES", "PartSizer", "cut_slices"]
+__all__ = ["PART_BYTES", "PartSizer", "cut_by_size", "cut_slices"]
 
 T = TypeVar("T")
 
@@ -65,6 +65,13 @@ def cut_slices(
                 part, room = [], sizer.rows
     if part:
         yield part
+
+
+def cut_by_size(piece: FileSlice, max_bytes: int) -> Iterator[FileSlice]:
+    """Yield a slice in parts of about so many bytes of its file."""
+    rows = max(1, piece.rows * max_bytes // max(1, piece.size))
+    for start in range(0, piece.rows, rows):
+        yield _cut(piece, start, min(rows, piece.rows - start))
 
 
 def _cut(piece: FileSlice, start: int, rows: int) -> FileSlice:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.maintenance.dead_letters import Copy, DeadSlice, copy_dead, dead_tables
+from spark_mq.parquet.bounded import cut_by_size
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.message_store import MessageStore
 
@@ -15,8 +16,8 @@ __all__ = ["chunks", "spark_copy"]
 
 CHUNK_BYTES: Final = 64 * 2**20
 CHUNK_SLICES: Final = 2_000
-"""What one task copies, and holds in memory. Less than one task's worth is copied in the driver,
-without a job."""
+"""What one task copies, in bytes of the files and in slices. It holds less in memory. Less than one
+task's worth is copied in the driver, without a job."""
 
 
 def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> Copy:
@@ -48,14 +49,14 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
 
 
 def chunks(slices: Sequence[DeadSlice]) -> Iterator[list[DeadSlice]]:
-    """Slices in their order, in parts that a task can hold."""
+    """Yield slices in their order, in parts for one task each. Large slices are cut."""
     part: list[DeadSlice] = []
     size = 0
-    for piece in slices:
-        if part and (len(part) == CHUNK_SLICES or size + piece[0].size > CHUNK_BYTES):
+    for piece, why in ((cut, why) for p, why in slices for cut in cut_by_size(p, CHUNK_BYTES)):
+        if part and (len(part) == CHUNK_SLICES or size + piece.size > CHUNK_BYTES):
             yield part
             part, size = [], 0
-        part.append(piece)
-        size += piece[0].size
+        part.append((piece, why))
+        size += piece.size
     if part:
         yield part
