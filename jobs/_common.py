@@ -1,4 +1,4 @@
-"""What the jobs share: their arguments, their session, and how they end."""
+"""The jobs' common arguments, their session, and their exit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONF = next((p for p in (_HERE / "conf", _HERE.parent / "conf") if p.is_dir()),
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments of a job; what is wrong with them is told in one line."""
+    """Arguments of a job. An error of theirs is one line."""
 
     def __init__(self, doc: str, *, several: bool = False, **options: Any) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **options,
         )
-        told = "the queue: a path or URI (s3://..., abfss://..., gs://...)"
+        queue = "the queue: a path or URI (s3://..., abfss://..., gs://...)"
         if several:
             self.add_argument(
                 "--queue",
@@ -48,22 +48,22 @@ class Parser(argparse.ArgumentParser):
                 metavar="PATH",
                 action="append",
                 dest="queues",
-                help=f"{told}; repeatable",
+                help=f"{queue}; repeatable",
             )
         else:
-            self.add_argument("--queue", required=True, metavar="PATH", help=told)
+            self.add_argument("--queue", required=True, metavar="PATH", help=queue)
         self.add_argument(
             "--storage-option", action="append", default=[], type=pair, metavar="NAME=VALUE", dest="storage_options",
-            help="option of the object store, as delta-rs names it; repeatable. Secrets are better left to the environment (AWS_..., "
-            "AZURE_..., GOOGLE_...), where the list of processes does not show them",
+            help="option of the object store, as delta-rs names it; repeatable. Give secrets by the environment (AWS_..., "
+            "AZURE_..., GOOGLE_...), because the list of processes shows arguments",
         )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (--help tells more)\n")
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
 def pair(text: str) -> tuple[str, str]:
-    """NAME=VALUE."""
+    """Split NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not name or not sign:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -71,7 +71,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def duration(text: str) -> str:
-    """The text of a duration, once it is known to be one."""
+    """Return the text of a duration after a check."""
     try:
         validate_duration("", text)
     except InvalidOption:
@@ -82,9 +82,9 @@ def duration(text: str) -> str:
 
 
 def session(name: str, *, module_path: str | None = None) -> SparkSession:
-    """The session, with what spark-submit was given; under plain Python with the jobs' conf/, unless SPARK_CONF_DIR is set.
+    """Return the session. Plain Python uses the jobs' conf/ unless SPARK_CONF_DIR is set.
 
-    ``module_path``: a directory from which Spark's Python workers can import too.
+    ``module_path`` is a directory from which Spark's Python workers can import too.
     """
     from pyspark.sql import SparkSession
 
@@ -103,7 +103,10 @@ def session(name: str, *, module_path: str | None = None) -> SparkSession:
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Runs a job. Ends with 0, 2 (wrong arguments) or 1; an error of spark_mq is one line, any other a traceback."""
+    """Run a job and exit with 0, 2 (wrong arguments) or 1.
+
+    An error of spark_mq is one line. Any other one is a traceback.
+    """
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -120,22 +123,22 @@ def run(main: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except Exception as error:
-        told = _in_a_line(error)
-        if told is None:
+        line = _in_a_line(error)
+        if line is None:
             raise
-        _fail(*told)
+        _fail(*line)
     sys.exit(0)
 
 
 def _in_a_line(error: Exception) -> tuple[str, int] | None:
-    """Message and exit code for those of Spark's errors that need no traceback."""
+    """Return message and exit code of an error that needs no traceback, or None."""
     from pyspark.errors import AnalysisException, PySparkException
 
-    # What spark_mq raised in a process of Spark's arrives as the text of a Spark error.
+    # An error of spark_mq in another process arrives as the text of a Spark error.
     if ours := re.search(r"spark_mq\.errors\.\w+: (.*)", str(error)):
         return ours[1], 1
     if isinstance(error, PySparkException) and (line := str(error).partition("\n")[0]):
-        if isinstance(error, AnalysisException):  # a path or a column that is not there
+        if isinstance(error, AnalysisException):  # a path or a column is missing
             return line, 2
         if error.getCondition() == "USER_RAISED_EXCEPTION":
             return line.removeprefix("[USER_RAISED_EXCEPTION] "), 1

@@ -1,10 +1,10 @@
-"""Publishes files into a queue: JSON lines, CSV or Parquet, a message for each line or row. One publish, all or nothing.
+"""Publish files into a queue: JSON lines, CSV or Parquet. Each line or row is a message. All are published together, or none.
 
-What becomes the value:
-  json      each line as it is, after a check that it is JSON; blank lines are left out
-  csv       the row as a JSON object of text, by the names in the header line (--option inferSchema=true: of numbers too)
+The value of a message:
+  json      the line itself. It must be JSON; blank lines are left out
+  csv       the row as a JSON object of text, named by the header line (--option inferSchema=true: numbers too)
   parquet   the row as a JSON object
-A null field is left out of the object. Columns are those of the file; for JSON lines the fields: user, or user.id inside another.
+Null fields are left out of the object. COLUMN is a column of the file, or a field of a JSON line: user, or user.id in an object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   publish.py --queue /tmp/orders --format csv --option sep=';' --option nullValue=NA --message-id-column order_no orders.csv
   publish.py --queue s3://shop/orders --storage-option AWS_REGION=eu-central-1 --format parquet s3a://shop/export/
 
-exit code: 0 published, 2 wrong arguments, 1 anything else. A publish that was killed has published all or nothing.
+exit code: 0 published, 2 wrong arguments, 1 anything else. A killed publish has published all messages or none.
 """
 
 OTHER_KINDS = {"csv": (".csv", ".tsv", ".csv.gz"), "parquet": (".parquet",)}
@@ -49,10 +49,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--create",
         action="store_true",
-        help="make the queue if it is not there, with the default settings",
+        help="create the queue with the default settings if it does not exist",
     )
     parser.add_argument(
-        "--value-column", metavar="COLUMN", help="this column, text or bytes, is the value instead"
+        "--value-column",
+        metavar="COLUMN",
+        help="the value: a column of text or bytes, instead of the row",
     )
     parser.add_argument("--key-column", metavar="COLUMN", help="the key")
     parser.add_argument(
@@ -60,24 +62,24 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--header", action="append", default=[], type=pair, metavar="NAME=COLUMN", dest="headers",
-        help="a header from a column, left out where that is null; NAME:=TEXT for the same text in all messages; repeatable",
+        help="a header from a column, left out if that is null; NAME:=TEXT is the same text in all messages; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--option", action="append", default=[], type=pair, metavar="NAME=VALUE", dest="options",
-        help="option of Spark's reader of the format; repeatable. Set already: header=true and mode=FAILFAST for csv",
+        help="option of Spark's reader of the format; repeatable. csv already has header=true and mode=FAILFAST",
     )  # fmt: skip
     args = parser.parse_args()
     for given in args.inputs:
         for kind, suffixes in OTHER_KINDS.items():
             if args.format == "json" and given.lower().endswith(suffixes):
                 parser.error(
-                    f"INPUT {given} is a {kind} file by its name: give --format {kind}, or rename it if it holds JSON lines"
+                    f"INPUT {given} is a {kind} file by its name: give --format {kind}, or rename it if it has JSON lines"
                 )
     return args
 
 
 def check_inputs(spark: SparkSession, inputs: list[str]) -> None:
-    """Raises InvalidOption for an input that is not there, before Spark tells so in ninety lines."""
+    """Raise InvalidOption for a missing input. Spark's own error has ninety lines."""
     from py4j.protocol import Py4JError
 
     for given in inputs:
@@ -85,7 +87,7 @@ def check_inputs(spark: SparkSession, inputs: list[str]) -> None:
             path = spark._jvm.org.apache.hadoop.fs.Path(given)  # type: ignore[union-attr]
             found = path.getFileSystem(spark._jsc.hadoopConfiguration()).globStatus(path)
         except Py4JError:
-            continue  # whatever it is, Spark's reader tells it better
+            continue  # Spark's reader has the better error
         if not found:
             raise InvalidOption(
                 f"INPUT {given}: there is no such file or directory", option="INPUT", value=given
@@ -93,7 +95,7 @@ def check_inputs(spark: SparkSession, inputs: list[str]) -> None:
 
 
 def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
-    """The files as messages."""
+    """Return the files as messages."""
     from pyspark.sql import functions as F
 
     if args.format == "json":
@@ -153,7 +155,7 @@ def main() -> None:
                  else Queue.open(args.queue, storage_options=storage))  # fmt: skip
     except QueueNotFound as error:
         raise QueueNotFound(
-            f"there is no queue at {error.data['path']}: --create makes it", **error.data
+            f"there is no queue at {error.data['path']}: --create creates it", **error.data
         ) from None
 
     from pyspark.sql import Observation

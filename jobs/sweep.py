@@ -1,7 +1,7 @@
-"""The chores of a queue: expire leases, route dead letters to the dead-letter queue, trim, and keep the tables small.
+"""Sweep a queue: expire leases, route dead letters to the dead-letter queue, trim, and keep the tables small.
 
-None is needed for correct delivery: without a sweep dead letters wait where they are, and the tables grow. It is safe to kill, to
-repeat, and to run twice at once. Many dead letters are copied in parallel by Spark.
+Delivery is correct without it, but dead letters then wait and the tables grow. It is safe to kill, to repeat, and to run twice at
+once. Spark copies many dead letters in parallel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXAMPLES = """examples:
   sweep.py --queue /tmp/orders
   sweep.py --queue /tmp/orders --every 60
 
-Prints a line for each sweep. SIGTERM: the sweep in hand is finished, within 30 seconds.
+Prints a line for each sweep. After SIGTERM it finishes the running sweep, within 30 seconds.
 exit code: 0, or 143 after SIGTERM to spark-submit, whose JVM sets it; 2 wrong arguments; 1 anything else.
 """
 
@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
         "--every",
         type=duration,
         metavar="SECONDS",
-        help="sweep again and again, with this pause (also as 5m). Default: once",
+        help="sweep repeatedly, with this pause (also as 5m). Default: once",
     )
     return parser.parse_args()
 
@@ -42,20 +42,20 @@ def main() -> None:
     pause = validate_duration("--every", args.every) / SECOND if args.every else None
     queue = Queue.open(args.queue, storage_options=dict(args.storage_options))
 
+    from spark_mq.spark import on_sigterm
     from spark_mq.spark.dead_letter_copy import spark_copy
-    from spark_mq.spark.shutdown import on_sigterm
 
     spark = session("spark_mq sweep")
     copy = spark_copy(spark, dict(args.storage_options))
-    with on_sigterm(spark, lambda: None) as told:
-        while not told.is_set():
+    with on_sigterm(spark, lambda: None) as stopped:
+        while not stopped.is_set():
             try:
                 print(f"swept {queue.path}: {queue.sweep(copy)}", flush=True)
             except Exception:
                 if pause is None:
                     raise
-                _log.exception("this sweep failed; the next one takes up where it stopped")
-            if pause is None or told.wait(pause):
+                _log.exception("this sweep failed; the next one goes on from there")
+            if pause is None or stopped.wait(pause):
                 break
 
 

@@ -1,14 +1,14 @@
-"""A worker of a consumer group: leases batches of a queue in a stream, hands each to your function, and settles it.
+"""Run a worker of a consumer group: lease batches of a queue in a stream, pass each to your function, and settle it.
 
 The function is process(batch, lease): batch is a DataFrame (sequence, message_id, key, value, headers, published_at,
 delivery_count, lease_id, lease_expires_at, state, failure_count, worker_id, available_at, reason, error; with several queues also queue,
-the path); value is bytes: cast it to string. When the function returns, the batch is acked; rows that it returns are settled one by
-one, as failed unless they say otherwise (outcome, delay, error), and an exception settles the whole batch as failed (--on-error).
-lease.reject(df), lease.nack(df) and lease.ack(df) settle rows at once; lease.delta_options make an append to a Delta table happen once,
-even if the batch runs again.
+the path). value is bytes: cast it to string. When the function returns, the batch is acked. It may return rows that are settled
+one by one: as failed, or by their columns outcome, delay and error. An exception settles the whole batch as failed (--on-error).
+lease.reject(df), lease.nack(df) and lease.ack(df) settle rows at once. With lease.delta_options a Delta table takes the append of a
+batch only once, also if the batch runs again.
 
-Start as many workers of a group as you like, each with a checkpoint of its own. SIGTERM: the batch in hand is finished and settled,
-what comes after it is given back, the process ends. Killed otherwise, start it again on its checkpoint: it repeats the batch in hand.
+Start as many workers of a group as you like, each with its own checkpoint. After SIGTERM the worker finishes and settles the running
+batch, gives later ones back, and ends. After any other death start it again on its checkpoint: it repeats the running batch.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ Handler = Callable[[Any, Any], Any]
 def arguments() -> argparse.Namespace:
     parser = Parser(__doc__ or "", epilog=EXAMPLES, several=True)
     parser.add_argument("--handler", required=True, metavar="MODULE:FUNCTION",
-                        help="the function, in a module here or an installed one; or path/to/file.py:function")  # fmt: skip
+                        help="the function, in a module of this folder or an installed one; or path/to/file.py:function")  # fmt: skip
     parser.add_argument(
         "--checkpoint",
         required=True,
         metavar="PATH",
-        help="where Spark keeps the stream's progress; one for each worker",
+        help="where Spark keeps the progress of the stream; one for each worker",
     )
     parser.add_argument(
         "--group",
@@ -70,13 +70,15 @@ def arguments() -> argparse.Namespace:
         help="a label for people, in the ledger and its history. Default: host and process",
     )
     parser.add_argument("--trigger", default="default", type=trigger, metavar="default|available-now|DURATION",
-                        help="as soon as there is something (default); what there is now, then end; or so often: '5 seconds'")  # fmt: skip
+                        help="a batch as soon as messages are due (default); all that are due now, then end; or one in each interval: '5 seconds'")  # fmt: skip
     parser.add_argument(
-        "--max-messages", metavar="N", help="messages in a batch, at most. Default: 100000"
+        "--max-messages", metavar="N", help="the most messages of a batch. Default: 100000"
     )
-    parser.add_argument("--max-bytes", metavar="SIZE", help="bytes in a batch, about, as 64m")
+    parser.add_argument(
+        "--max-bytes", metavar="SIZE", help="about the most bytes of a batch, such as 64m"
+    )
     parser.add_argument("--visibility-timeout", type=duration, metavar="DURATION",
-                        help="how long after this worker's death its messages stay hidden. Default: that of the group")  # fmt: skip
+                        help="how long the messages of a dead worker stay hidden. Default: the group's setting")  # fmt: skip
     parser.add_argument(
         "--max-lease-duration",
         type=duration,
@@ -84,28 +86,29 @@ def arguments() -> argparse.Namespace:
         help="how long one batch may take. Default: 30m",
     )
     parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "raise"),
-                        help="what a failure does: try again later (default), to the dead letters, or end this worker")  # fmt: skip
+                        help="what an exception does: nack (delivered again later, default), reject (to the dead letters), or raise (this worker ends)")  # fmt: skip
     parser.add_argument("--ack", default="after", choices=("after", "first", "manual"),
-                        help="when a batch is acked: after the function has returned (default), first (at most once: a worker that dies "
-                        "loses its batch); or manual: only what the function settles by lease.ack(...) and its like counts, and what it "
-                        "leaves expires and comes again")  # fmt: skip
+                        help="when a batch is acked: after the function has returned (default); first, before it is called (at most once: a dead "
+                        "worker loses its batch); or manual, only by lease.ack(...), nack and reject. Unsettled messages are delivered again")  # fmt: skip
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"),
-                        help="whether to end when the queue's hard limit has dropped messages unsettled. Default: true")  # fmt: skip
+                        help="whether to end if the queue's hard limit dropped unsettled messages. Default: true")  # fmt: skip
     parser.add_argument("--ack-mode", metavar="onCommit|manual",
-                        help="what becomes of a batch of which the function saw no row. Default: onCommit, acked; "
-                        "with --ack manual: manual, left to expire")  # fmt: skip
+                        help="what happens to a batch of which the function saw no row. Default: onCommit, acked; "
+                        "with --ack manual: manual, it expires")  # fmt: skip
     parser.add_argument("--starting-position", metavar="POSITION",
                         help="where a new group begins: earliest (default), latest, a sequence, an instant")  # fmt: skip
     parser.add_argument(
-        "--min-partitions", metavar="N", help="Spark tasks for a batch, at least. Default: 1"
+        "--min-partitions",
+        metavar="N",
+        help="the least number of Spark tasks of a batch. Default: 1",
     )
     parser.add_argument("--graceful-timeout", default="30s", type=duration, metavar="DURATION",
-                        help="how long the batch in hand may go on after SIGTERM. Default: 30s")  # fmt: skip
+                        help="how long the running batch may take after SIGTERM. Default: 30s")  # fmt: skip
     return parser.parse_args()
 
 
 def source_options(args: argparse.Namespace) -> dict[str, str]:
-    """The options of the stream."""
+    """Return the options of the stream."""
     given = {
         "path": args.queues[0] if len(args.queues) == 1 else json.dumps(args.queues),
         "consumerGroup": args.group,
@@ -125,7 +128,7 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def trigger(text: str) -> dict[str, Any]:
-    """--trigger as arguments of writeStream.trigger."""
+    """Return --trigger as arguments of writeStream.trigger."""
     if text == "default":
         return {"processingTime": "0 seconds"}
     if text == "available-now":
@@ -133,12 +136,15 @@ def trigger(text: str) -> dict[str, Any]:
     try:
         return {"processingTime": f"{validate_duration('--trigger', text) // 1000} milliseconds"}
     except InvalidOption:
-        told = f"{text!r} is neither default nor available-now nor a duration like '5 seconds'"
-        raise argparse.ArgumentTypeError(told) from None
+        wrong = f"{text!r} is neither default nor available-now nor a duration like '5 seconds'"
+        raise argparse.ArgumentTypeError(wrong) from None
 
 
 def load_handler(text: str) -> tuple[Handler, str]:
-    """The function that MODULE:FUNCTION names, and the directory from which it is imported. Raises InvalidOption."""
+    """Return the function that MODULE:FUNCTION names, and the folder it is imported from.
+
+    Raises InvalidOption.
+    """
 
     def wrong(why: str) -> InvalidOption:
         return InvalidOption(f"--handler {text}: {why}", option="--handler", value=text)
@@ -181,12 +187,14 @@ def main() -> None:
     handler, directory = load_handler(args.handler)
     grace = validate_duration("--graceful-timeout", args.graceful_timeout) / SECOND
 
-    from spark_mq.spark import for_each_batch
+    from spark_mq import Queue
+    from spark_mq.spark import for_each_batch, on_sigterm, stop_query
     from spark_mq.spark.options import ReadOptions
-    from spark_mq.spark.shutdown import on_sigterm, stop_query
 
     options = source_options(args)
-    group, *others = ReadOptions.parse(options).open()
+    read = ReadOptions.parse(options)
+    queues = [Queue.open(path, storage_options=read.storage_options) for path in read.paths]
+    group, *others = (queue.group(read.group, start=read.start) for queue in queues)
 
     spark = session(APP, module_path=directory)
     each = for_each_batch(group, handler, on_error=args.on_error, also=others, ack=args.ack)
@@ -203,14 +211,14 @@ def main() -> None:
         args.group,
         ", ".join(g._context.path for g in (group, *others)),
     )
-    # 5 seconds more than the batch has: for stopping the query, and for giving back what was leased after it.
-    with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as told:
+    # 5 seconds more than the batch has, to stop the query and to give later leases back.
+    with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as stopped:
         query.awaitTermination()
-        # In here: once the block has ended, the JVM goes, and takes along the pipe that this is printed through.
+        # Inside the block: after it the JVM ends, and with it the pipe of this output.
         _log.info(
             "worker %s has ended%s",
             options["workerId"],
-            ", as told" if told.is_set() else ": all that was there has been handled",
+            " after SIGTERM" if stopped.is_set() else ": all due messages are processed",
         )
 
 

@@ -4,21 +4,29 @@ The Python API needs no Spark: :class:`Queue`, :class:`ConsumerGroup`, :class:`L
 side is in ``spark_mq.spark``. All errors are in ``spark_mq.errors`` and here.
 """
 
+from __future__ import annotations
+
+import importlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_mq import errors
 from spark_mq.errors import *  # noqa: F403
-from spark_mq.group import ConsumerGroup
-from spark_mq.lease import Lease
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.ledger.stats import GroupStats
-from spark_mq.message import Message, ReceivedMessage
-from spark_mq.operations.settle import SettleResult
-from spark_mq.publisher import BufferedPublisher, PendingMessage
-from spark_mq.queue import Queue
-from spark_mq.storage.message_store import PublishReceipt
-from spark_mq.worker import WorkSummary
+
+if TYPE_CHECKING:
+    from spark_mq.group import ConsumerGroup
+    from spark_mq.lease import Lease
+    from spark_mq.ledger.settings import GroupSettings, QueueSettings
+    from spark_mq.ledger.stats import GroupStats
+    from spark_mq.maintenance.redrive import RedriveResult
+    from spark_mq.maintenance.sweep import SweepReport
+    from spark_mq.message import Message, ReceivedMessage
+    from spark_mq.operations.settle import SettleResult
+    from spark_mq.operations.trace import Trace, TraceEvent
+    from spark_mq.publisher import BufferedPublisher, PendingMessage
+    from spark_mq.queue import Queue
+    from spark_mq.storage.message_store import PublishReceipt
+    from spark_mq.worker import WorkSummary
 
 __all__ = [
     "BufferedPublisher",
@@ -32,13 +40,53 @@ __all__ = [
     "Queue",
     "QueueSettings",
     "ReceivedMessage",
+    "RedriveResult",
     "SettleResult",
+    "SweepReport",
+    "Trace",
+    "TraceEvent",
     "WorkSummary",
     "__version__",
 ]
 __all__ += errors.__all__
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "BufferedPublisher": "publisher",
+    "ConsumerGroup": "group",
+    "GroupSettings": "ledger.settings",
+    "GroupStats": "ledger.stats",
+    "Lease": "lease",
+    "Message": "message",
+    "PendingMessage": "publisher",
+    "PublishReceipt": "storage.message_store",
+    "Queue": "queue",
+    "QueueSettings": "ledger.settings",
+    "ReceivedMessage": "message",
+    "RedriveResult": "maintenance.redrive",
+    "SettleResult": "operations.settle",
+    "SweepReport": "maintenance.sweep",
+    "Trace": "operations.trace",
+    "TraceEvent": "operations.trace",
+    "WorkSummary": "worker",
+}
+"""The module of each public name. It is loaded when the name is used first.
+
+Spark starts many Python processes, each of which needs few of them.
+"""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def _for_each_batch(
@@ -53,13 +101,10 @@ def _for_each_batch(
     # Only here, on top of all modules, may the Python side know the Spark side: pyspark is
     # optional and slow to load.
     try:
-        from spark_mq.spark import for_each_batch
+        from spark_mq.spark.foreach_batch import for_each_batch
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "for_each_batch needs pyspark, which cannot be imported: install spark-mq[spark]",
             name=error.name,
         ) from error
     return for_each_batch(group, process, on_error=on_error, also=also, ack=ack, reader=reader)
-
-
-ConsumerGroup._for_each_batch = _for_each_batch

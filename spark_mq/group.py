@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from spark_mq.errors import GroupBlocked
 from spark_mq.lease import Lease
@@ -40,9 +41,6 @@ class ConsumerGroup:
 
     Cheap, thread-safe and picklable. The first lease creates the group.
     """
-
-    _for_each_batch: ClassVar[Callable[..., Callable[[Any, int], None]] | None] = None
-    """Set by the package: the Spark side stands above this module."""
 
     def __init__(
         self,
@@ -412,9 +410,11 @@ class ConsumerGroup:
 
         Needs pyspark. See :func:`spark_mq.spark.for_each_batch` for the parameters.
         """
-        make = type(self)._for_each_batch
-        assert make is not None, "spark_mq sets it on import"
-        return make(self, process, on_error=on_error, also=also, ack=ack, reader=reader)
+        # The Spark side stands above this module, and only the whole package knows it.
+        package: Any = sys.modules[__name__.partition(".")[0]]
+        return package._for_each_batch(
+            self, process, on_error=on_error, also=also, ack=ack, reader=reader
+        )
 
 
 def _held(leases: LeaseSelector) -> HeldSelector:

@@ -26,11 +26,11 @@ from spark_mq.operations.create import create_queue_tables, open_context, rehome
 from spark_mq.operations.identity import is_own_place, relative_place
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
-from spark_mq.storage.message_store import PublishReceipt
+from spark_mq.storage.message_store import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
-__all__ = ["Queue", "producer_txn"]
+__all__ = ["Queue"]
 
 _log = logging.getLogger(__name__)
 
@@ -537,11 +537,6 @@ class Queue:
             "horizon": self._context.horizon(),
             "groups": {group.name: group.stats() for group in self._context.groups()},
         }
-
-
-def producer_txn(producer_id: str) -> str:
-    """Return the app id of a producer's numbers in ``messages/``."""
-    return "spark_mq.producer:" + validate_name("producer_id", producer_id)
 
 
 def _publish_txn(

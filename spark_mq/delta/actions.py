@@ -19,6 +19,7 @@ __all__ = [
     "AddFile",
     "Change",
     "Commit",
+    "add_action",
     "check_protocol",
     "checkpoint_path",
     "encode",
@@ -92,9 +93,6 @@ class Change:
     data_change: bool = True
     metadata: Mapping[str, Any] | None = None
     """The table's new metadata, if it changes."""
-    removed_at: int | None = None
-    """When the files were removed, in milliseconds. None means now. With 0 the next checkpoint
-    leaves them out, also if the table keeps removed files for long."""
 
 
 class Commit:
@@ -319,11 +317,8 @@ def encode(change: Change, previous_id: str | None, operation: str, now: int) ->
     ]
     if change.metadata is not None:
         actions.append({"metaData": dict(change.metadata)})
-    removed_at = now if change.removed_at is None else change.removed_at
-    actions += [
-        {"remove": _remove(file, removed_at, change.data_change)} for file in change.removes
-    ]
-    actions += [{"add": _add(file, now, change.data_change)} for file in change.adds]
+    actions += [{"remove": _remove(file, now, change.data_change)} for file in change.removes]
+    actions += [{"add": add_action(file, now, change.data_change)} for file in change.adds]
     return encode_actions(actions)
 
 
@@ -334,7 +329,8 @@ def encode_actions(actions: Iterable[Action]) -> bytes:
     )
 
 
-def _add(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
+def add_action(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
+    """Return the ``add`` of a data file. ``now``: the time of a new file, in milliseconds."""
     stats = json.dumps({"numRecords": file.rows}) if file.stats is None else file.stats
     tags = {"tags": dict(file.tags)} if file.tags else {}
     return {

@@ -13,7 +13,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import CorruptLog
 
-__all__ = ["check_start", "find_start", "listed_checkpoint", "starting_state"]
+__all__ = ["check_start", "find_start", "listed_checkpoint", "starting_state", "version_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -127,11 +127,12 @@ def _unreadable(store: ObjectStore, path: str, error: Exception) -> CorruptLog:
         "all commits from an older checkpoint on are there, remove it, and _last_checkpoint with "
         "it",
         path=store.root,
-        version=_version_of(path),
+        version=version_of(path),
     )
 
 
-def _version_of(path: str) -> int:
+def version_of(path: str) -> int:
+    """Return the version that the name of a commit or a checkpoint begins with."""
     return int(path.rpartition("/")[2][:20])
 
 
@@ -139,7 +140,7 @@ def _loaded(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -
     state = TableState(track_files)
     opened = [store.open(path) for path in files]
     try:
-        state.load_checkpoint(opened, _version_of(files[0]), store.root)
+        state.load_checkpoint(opened, version_of(files[0]), store.root)
     finally:
         for file in opened:
             file.close()
@@ -149,7 +150,7 @@ def _loaded(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -
 def _older_start(store: ObjectStore, path: str, track_files: TrackFiles) -> TableState | None:
     """Return the state of the newest older checkpoint from which all commits are there, if there is
     one."""
-    broken = _version_of(path)
+    broken = version_of(path)
     names = [info.path.rpartition("/")[2] for info in store.list(LOG_FOLDER)]
     numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdigit()]
     commits = {version for version, kind in numbered if kind == ".json"}

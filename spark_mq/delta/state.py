@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import AddFile, Commit, check_protocol
 
-__all__ = ["PartitionKey", "TableState", "TrackFiles", "partition_key"]
+__all__ = ["PartitionKey", "TableState", "TrackFiles", "added_file", "partition_key"]
 
 PartitionKey = tuple[tuple[str, str | None], ...]
 """The values of a partition, as sorted pairs of column and value."""
@@ -45,6 +45,7 @@ class TableState:
     operation_id: str | None = None
     """Of the last commit; None if spark_mq did not write it, or if it is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
+    protocol: dict[str, Any] = field(default_factory=dict)
     txns: dict[str, int] = field(default_factory=dict)
     partitions: dict[PartitionKey, dict[str, AddFile]] = field(default_factory=dict)
     _partition_of: dict[str, PartitionKey] = field(default_factory=dict)
@@ -72,9 +73,11 @@ class TableState:
         """Take in the next commit."""
         if commit.metadata is not None:
             self.metadata = commit.metadata
+        if commit.protocols:
+            self.protocol = commit.protocols[-1]
         self.txns.update(commit.txns)
         if self.track_files is not False:
-            adds = (_added(add) for add in commit.adds if self._tracks(add["path"]))
+            adds = (added_file(add) for add in commit.adds if self._tracks(add["path"]))
             self._change((remove["path"] for remove in commit.removes), adds)
         self.version, self.operation_id = commit.version, commit.operation_id
 
@@ -131,6 +134,7 @@ class TableState:
                 self.metadata = _metadata(row)
             elif name == "protocol":
                 check_protocol(path, row)
+                self.protocol = row
             elif name == "txn":
                 self.txns[row["appId"]] = row["version"]
             elif self._tracks(unquote(row["path"])):
@@ -160,7 +164,8 @@ def _loaded(row: Mapping[str, Any]) -> AddFile:
     return AddFile(unquote(row["path"]), row["size"], _rows_of(stats), values, stats, at, tags)
 
 
-def _added(add: Mapping[str, Any]) -> AddFile:
+def added_file(add: Mapping[str, Any]) -> AddFile:
+    """Return the data file of a parsed ``add``."""
     values = add.get("partitionValues") or {}
     stats = add["stats"]
     return AddFile(

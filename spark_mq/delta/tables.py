@@ -1,4 +1,4 @@
-"""Create Delta tables and write checkpoints: the only module that imports deltalake."""
+"""Create Delta tables and write their checkpoints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError
 
 from spark_mq.delta.actions import (
     LOG_FOLDER,
@@ -21,12 +19,14 @@ from spark_mq.delta.actions import (
     checkpoint_path,
     encode_actions,
 )
-from spark_mq.delta.cold_start import check_start
+from spark_mq.delta.checkpoint import encode_checkpoint
+from spark_mq.delta.cold_start import check_start, find_start, version_of
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import to_storage_error
 
 __all__ = [
+    "KEPT_BY_THE_SWEEP",
     "checkpoint_soon",
     "create_table",
     "last_checkpoint",
@@ -35,6 +35,16 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+
+KEPT_BY_THE_SWEEP: Final = {
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.logRetentionDuration": "interval 36500 days",
+    "delta.deletedFileRetentionDuration": "interval 36500 days",
+}
+"""Properties of a table whose old versions only the sweep deletes.
+
+Spark refuses time travel beyond the last one, though the version is there. VACUUM keeps to it too.
+"""
 
 _ATTEMPTS: Final = 5
 _HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
@@ -55,6 +65,8 @@ def create_table(
     Features stay plain (reader version 1, writer version 2), so that every engine can read and
     append.
     """
+    from deltalake import Schema  # here, because it is slow to load and few processes create tables
+
     metadata = {
         "id": str(uuid.uuid4()),
         "name": None,
@@ -90,35 +102,42 @@ def create_table(
 def write_checkpoint(store: ObjectStore) -> int:
     """Write a checkpoint of the latest version. Return its version.
 
-    Several writers, and cleaners, may work at once: delta-rs reads the log again to write a
-    checkpoint,
-    and may then find that another one has cleaned it. It is tried again from the start.
+    Several writers, and cleaners, may work at once. If a cleaner deletes what is being read, the
+    writer starts again.
+
+    Raises
+    ------
+    CorruptLog
+        The log or its last checkpoint cannot be read.
+    StorageError
+        The store failed.
     """
     for left in reversed(range(_ATTEMPTS)):
         try:
-            table = DeltaTable(store.root, storage_options=store.options)
-            version = table.version()
-            if last_checkpoint(store) < version:
-                table.create_checkpoint()
-                # A cleaner deletes the commits before it, so it must survive a power cut.
-                store.sync(checkpoint_path(version))
-                _write_hint(store, version)
-            return version
-        except (DeltaError, OSError, pa.ArrowException) as error:
+            return _write_checkpoint(store)
+        except (OSError, pa.ArrowException) as error:
             if not left:
                 check_start(store)
                 raise to_storage_error(store.root, error, "writing a checkpoint of") from error
     raise AssertionError("unreachable")
 
 
-def _write_hint(store: ObjectStore, version: int) -> None:
-    """Write ``_last_checkpoint``.
-
-    delta-rs never syncs it, and leaves it out if the checkpoint was there already.
-    """
-    with store.open(checkpoint_path(version)) as file:
-        rows = pq.ParquetFile(file).metadata.num_rows
-    store.write(_HINT, json.dumps({"version": version, "size": rows}).encode())
+def _write_checkpoint(store: ObjectStore) -> int:
+    log = DeltaLog(store, track_files=False)
+    state = log.refresh()
+    base = find_start(store) or ()
+    since = version_of(base[0]) if base else -1
+    if since < state.version:
+        data, rows = encode_checkpoint(log, state, base, since)
+        # A cleaner deletes the commits before it, so it must survive a power cut.
+        store.write(checkpoint_path(state.version), data)
+        since = state.version
+    else:
+        with store.open(checkpoint_path(since)) as file:
+            rows = pq.ParquetFile(file).metadata.num_rows
+    if last_checkpoint(store) < since:
+        store.write(_HINT, json.dumps({"version": since, "size": rows}).encode())
+    return since
 
 
 def checkpoint_soon(store: ObjectStore, version: int) -> None:

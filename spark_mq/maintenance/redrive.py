@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from deltalake.exceptions import DeltaError
 
 from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
 from spark_mq.ledger import admin
@@ -175,6 +173,10 @@ def _select(table: pa.Table, where: str | None) -> pa.Table:
     table, and nothing else."""
     if where is None:
         return table
+    # Here, because deltalake is slow to load and no other operation needs it.
+    from deltalake import DeltaTable, QueryBuilder, write_deltalake
+    from deltalake.exceptions import DeltaError
+
     with tempfile.TemporaryDirectory(prefix="spark_mq-redrive-") as directory:
         write_deltalake(directory, table)
         try:

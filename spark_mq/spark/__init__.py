@@ -1,12 +1,20 @@
-"""The Spark side: the data source ``spark_mq``, and settling from foreachBatch. Only here is
-pyspark imported."""
+"""The Spark side: the data source ``spark_mq``, and settling from foreachBatch.
+
+Only this package imports pyspark.
+"""
 
 from __future__ import annotations
 
-from spark_mq.spark.foreach_batch import BatchLease, for_each_batch
-from spark_mq.spark.python_check import check_interpreter
-from spark_mq.spark.settle_rows import ack, nack, reject
-from spark_mq.spark.source import SparkMQDataSource
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_mq.spark.batch_lease import BatchLease
+    from spark_mq.spark.foreach_batch import for_each_batch
+    from spark_mq.spark.python_check import check_interpreter
+    from spark_mq.spark.settle_rows import ack, nack, reject
+    from spark_mq.spark.shutdown import on_sigterm, stop_query
+    from spark_mq.spark.source import SparkMQDataSource
 
 __all__ = [
     "BatchLease",
@@ -15,17 +23,63 @@ __all__ = [
     "check_interpreter",
     "for_each_batch",
     "nack",
+    "on_sigterm",
     "register",
     "reject",
+    "stop_query",
 ]
+
+_MODULES = {
+    "BatchLease": "batch_lease",
+    "SparkMQDataSource": "source",
+    "ack": "settle_rows",
+    "check_interpreter": "python_check",
+    "for_each_batch": "foreach_batch",
+    "nack": "settle_rows",
+    "on_sigterm": "shutdown",
+    "reject": "settle_rows",
+    "stop_query": "shutdown",
+}
+"""The module of each public name. It is loaded when the name is used first.
+
+The Python workers of Spark load this package too, and need none of them.
+"""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def register(spark: object) -> None:
-    """Registers ``format("spark_mq")`` with a session, after a check that its Python workers can
-    load it.
+    """Register ``format("spark_mq")`` with a session.
 
-    Not needed where spark_mq is installed for the driver's Python: Spark finds it by itself, as
-    ``pyspark_mq``.
+    First it checks that the session's Python workers can load spark_mq. Spark finds the source by
+    itself, as ``pyspark_mq``, if spark_mq is installed for the driver's Python.
+
+    Parameters
+    ----------
+    spark
+        The session.
+
+    Raises
+    ------
+    InvalidOption
+        The workers' Python cannot load spark_mq.
+
+    Examples
+    --------
+    >>> register(spark)  # doctest: +SKIP
     """
+    from spark_mq.spark.python_check import check_interpreter
+    from spark_mq.spark.source import SparkMQDataSource
+
     check_interpreter(spark)
     spark.dataSource.register(SparkMQDataSource)  # type: ignore[attr-defined]

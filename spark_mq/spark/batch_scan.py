@@ -1,7 +1,7 @@
-"""Reads from Spark's plan what a running batch scans.
+"""Read from Spark's plan what a running batch scans.
 
-Spark's plan of a batch holds the slices that the source's tasks would read. The driver gets them
-from there without a job. Each py4j call takes about 0.2 ms, so few are made for each batch.
+The plan of a batch has the slices that the source's tasks would read. So the driver knows them
+without a job. Each py4j call takes about 0.2 ms, so few are made for each batch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from spark_mq.streaming.offset import check_offset
 
 __all__ = ["BatchScan", "batch_scans", "is_output_of", "reads_source_only"]
 
+PLAN_BYTES: Final = 24 * 2**20
+"""Bytes that pass through Python in the time that Spark takes to plan the read of a file."""
+ROW_BYTES: Final = 1_000
+"""Bytes that pass through Python in the time that a row takes on top of its own bytes."""
 _SCAN: Final = "MicroBatchScanExec"
 _SOURCE: Final = "StreamingDataSourceV2ScanRelation"
 _SINK: Final = "WriteToMicroBatchDataSourceV1"
@@ -38,6 +42,11 @@ class BatchScan:
     def lease_ids(self) -> set[str]:
         """Return the leases that the slices belong to."""
         return {of.lease_id for _, of in self.pieces if of.lease_id}
+
+    def pays_for_files(self, files: int) -> bool:
+        """Return whether Spark plans and reads so many files sooner than the source's tasks."""
+        read = sum(piece.size + piece.rows * ROW_BYTES for piece, _ in self.pieces)
+        return read >= files * PLAN_BYTES
 
     def count_rows(self) -> None:
         """Add the rows to the progress of the query, as the source's own tasks do."""

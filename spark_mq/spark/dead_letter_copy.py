@@ -1,5 +1,4 @@
-"""Routing in parallel: Spark tasks copy dead letters into files of the DLQ; the driver commits, as
-it does without Spark."""
+"""Copy dead letters in Spark tasks. The driver commits the files, as it does without Spark."""
 
 from __future__ import annotations
 
@@ -21,9 +20,15 @@ task's worth is copied in the driver, without a job."""
 
 
 def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> Copy:
-    """What :func:`spark_mq.maintenance.dead_letters.route` and
-    :func:`spark_mq.maintenance.sweep.sweep` take as ``copy``, to copy in
-    Spark tasks."""
+    """Return the ``copy`` of :meth:`spark_mq.Queue.sweep` that copies in Spark tasks.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    storage_options
+        Options of the object store. Default: none.
+    """
     options = dict(storage_options or {})
 
     def copy(
@@ -49,7 +54,7 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
 
 
 def chunks(slices: Sequence[DeadSlice]) -> Iterator[list[DeadSlice]]:
-    """Yield slices in their order, in parts for one task each. Large slices are cut."""
+    """Split slices, in their order, into parts for one task each. Large slices are cut."""
     part: list[DeadSlice] = []
     size = 0
     for piece, why in ((cut, why) for p, why in slices for cut in cut_by_size(p, CHUNK_BYTES)):

@@ -1,8 +1,8 @@
-"""Finds the leases of a foreachBatch batch, without a Spark job if the session allows it.
+"""Find the leases of a foreachBatch batch, without a Spark job if the session allows it.
 
-The batch's offsets hold the batch number n of each stream. The runner's nonce is in the slices of
-Spark's plan, and is learned from them once a run. Spark Connect shows no plan, so there the rows
-are asked. A worker's name says nothing, because a zombie driver has the same.
+The batch's offsets hold the batch number n of each stream. The runner's random id is in the slices
+of Spark's plan, and is read from them once a run. Spark Connect shows no plan, so there a job reads
+it from the rows. A worker's name does not help, because a zombie driver has the same.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.batch_scan import BatchScan, batch_scans, is_output_of, reads_source_only
+from spark_mq.spark.settle_rows import check_columns
 from spark_mq.streaming.offset import QUEUES, check_offset, parse_lease_id
 
 if TYPE_CHECKING:
@@ -28,14 +29,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchLeases:
-    """The leases of a batch. ``fresh``: they may belong to a replay, as the first batch of a run
-    may.
+    """The leases of a batch.
 
-    ``base``: stream and n of a batch over several queues, each of which knows the stream by an id
-    of its own. ``batches``: (stream, n, over
-    several queues) of each stream in the batch, also of one without a row, where the session tells.
-    ``scan``: what the batch reads, if
-    it is the source's output and nothing else.
+    Attributes
+    ----------
+    lease_ids
+        Their ids.
+    fresh
+        Whether the batch may be a replay. Only the first batch of a run may be one.
+    base
+        Stream and n of a batch over several queues. Each queue knows the stream by an id of its
+        own.
+    batches
+        Stream, n and "over several queues" of each stream in the batch, also of one without a row.
+        Empty over Spark Connect.
+    scan
+        What the batch reads, if it is the source's output and nothing else.
     """
 
     lease_ids: list[str]
@@ -58,11 +67,19 @@ class LeaseLookup:
         self._scans = scans
         self._runners: dict[str, str] = {}  # of each stream, its runner in this run
         self._run: str | None = None
+        self._known: Any = None  # this run's query
+        self._checked = False  # whether this run's batches have the columns to settle their rows
         self._source_only: bool | None = None  # of this run's query; None until a batch asks
 
     def find(self, batch: DataFrame) -> BatchLeases:
-        """Return the lease ids of a batch, and its scan if only the source made the batch."""
+        """Return the lease ids of a batch, and its scan if Spark may read that itself.
+
+        Raises InvalidSchema if the batch's rows could not be settled.
+        """
         query = self._query(batch.sparkSession)
+        if not self._checked:  # all batches of a run have the same columns
+            check_columns(batch)
+            self._checked = query is not None
         found = self._leases(batch, query)
         return (
             replace(found, scan=self._scan(batch, query))
@@ -72,7 +89,7 @@ class LeaseLookup:
 
     def _leases(self, batch: DataFrame, query: Any) -> BatchLeases:
         batches = self._batches(query)
-        told = tuple((stream, n, several) for stream, (n, several) in batches.items())
+        shown = tuple((stream, n, several) for stream, (n, several) in batches.items())
         single = {stream: n for stream, (n, several) in batches.items() if not several}
         if (
             batches
@@ -82,7 +99,7 @@ class LeaseLookup:
             return BatchLeases(
                 [f"{stream}/{n}/{self._runners[stream]}" for stream, n in single.items()],
                 False,
-                batches=told,
+                batches=shown,
             )
         # A filter may have dropped every row, which only the rows show.
         ids = self._from_plan(query, batches) if self._reads_source_only(query) else None
@@ -98,10 +115,10 @@ class LeaseLookup:
             if len(batches) == 1
             else None
         )
-        return BatchLeases(ids, not known, base, told)
+        return BatchLeases(ids, not known, base, shown)
 
     def runner(self, stream: str) -> str | None:
-        """The runner of a stream in this run, once a batch has told."""
+        """Return the runner of a stream in this run, or None before its first batch."""
         return self._runners.get(stream)
 
     @staticmethod
@@ -130,12 +147,16 @@ class LeaseLookup:
         return self._source_only
 
     def _scan(self, batch: DataFrame, query: Any) -> BatchScan | None:
-        """Return what a batch reads; None if anything but column pruning made it from the
-        source."""
+        """Return what a batch reads; None if Spark may not read it, or reads it no sooner.
+
+        Spark may read it if nothing but column pruning made the batch from the source.
+        """
         try:
-            if not self._reads_source_only(query) or not is_output_of(query, batch):
+            if not self._reads_source_only(query):
                 return None
             (scan,) = batch_scans(query)
+            if not scan.pays_for_files(1) or not is_output_of(query, batch):
+                return None
         except Exception as error:
             _log.debug(
                 "the batch's plan cannot be read, so its rows come through Python: %s", error
@@ -163,6 +184,9 @@ class LeaseLookup:
         """Return the query whose batch runs now; None if the session hides it (Spark Connect)."""
         try:
             context = spark.sparkContext
+            # Spark groups the jobs of a query by the id of its run. Unknown ids are looked up.
+            if self._run and context.getLocalProperty("spark.jobGroup.id") == self._run:
+                return self._known
             query_id = context.getLocalProperty("sql.streaming.queryId")
             # The batch's session is a clone and knows no queries; the shared state knows all that
             # run.
@@ -173,7 +197,9 @@ class LeaseLookup:
             )
             run = query.runId().toString()
             if run != self._run:
-                self._run, self._runners, self._source_only = run, {}, None
+                self._run, self._runners = run, {}
+                self._source_only, self._checked = None, False
+            self._known = query
             return query
         except Exception as error:
             _log.debug("the batch's query cannot be seen, so its rows are asked: %s", error)
@@ -181,12 +207,10 @@ class LeaseLookup:
 
 
 def _offsets(query: Any) -> Iterator[tuple[str, tuple[int, bool]]]:
-    """(stream, (n, over several queues)) of each spark_mq source that the current batch of a
-    running query reads, from its end offsets.
+    """Return (stream, (n, over several queues)) of each spark_mq source in a query's batch.
 
-    Ours are told by their form: asking the plan for the sources' formats took 15 to 150 ms. One
-    that had nothing new (of several) stands
-    where it stood: its last lease is none of this batch's.
+    Our offsets are known by their form, because the plan is slow to show the sources' formats. A
+    source that had nothing new keeps its offset: its last lease is not of this batch.
     """
     sources, starts, ends = query.sources(), query.committedOffsets(), query.availableOffsets()
     for source in (sources.apply(i) for i in range(sources.size())):

@@ -1,5 +1,4 @@
-"""Whose a batch's lease is: which group's ledger holds it, and whether it is still this
-driver's."""
+"""Find the group of each lease of a batch, and check that this driver still holds the lease."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ __all__ = ["LeaseRouter"]
 
 
 class LeaseRouter:
-    """Settles each lease in the group that it was taken from: a union of queues has several. Has a
-    group's ``settle``."""
+    """Settle each lease in its group. A union of queues has several groups."""
 
     def __init__(self, groups: Sequence[ConsumerGroup]) -> None:
         self.groups = tuple(groups)
@@ -24,8 +22,11 @@ class LeaseRouter:
         self._marks: dict[str, int] = {}  # by lease id: its stream's mark when its batch came here
 
     def of(self, lease_id: str) -> ConsumerGroup:
-        """The group of a lease. Raises InvalidOption if it is none of these: they would settle
-        nothing, and onCommit would ack it."""
+        """Return the group of a lease.
+
+        Raises InvalidOption if it is another group's. Then no settle would count, and
+        ackMode=onCommit would ack the batch.
+        """
         parts = parse_lease_id(lease_id)
         if parts is None:
             return self.groups[0]
@@ -34,7 +35,7 @@ class LeaseRouter:
         return self._of[parts[0]]
 
     def settle(self, wanted: Sequence[SettleCommand]) -> list[SettleOutcome]:
-        """One commit for each group; the outcomes in the order of `wanted`."""
+        """Settle in one commit for each group. Return the outcomes in the order of `wanted`."""
         groups = [self.of(one.lease_id) for one in wanted]
         outcomes: dict[int, SettleOutcome] = {}
         for group in dict.fromkeys(groups):
@@ -45,15 +46,13 @@ class LeaseRouter:
         return [outcomes[at] for at in range(len(wanted))]
 
     def begin(self, lease_ids: Sequence[str]) -> None:
-        """Looks whose they are and remembers the marks, for a batch that may be a replay."""
+        """Find the groups and keep the transaction numbers, for a batch that may be a replay."""
         self._marks = {lease_id: self._mark(self.of(lease_id), lease_id) for lease_id in lease_ids}
 
     def check(self, lease_ids: Sequence[str]) -> None:
-        """Ends the query, before Spark commits the batch, if another runner has taken it over: this
-        driver is a zombie.
+        """Raise StreamFenced, before Spark commits the batch, if another driver has taken it over.
 
-        That a lease expired and others have its messages is no reason to end: they come again,
-        at-least-once.
+        An expired lease is no reason to end the query. Its messages are delivered again.
         """
         for lease_id in lease_ids:
             parts = parse_lease_id(lease_id)
@@ -65,11 +64,11 @@ class LeaseRouter:
                 r.lease_id for r in ledger.ranges_at(rows_held_by_batch(ledger, f"{stream}/{n}/"))
             } - {lease_id}
             mark = self._mark(self.of(lease_id), lease_id)
-            # Without a mark from its start it was no replay: 2n + 1 was its own.
+            # Without a number from its start it was no replay, so 2n + 1 is its own.
             if holders or mark > self._marks.get(lease_id, 2 * n + 1):
                 raise StreamFenced(
-                    f"batch {n} of stream {stream} has been taken over by another driver on this "
-                    f"checkpoint; this one stops",
+                    f"batch {n} of stream {stream} was taken over by another driver on this "
+                    f"checkpoint. This query ends; use one checkpoint for one query",
                     stream=stream,
                     batch=n,
                     mark=mark,
@@ -88,12 +87,11 @@ class LeaseRouter:
         wrong = next((group for group in others if _holds(group, lease_id)), None)
         if known and wrong is None:
             return known[0]  # all of it has expired, or was taken over
-        told = f"was leased by {wrong!r}" if wrong else "was leased from another queue"
+        source = f"was leased by {wrong!r}" if wrong else "was leased from another queue"
         raise InvalidOption(
-            f"the batch of stream {stream} {told}, but for_each_batch settles "
-            f"{', '.join(map(repr, self.groups))}: use the path and "
-            "consumerGroup of the stream, and for a union of queues also=[...] with the others' "
-            "groups",
+            f"the batch of stream {stream} {source}, but for_each_batch settles "
+            f"{', '.join(map(repr, self.groups))}: use the path and consumerGroup of the stream. "
+            f"For a union of queues, give the other groups by also=[...]",
             option="group",
             value=", ".join(group.name for group in self.groups),
         )

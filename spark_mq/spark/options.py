@@ -1,7 +1,6 @@
-"""The options of ``format("spark_mq")``: camelCase, checked at the door, unknown ones refused with
-a hint.
+"""Check the options of ``format("spark_mq")``. Unknown ones are refused with a hint.
 
-Spark hands options over with lower-cased keys, so they are compared without case.
+Spark passes options with lower-cased names, so names are compared without case.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from typing import Final
 
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
-from spark_mq.group import ConsumerGroup
-from spark_mq.queue import Queue
-from spark_mq.streaming.source import StreamOptions
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.create import open_context
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.streaming.options import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
     suggest,
@@ -50,13 +50,15 @@ READ_OPTIONS: Final = (
 )
 WRITE_OPTIONS: Final = ("path",)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
-"""What Spark passes on to a source or sink although it is meant for itself."""
+"""Spark's own options, which it passes on to a source or sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read, checked. Durations in microseconds. ``several``: the path was given as
-    a list."""
+    """The checked options of a read. Durations are in microseconds.
+
+    ``several`` is True if the path was given as a list.
+    """
 
     paths: tuple[str, ...]
     several: bool = False
@@ -70,13 +72,13 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """From Spark's options. Raises InvalidOption."""
+        """Check the options of a read. Raise InvalidOption."""
         own, storage = _split(options, READ_OPTIONS)
         defaults = StreamOptions()
         if "visibilitytimeout" in own and "maxleaseduration" in own:
             _in_order(own, "visibilityTimeout", "maxLeaseDuration")
         paths, several = _paths(own)
-        # A look at a local log takes a tenth of a millisecond; at an object store it is a request.
+        # A look at a local log is cheap. At an object store it is a request.
         polls = {
             "minpollinterval": "50ms",
             "maxpollinterval": "500ms" if any("://" in path for path in paths) else "100ms",
@@ -124,43 +126,44 @@ class ReadOptions:
             ),
         )
 
-    def open(self) -> list[ConsumerGroup]:
-        """The group in the queue at each path. Raises QueueNotFound and its like."""
+    def open(self) -> list[GroupLedger]:
+        """Return the group in the queue at each path. Raise NotAQueue."""
         return [
-            Queue.open(path, storage_options=self.storage_options).group(
-                self.group, start=self.start
-            )
+            open_context(absolute_path(path), self.storage_options).group(self.group, self.start)
             for path in self.paths
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of a write, checked."""
+    """The checked options of a write."""
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """From Spark's options. Raises InvalidOption."""
+        """Check the options of a write. Raise InvalidOption."""
         own, storage = _split(options, WRITE_OPTIONS)
         path = _path(own)
         if path.lstrip().startswith("["):
             raise InvalidOption(
-                f"path={path!r}: a write goes to one queue", option="path", value=path
+                f"path={path!r} is a list. A write goes to one queue", option="path", value=path
             )
         return cls(path, storage)
 
-    def open(self) -> Queue:
-        return Queue.open(self.path, storage_options=self.storage_options)
+    def open(self) -> QueueContext:
+        """Open the queue. Raise NotAQueue."""
+        return open_context(absolute_path(self.path), self.storage_options)
 
 
 def _split(
     options: Mapping[str, str], known: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Own options by lower-cased name, and storage options without their prefix. Raises
-    InvalidOption for an unknown one."""
+    """Return own options by lower-cased name, and storage options without their prefix.
+
+    Raises InvalidOption for an unknown option.
+    """
     lowered = {name.lower() for name in (*known, *_SPARKS_OWN)}
     own: dict[str, str] = {}
     storage: dict[str, str] = {}
@@ -196,8 +199,10 @@ def _path(own: Mapping[str, str]) -> str:
 
 
 def _paths(own: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """The paths of the queues to read, and whether they were given as a list (JSON, as options are
-    text). Raises InvalidOption."""
+    """Return the paths of the queues to read, and whether they were given as a list.
+
+    Options are text, so a list is JSON. Raises InvalidOption.
+    """
     text = own.get("path") or own.get("paths", "")
     if not text.lstrip().startswith("["):
         return (_path(own),), False

@@ -1,5 +1,4 @@
-"""Input partitions: slices of immutable files with what the ledger says of them, and how a task
-reads them."""
+"""Cut the slices of a batch into partitions, and read a partition in a task."""
 
 from __future__ import annotations
 
@@ -28,8 +27,10 @@ Piece = tuple[FileSlice, Range]
 
 @dataclass(frozen=True)
 class SlicePartition(InputPartition):
-    """What one task reads: ``pieces`` of the files of ``queue``. A pure value: reading it twice
-    gives the same rows."""
+    """What one task reads: slices of files of a queue, each with its range of the ledger.
+
+    The files never change, so a second read gives the same rows.
+    """
 
     queue: str
     pieces: tuple[Piece, ...]
@@ -39,7 +40,7 @@ class SlicePartition(InputPartition):
 def cut_all(
     plans: Sequence[tuple[str, Sequence[Piece]]], options: Mapping[str, str], at_least: int
 ) -> list[InputPartition]:
-    """The slices of several queues (by path) as partitions, one queue after the other."""
+    """Return the slices of several queues, by path, as partitions. See :func:`cut`."""
     total = sum(piece.rows for _, pieces in plans for piece, _ in pieces)
     return [
         part
@@ -56,8 +57,19 @@ def cut_all(
 def cut(
     queue: str, pieces: Sequence[Piece], options: Mapping[str, str], at_least: int
 ) -> list[InputPartition]:
-    """Slices as partitions of like numbers of rows: `at_least` so many (as far as there are rows),
-    more where they are large."""
+    """Return slices as partitions with about the same number of rows.
+
+    Parameters
+    ----------
+    queue
+        The path of the queue.
+    pieces
+        The slices in order.
+    options
+        Options of the object store.
+    at_least
+        The least number of partitions, if there are as many rows. Large slices need more.
+    """
     rows = sum(piece.rows for piece, _ in pieces)
     size = sum(piece.size for piece, _ in pieces)
     wanted = min(rows, max(at_least, -(-size // PARTITION_BYTES), -(-rows // PARTITION_ROWS)))
@@ -89,8 +101,10 @@ def cut(
 
 
 def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition in the columns of `schema`. Where there was nothing to read, Spark
-    gives a partition of its own."""
+    """Return the rows of a partition in the columns of `schema`.
+
+    If a batch has no slices, Spark passes a partition of its own.
+    """
     if not isinstance(partition, SlicePartition):
         return
     wanted = arrow_schema(schema)
@@ -104,7 +118,7 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
 
 
 def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Slices by as many rows as make a batch, so that a task holds only that much at a time."""
+    """Group slices into batches of limited rows, because a task holds one batch in memory."""
     batch, room = cast(list[Piece], []), _BATCH_ROWS
     for piece, of in pieces:
         left = piece

@@ -1,7 +1,7 @@
-"""Whether the Python that Spark starts its workers with can load spark_mq.
+"""Check that the Python of Spark's workers can load spark_mq.
 
-One that cannot ends in "Python worker failed to connect back" or an import error from deep inside,
-after a long wait.
+Otherwise a query fails after a long wait with "Python worker failed to connect back", or with an
+import error from deep inside.
 """
 
 from __future__ import annotations
@@ -21,16 +21,32 @@ _checked: set[str] = set()
 
 
 def check_interpreter(spark: Any) -> None:
-    """Raises InvalidOption, naming the interpreter and the fix, if workers could not load spark_mq.
-    Checked once for each interpreter."""
+    """Raise InvalidOption if Spark's Python workers could not load spark_mq.
+
+    Each interpreter is checked once.
+
+    Parameters
+    ----------
+    spark
+        The session.
+
+    Raises
+    ------
+    InvalidOption
+        The error names the interpreter and the fix.
+
+    Examples
+    --------
+    >>> check_interpreter(spark)  # doctest: +SKIP
+    """
     name = worker_python(spark)
     path = shutil.which(name)
     if path == sys.executable or path in _checked:
         return
     if path is None:
         raise InvalidOption(
-            f"Spark would start its Python workers with {name!r}, which is not there: set "
-            f"PYSPARK_PYTHON={sys.executable}",
+            f"Spark's Python workers cannot start: there is no {name!r}. Set "
+            f"PYSPARK_PYTHON={sys.executable} before the session starts",
             option="PYSPARK_PYTHON",
             value=name,
         )
@@ -48,10 +64,8 @@ def check_interpreter(spark: Any) -> None:
         problem = str(error)
     if problem is not None:
         raise InvalidOption(
-            f"Spark would start its Python workers with {path}, which cannot load spark_mq "
-            f"({problem}): install spark-mq there, "
-            f"or set PYSPARK_PYTHON={sys.executable} before the session "
-            f"starts",
+            f"Spark's Python workers ({path}) cannot load spark_mq: {problem}. Install spark-mq "
+            f"there, or set PYSPARK_PYTHON={sys.executable} before the session starts",
             option="PYSPARK_PYTHON",
             value=path,
         )
@@ -59,7 +73,7 @@ def check_interpreter(spark: Any) -> None:
 
 
 def worker_python(spark: Any) -> str:
-    """The command that the session starts Python workers with."""
+    """Return the command that the session starts Python workers with."""
     try:
         return str(spark.sparkContext.pythonExec)
     except Exception:  # Spark Connect: the server decides

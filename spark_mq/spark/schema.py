@@ -46,34 +46,32 @@ READ_SCHEMA: Final = StructType(
         StructField("error", StringType()),
     ]
 )
-"""What a read gives. The last six say how the message stands in the group; in a stream, as it was
-when leased."""
+"""The columns of a read. The last six are the message's state in the group, in a stream that at its
+lease."""
 
 SEVERAL_SCHEMA: Final = StructType([*READ_SCHEMA.fields, StructField("queue", StringType())])
-"""What a read of several queues gives: besides, the path of the message's queue."""
+"""The columns of a read of several queues: also the path of the message's queue."""
 
 PAYLOAD_COLUMNS: Final = frozenset(FILE_SCHEMA.names)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark wants for it, to the letter."""
+    """Return the Arrow schema that Spark expects for a schema."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def check_projection(schema: StructType, several: bool) -> None:
-    """Whether a user's ``.schema(...)`` asks only for columns that there are, in their types.
-    Raises InvalidSchema."""
+    """Raise InvalidSchema if ``.schema(...)`` has an unknown column or another type."""
     known = {f.name: f.dataType for f in (SEVERAL_SCHEMA if several else READ_SCHEMA).fields}
     for wanted in schema.fields:
         if wanted.name not in known:
             raise InvalidSchema(
-                f"there is no column {wanted.name!r} to read; there are {', '.join(known)}",
+                f"there is no column {wanted.name!r} to read. Choose from {', '.join(known)}",
                 column=wanted.name,
             )
         if known[wanted.name].simpleString() != wanted.dataType.simpleString():
             raise InvalidSchema(
                 f"column {wanted.name!r} is {known[wanted.name].simpleString()}, not "
-                f"{wanted.dataType.simpleString()}: "
-                "cast it after the read",
+                f"{wanted.dataType.simpleString()}. Cast it after the read",
                 column=wanted.name,
             )

@@ -1,5 +1,4 @@
-"""Settling the rows of DataFrames: rows become ranges on the executors, and one commit settles them
-all."""
+"""Settle the rows of a DataFrame: executors turn them into ranges, and one commit settles all."""
 
 from __future__ import annotations
 
@@ -24,25 +23,45 @@ if TYPE_CHECKING:
 
     from spark_mq.spark.lease_router import LeaseRouter
 
-__all__ = ["ack", "nack", "reject", "verdicts_of"]
+__all__ = ["ack", "check_columns", "nack", "reject", "verdicts_of"]
 
-_SAID: Final = ("lease_id", "outcome", "delay", "error")
-"""Text columns of a row; consecutive sequences with the same in all of them are one run."""
+_VERDICT: Final = ("lease_id", "outcome", "delay", "error")
+"""Text columns of a row. Consecutive sequences with equal values are one run."""
 
 _RUNS: Final = pa.schema(
-    [*((name, pa.string()) for name in _SAID), ("first", pa.int64()), ("last", pa.int64())]
+    [*((name, pa.string()) for name in _VERDICT), ("first", pa.int64()), ("last", pa.int64())]
 )
 _RUNS_DDL: Final = (
-    f"array<struct<{','.join(f'{name}:string' for name in _SAID)},first:bigint,last:bigint>>"
+    f"array<struct<{','.join(f'{name}:string' for name in _VERDICT)},first:bigint,last:bigint>>"
 )
 
 
 def ack(df: DataFrame, group: ConsumerGroup | LeaseRouter) -> SettleResult:
-    """Settles the rows of a DataFrame with ``lease_id`` and ``sequence`` as done. Persist it first
-    if it is not deterministic.
+    """Ack the messages in the rows of a DataFrame.
 
-    Raises InvalidSchema without these columns, LeaseLost for rows that are not held (the rest is
-    settled).
+    Parameters
+    ----------
+    df
+        Rows with ``lease_id`` and ``sequence``. Persist them first if a second evaluation may give
+        other rows.
+    group
+        The consumer group that holds the leases.
+
+    Returns
+    -------
+    SettleResult
+        How many messages this call settled, and how many were settled before.
+
+    Raises
+    ------
+    InvalidSchema
+        A column is missing, or null.
+    LeaseLost
+        Some messages are not held by their lease any more. The others are settled.
+
+    Examples
+    --------
+    >>> ack(batch.where("status = 'done'"), queue.group("billing"))  # doctest: +SKIP
     """
     return _settle(group, [replace(one, outcome=ACK) for one in verdicts_of(df)])
 
@@ -54,13 +73,32 @@ def nack(
     delay: Any = None,
     error: str | None = None,
 ) -> SettleResult:
-    """Gives the rows back as failed, each by name; due after the group's retry policy or `delay`.
+    """Give the messages in the rows of a DataFrame back as failed.
 
-    ``delay``, ``error``: for all, or columns of these names (``delay`` in seconds, or text like
-    "30s").
+    Parameters
+    ----------
+    df
+        Rows with ``lease_id`` and ``sequence``, and maybe ``delay`` and ``error``.
+    group
+        The consumer group that holds the leases.
+    delay
+        When they are due again: seconds, or text such as "30s". Default: by the group's retry
+        policy. A column of this name goes before.
+    error
+        The reason. A column of this name goes before. Default: none.
+
+    Returns
+    -------
+    SettleResult
+        As :func:`ack`. It also raises the same errors.
+
+    Examples
+    --------
+    >>> nack(batch.where("status = 'busy'"), queue.group("billing"), delay="1m")
+    ... # doctest: +SKIP
     """
     pause = None if delay is None else validate_duration("delay", delay, zero=True)
-    said = [
+    verdicts = [
         replace(
             one,
             outcome=NACK,
@@ -69,14 +107,33 @@ def nack(
         )
         for one in verdicts_of(df)
     ]
-    return _settle(group, said)
+    return _settle(group, verdicts)
 
 
 def reject(
     df: DataFrame, group: ConsumerGroup | LeaseRouter, *, error: str | None = None
 ) -> SettleResult:
-    """Makes the rows dead at once, each by name. ``error``: the reason, or a column of that
-    name."""
+    """Make the messages in the rows of a DataFrame dead.
+
+    Parameters
+    ----------
+    df
+        Rows with ``lease_id`` and ``sequence``, and maybe ``error``.
+    group
+        The consumer group that holds the leases.
+    error
+        The reason. A column of this name goes before. Default: none.
+
+    Returns
+    -------
+    SettleResult
+        As :func:`ack`. It also raises the same errors.
+
+    Examples
+    --------
+    >>> reject(batch.where("id IS NULL"), queue.group("billing"), error="no id")
+    ... # doctest: +SKIP
+    """
     return _settle(
         group,
         [
@@ -86,8 +143,8 @@ def reject(
     )
 
 
-def _settle(group: ConsumerGroup | LeaseRouter, said: Sequence[MessageVerdict]) -> SettleResult:
-    commands = commands_for(said, HandlerPolicy(), {})
+def _settle(group: ConsumerGroup | LeaseRouter, verdicts: Sequence[MessageVerdict]) -> SettleResult:
+    commands = commands_for(verdicts, HandlerPolicy(), {})
     if not commands:
         return SettleResult(0)
     settler = group._ledger if isinstance(group, ConsumerGroup) else group
@@ -95,23 +152,33 @@ def _settle(group: ConsumerGroup | LeaseRouter, said: Sequence[MessageVerdict]) 
 
 
 def check_columns(df: DataFrame) -> None:
-    """Raises InvalidSchema where rows could not be settled."""
+    """Raise InvalidSchema if the rows of a DataFrame could not be settled."""
+    columns = df.columns
     for name in ("lease_id", "sequence"):
-        if name not in df.columns:
+        if name not in columns:
             raise InvalidSchema(
-                f"the DataFrame has no column {name!r}, so its rows cannot be settled; it has "
-                f"{', '.join(df.columns)}. "
-                "Keep lease_id and sequence of the stream through your transformations",
+                f"the rows cannot be settled: the DataFrame has no column {name!r}, only "
+                f"{', '.join(columns)}. Keep lease_id and sequence in your transformations",
                 column=name,
             )
 
 
 def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdict]:
-    """What the rows of a DataFrame say is to become of their messages, as few verdicts as may be.
-    Repeats count once.
+    """Return the verdicts in the rows of a DataFrame, as few as possible. Repeats count once.
 
-    ``lease_id``: where there is only one, it need not be a column. Raises InvalidSchema;
-    InvalidHandlerResult for a wrong outcome or delay.
+    Parameters
+    ----------
+    df
+        The rows.
+    lease_id
+        The lease, if there is only one. Then it need not be a column.
+
+    Raises
+    ------
+    InvalidSchema
+        A column is missing, or null.
+    InvalidHandlerResult
+        An outcome or a delay is invalid.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
@@ -119,25 +186,24 @@ def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdi
     if lease_id is not None and "lease_id" not in df.columns:
         df = df.withColumn("lease_id", F.lit(lease_id))
     check_columns(df)
-    # A scalar Arrow function, not mapInArrow: that asks for pandas on the driver. Each Arrow batch
-    # gives its runs in its
-    # first row, and inline() drops the nulls of the others.
-    said = [
+    # A scalar Arrow function, because mapInArrow needs pandas on the driver. Each Arrow batch
+    # returns its runs in its first row, and inline() drops the nulls of the others.
+    verdicts = [
         F.col(name).cast("string") if name in df.columns else F.lit(None).cast("string")
-        for name in _SAID
+        for name in _VERDICT
     ]
-    runs = F.inline(arrow_udf(_batch_runs, _RUNS_DDL)(*said, F.col("sequence").cast("long")))
+    runs = F.inline(arrow_udf(_batch_runs, _RUNS_DDL)(*verdicts, F.col("sequence").cast("long")))
     found = df.select(runs).toArrow().to_pylist()
     if any(row["lease_id"] is None or row["first"] is None for row in found):
         raise InvalidSchema(
             "a row has a null lease_id or sequence, so it cannot be settled", column="lease_id"
         )
     out: list[MessageVerdict] = []
-    by_said = sorted(
-        found, key=lambda row: [(row[name] is None, row[name] or "") for name in _SAID]
+    by_verdict = sorted(
+        found, key=lambda row: [(row[name] is None, row[name] or "") for name in _VERDICT]
     )
     for (lease, outcome, delay, error), rows in groupby(
-        by_said, key=lambda row: tuple(row[name] for name in _SAID)
+        by_verdict, key=lambda row: tuple(row[name] for name in _VERDICT)
     ):
         intervals = normalise((row["first"], row["last"]) for row in rows)
         out += [
@@ -150,25 +216,25 @@ def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdi
 def _batch_runs(
     lease_id: pa.Array, outcome: pa.Array, delay: pa.Array, error: pa.Array, sequence: pa.Array
 ) -> pa.Array:
-    """The runs of one Arrow batch, as one list in its first row."""
+    """Return the runs of one Arrow batch, as one list in its first row."""
     rows = len(sequence)
     if rows == 0:
         return pa.nulls(0, pa.list_(pa.struct(list(_RUNS))))
-    table = pa.table([lease_id, outcome, delay, error, sequence], names=[*_SAID, "sequence"])
+    table = pa.table([lease_id, outcome, delay, error, sequence], names=[*_VERDICT, "sequence"])
     table = table.sort_by([(name, "ascending") for name in table.schema.names])
     runs = _runs(
-        [table[name].combine_chunks() for name in _SAID], table["sequence"].combine_chunks()
+        [table[name].combine_chunks() for name in _VERDICT], table["sequence"].combine_chunks()
     )
     one = pa.ListArray.from_arrays(pa.array([0, len(runs)], pa.int32()), runs)
     return pa.concat_arrays([one, pa.nulls(rows - 1, one.type)])
 
 
-def _runs(said: Sequence[pa.Array], sequence: pa.Array) -> pa.StructArray:
-    """Runs of sorted columns: a run starts where something else is said or the sequence jumps."""
+def _runs(verdicts: Sequence[pa.Array], sequence: pa.Array) -> pa.StructArray:
+    """Return the runs of sorted columns. A run ends at another verdict or a gap."""
     n = len(sequence)
     here, after = slice(0, n - 1), slice(1, n)
     starts_after = pc.fill_null(pc.greater(pc.subtract(sequence[after], sequence[here]), 1), True)
-    for column in said:
+    for column in verdicts:
         same = pc.fill_null(pc.equal(column[after], column[here]), False)
         both_null = pc.and_(pc.is_null(column[after]), pc.is_null(column[here]))
         starts_after = pc.or_(starts_after, pc.invert(pc.or_(same, both_null)))
@@ -177,7 +243,7 @@ def _runs(said: Sequence[pa.Array], sequence: pa.Array) -> pa.StructArray:
     )
     lasts = pa.concat_arrays([pc.subtract(starts[1:], 1), pa.array([n - 1], pa.int64())])
     columns = [
-        *(column.take(starts).cast(pa.string()) for column in said),
+        *(column.take(starts).cast(pa.string()) for column in verdicts),
         sequence.take(starts),
         sequence.take(lasts),
     ]

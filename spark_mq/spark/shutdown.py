@@ -1,10 +1,8 @@
-"""A good end when the driver is told to terminate (SIGTERM), whoever of its two processes the
-signal reaches.
+"""End a query well after SIGTERM, whichever of the driver's two processes gets the signal.
 
 ``python job.py``: Python gets it. ``spark-submit job.py``: the JVM gets it, and Python is its
-child; so a hook of the JVM calls back
-over py4j, before Spark's own hook stops the context. Dying at once is safe too: the batch in hand
-is then run again.
+child. So a hook of the JVM calls back over py4j, before Spark's own hook stops the context. To die
+at once is safe too: the running batch then runs again.
 """
 
 from __future__ import annotations
@@ -36,12 +34,24 @@ _EXIT_CODE: Final = 128 + signal.SIGTERM
 def on_sigterm(
     spark: Any, stop: Callable[[], object], timeout: float = GRACE
 ) -> Iterator[threading.Event]:
-    """While the block runs, SIGTERM calls ``stop()``, once, in a thread of its own; `stop` should
-    make the block end.
+    """Call a function once if SIGTERM arrives while the block runs.
 
-    Yields an event that is set by the signal. Under spark-submit the JVM waits for the end of the
-    block; its exit code is then 143.
-    A process that is still there after `timeout` seconds ends itself. Call it in the main thread.
+    Use it in the main thread. Under spark-submit the JVM waits for the end of the block, and its
+    exit code is 143.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    stop
+        Called in a thread of its own. It should make the block end.
+    timeout
+        Seconds from the signal until the process ends itself. Default: 30.
+
+    Yields
+    ------
+    threading.Event
+        Set by the signal.
 
     Examples
     --------
@@ -53,7 +63,7 @@ def on_sigterm(
     stopping: list[threading.Thread] = []
 
     def terminate() -> None:
-        _log.warning("told to terminate: stopping, within %.0f s", timeout)
+        _log.warning("SIGTERM: stopping within %.0f s", timeout)
         watchdog = threading.Timer(timeout, _give_up, [timeout])
         watchdog.daemon = True
         watchdog.start()
@@ -83,40 +93,54 @@ def on_sigterm(
         yield requested
     finally:
         for thread in stopping:
-            # The block ends as soon as the query has: what is left of the stop, the giving back,
-            # must not be cut off by Python's end.
+            # The block ends with the query. Python's end must not cut off the rest of the stop,
+            # which gives leases back.
             thread.join(timeout)
         ended.set()
         if not remove_hook():
-            # The JVM is on its way out and wants the hook's answer, or it waits for its own
-            # timeout.
+            # The JVM is shutting down. Without the hook's answer it waits for its own timeout.
             answered.wait(1)
             time.sleep(0.2)
         signal.signal(signal.SIGTERM, before)
 
 
 def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
-    """Lets the batch in hand finish and be committed, stops the query, and gives back what was
-    leased after it, uncounted.
+    """Stop a query after its running batch, and give back the leases of later batches, uncounted.
 
-    False if the batch takes longer than `timeout` seconds. It is then left alone: Spark cannot
-    interrupt Python, so end the process;
-    the next run on the checkpoint repeats the batch. Over Spark Connect `each` is a copy, and the
-    batch in hand is cut: it is stopped,
-    the next run repeats the batch, and a warning says so.
+    Over Spark Connect `each` is a copy, so the query is stopped at once. The next run repeats its
+    running batch, and a warning says so.
+
+    Parameters
+    ----------
+    query
+        The streaming query.
+    each
+        The function that the query calls, from :func:`for_each_batch`.
+    timeout
+        Seconds to wait for the running batch. Default: 30.
+
+    Returns
+    -------
+    bool
+        False if the batch still runs. Spark cannot interrupt Python, so end the process then. The
+        next run on the checkpoint repeats the batch.
+
+    Examples
+    --------
+    >>> stop_query(query, each, timeout=60)  # doctest: +SKIP
     """
     if type(query).__module__.startswith("pyspark.sql.connect."):
         _log.warning(
-            "over Spark Connect the batch in hand cannot be waited for: if there is one, it will "
-            "run again"
+            "over Spark Connect a running batch cannot be waited for; it runs again at the next "
+            "start"
         )
         query.stop()
         return True
     deadline = time.monotonic() + timeout
     if not each.close(timeout):
         return False
-    # Spark notes in the checkpoint that the batch is done after the function has returned: stopped
-    # before, it would repeat it.
+    # Spark commits the batch to the checkpoint after the function has returned. A stop before that
+    # would repeat the batch.
     while (
         each.last_batch is not None
         and query.isActive
@@ -130,8 +154,7 @@ def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
 
 
 def _committed(query: Any, batch_id: int) -> bool:
-    """Whether Spark is done with a batch. While idle it reports the batch to come, which then has
-    not run."""
+    """Return whether Spark has committed a batch. While idle it reports the next batch, unrun."""
     last = query.lastProgress
     return last is not None and (
         last.batchId > batch_id or (last.batchId == batch_id and "addBatch" in last.durationMs)
@@ -139,7 +162,7 @@ def _committed(query: Any, batch_id: int) -> bool:
 
 
 def _give_up(timeout: float) -> None:
-    _log.error("not done after %.0f s: the process ends now, and its batch will run again", timeout)
+    _log.error("not stopped after %.0f s: the process ends now, and its batch runs again", timeout)
     os._exit(_EXIT_CODE)
 
 
@@ -152,19 +175,21 @@ class _Runnable:
 
 
 def _add_hook(spark: Any, run: Callable[[], None], timeout: float) -> Callable[[], bool]:
-    """Has the JVM run a function when it shuts down. Returns what takes that back: False if the JVM
-    is shutting down already."""
+    """Let the JVM run a function when it shuts down.
+
+    Returns a function that removes the hook. It returns False if the JVM is shutting down.
+    """
     try:
         context = spark.sparkContext
         gateway, jvm = context._gateway, context._jvm
-    except Exception:  # Spark Connect: the JVM is another's, and no signal of ours reaches it
+    except Exception:  # Spark Connect: the JVM is another machine's
         return lambda: True
     from py4j.protocol import Py4JError
     from pyspark.java_gateway import ensure_callback_server_started
 
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    # Hooks lie in a hash set. A Python object would be asked for its hash over py4j; a Thread has
-    # one (it is never started).
+    # Hooks lie in a hash set, which would ask a Python object for its hash over py4j. A Thread has
+    # one. It is never started.
     hook = jvm.java.lang.Thread(_Runnable(run))
     hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
     hooks.addShutdownHook(

@@ -1,5 +1,4 @@
-"""Publishing from Spark: executors write Parquet files, the driver publishes them all with one
-commit through delta-rs."""
+"""Publish a DataFrame: executors write Parquet files, and one commit publishes them."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.parquet.publishable import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
-from spark_mq.queue import producer_txn
 from spark_mq.spark.options import WriteOptions
+from spark_mq.storage.message_store import producer_txn
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "check_dataframe"]
 
@@ -34,18 +33,17 @@ FILE_BYTES = 128 * 2**20
 
 @dataclass
 class FilesWritten(WriterCommitMessage):
-    """What one task wrote, and the streaming query it did it for."""
+    """The files that one task wrote, and the id of its streaming query."""
 
     files: tuple[WrittenFile, ...]
     query_id: str | None = None
 
 
 def check_dataframe(schema: StructType, overwrite: bool) -> None:
-    """Whether a DataFrame can be published. Raises InvalidSchema, InvalidOption; before any job
-    runs."""
+    """Raise InvalidSchema or InvalidOption if a DataFrame cannot be published, before any job."""
     if overwrite:
         raise InvalidOption(
-            "a queue is only appended to: use mode('append') or outputMode('append')",
+            "a queue cannot be overwritten. Use mode('append') or outputMode('append')",
             option="mode",
             value="overwrite",
         )
@@ -55,8 +53,10 @@ def check_dataframe(schema: StructType, overwrite: bool) -> None:
 def write_files(
     options: WriteOptions, batches: Iterator[pa.RecordBatch]
 ) -> tuple[WrittenFile, ...]:
-    """Writes the rows of a task as data files of about FILE_BYTES. Raises InvalidSchema for a null
-    value."""
+    """Write the rows of a task as data files of about FILE_BYTES.
+
+    Raises InvalidSchema for a null value. Then no file stays.
+    """
     queue = options.open()
     now = time.time_ns() // 1000
     files: list[WrittenFile] = []
@@ -67,7 +67,7 @@ def write_files(
             table = to_publish(
                 pa.Table.from_batches(pending), now, queue.settings.default_times(now)
             )
-            files.append(write_file(queue._context.messages.files, table))
+            files.append(write_file(queue.messages.files, table))
             pending.clear()
 
     try:
@@ -78,91 +78,135 @@ def write_files(
                 flush()
         flush()
     except InvalidSchema:
-        for file in files:  # no commit can know of them yet
+        for file in files:  # no commit has them yet
             with contextlib.suppress(OSError):
-                queue._context.messages.files.delete(file.path)
+                queue.messages.files.delete(file.path)
         raise
     return tuple(files)
 
 
-def note_abort(files: Sequence[WrittenFile]) -> None:
-    """Names the files that stay behind unpublished, which is only waste.
+def log_unpublished(files: Sequence[WrittenFile]) -> None:
+    """Log the files that stay unpublished. They only take space.
 
-    They are not deleted: Spark calls abort also after a commit that raised, and such a commit may
-    have landed all the same.
+    They are not deleted: Spark calls abort also after a commit that raised. That commit may have
+    landed.
     """
     if files:
         _log.warning(
-            "%d files (%d bytes) stay behind unpublished: %s ...",
+            "%d files (%d bytes) stay unpublished: %s ...",
             len(files),
             sum(f.size for f in files),
             files[0].path,
         )
 
 
-def written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFile]:
+def collect_files(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFile]:
+    """Return the files of all tasks."""
     return [
         file for message in messages if isinstance(message, FilesWritten) for file in message.files
     ]
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """``df.write``: one publish, all or nothing."""
+    """Publish the rows of one ``df.write`` together.
+
+    Spark builds it in a Python process when it plans the write, and pickles it for the tasks.
+
+    Parameters
+    ----------
+    options
+        The checked options.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
-        options.open()  # a queue that is not there is told before any job runs
+        options.open()  # raises before any job runs if there is no queue
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
+        """Write the rows of one task. Spark calls this on an executor, once for each attempt.
+
+        Raises
+        ------
+        InvalidSchema
+            A value is null.
+        """
         return FilesWritten(write_files(self.options, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        if files := written(messages):
-            self.options.open()._context.messages.commit(files)
+        """Publish the files of all tasks in one commit.
+
+        Spark calls this once, near the driver, after all tasks have succeeded.
+        """
+        if files := collect_files(messages):
+            self.options.open().messages.commit(files)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        note_abort(written(messages))
+        """Log the files that stay unpublished. Spark calls this once if the write failed."""
+        log_unpublished(collect_files(messages))
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream``: each batch is published once, by (query id, batch id), whatever is
-    replayed."""
+    """Publish each batch of a streaming query once, also if Spark runs the batch again.
+
+    Spark builds it in a Python process for each batch, and pickles it for the tasks.
+
+    Parameters
+    ----------
+    options
+        The checked options.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
         options.open()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
+        """Write the rows of one task. Spark calls this on an executor, once for each attempt.
+
+        Raises
+        ------
+        InvalidSchema
+            A value is null.
+        """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         return FilesWritten(write_files(self.options, iterator), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        files = written(messages)
+        """Publish the files of a batch in one commit, unless the batch is published already.
+
+        Spark calls this once a batch, and again if it runs the batch again. The id of the query and
+        the number of the batch identify it.
+
+        Raises
+        ------
+        InvalidOption
+            Spark gave no query id, so a repetition would not be noticed.
+        """
+        files = collect_files(messages)
         queries = {m.query_id for m in messages if isinstance(m, FilesWritten) and m.query_id}
         if not files:
             return
         if len(queries) != 1:
             raise InvalidOption(
-                "Spark did not say which query writes here, so a replayed batch would be "
-                "published twice: "
-                "publish with df.write from foreachBatch "
-                "instead",
+                "publishing a stream failed: Spark gave no query id, so a repeated batch would be "
+                "published twice. Publish with df.write from foreachBatch instead",
                 option="checkpointLocation",
                 value=None,
             )
         # Never a name that the user gave: with a new checkpoint, batches count from 0 again.
         producer = f"query-{queries.pop()}"
-        log = self.options.open()._context.messages
+        log = self.options.open().messages
         try:
             log.commit(files, mark=(producer_txn(producer), batchId))
         except DuplicatePublish:
             _log.warning(
-                "batch %d of %s was published before its crash; it is not published again",
+                "batch %d of %s is published already; it is not published again",
                 batchId,
                 producer,
             )
-            note_abort(files)
+            log_unpublished(files)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        note_abort(written(messages))
+        """Log the files that stay unpublished. Spark calls this once if the batch failed."""
+        log_unpublished(collect_files(messages))

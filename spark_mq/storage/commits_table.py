@@ -23,7 +23,13 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line
-from spark_mq.delta.tables import checkpoint_soon, create_table, last_checkpoint, write_checkpoint
+from spark_mq.delta.tables import (
+    KEPT_BY_THE_SWEEP,
+    checkpoint_soon,
+    create_table,
+    last_checkpoint,
+    write_checkpoint,
+)
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import sequence
 from spark_mq.storage import commit_files
@@ -182,7 +188,7 @@ class CommitsTable:
                 self.files,
                 COMMITS_SCHEMA,
                 description=description,
-                configuration={"delta.enableExpiredLogCleanup": "false"},
+                configuration=KEPT_BY_THE_SWEEP,
             )
         elif state.description != description:
             self.log.transact(lambda found: (_take_over(found, description), None))

@@ -24,7 +24,7 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.delta.tables import checkpoint_soon, create_table
+from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
 from spark_mq.storage.ledger_rows import events_of
@@ -264,7 +264,7 @@ class HistoryTable:
                 HISTORY_SCHEMA,
                 partition_by=["day"],
                 description=json.dumps({"format": "spark_mq history"}),
-                configuration={"delta.enableExpiredLogCleanup": "false"},
+                configuration=KEPT_BY_THE_SWEEP,
             )
 
     def _write(self, rows: pa.Table) -> Iterator[AddFile]:

@@ -24,7 +24,12 @@ from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import one_line, to_storage_error, wrap_store_errors
-from spark_mq.delta.tables import checkpoint_soon, create_table, write_checkpoint
+from spark_mq.delta.tables import (
+    KEPT_BY_THE_SWEEP,
+    checkpoint_soon,
+    create_table,
+    write_checkpoint,
+)
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.give_way import WayRequests
@@ -44,8 +49,8 @@ _log = logging.getLogger(__name__)
 
 KEEP_VERSIONS: Final = 500
 KEEP_SECONDS: Final = 15.0
-"""How much of the log stays. Not less: a writer over a store looks only after 10 s if the log was
-cleaned."""
+"""How much of the table stays for time travel. Not less than 10 s: a writer over a store looks only
+that often if the log was cleaned."""
 
 _PARTITION: Final = "consumer_group"
 _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != _PARTITION])
@@ -108,12 +113,9 @@ class LedgerTable:
                 description=description,
                 configuration={
                     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
-                    "delta.enableExpiredLogCleanup": "false",
                     # Nobody prunes a group's one file, so it needs no statistics.
                     "delta.dataSkippingNumIndexedCols": "0",
-                    # A checkpoint would otherwise carry a week of removed files, one of each
-                    # commit.
-                    "delta.deletedFileRetentionDuration": "interval 10 minutes",
+                    **KEPT_BY_THE_SWEEP,
                 },
             )
 

@@ -19,8 +19,16 @@ from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.published_files import PublishedFiles
 from spark_mq.util.notifier import Notifier
+from spark_mq.util.validation import validate_name
 
-__all__ = ["LogPlan", "MessageStore", "PublishReceipt", "check_mark", "tables_disagree"]
+__all__ = [
+    "LogPlan",
+    "MessageStore",
+    "PublishReceipt",
+    "check_mark",
+    "producer_txn",
+    "tables_disagree",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +223,11 @@ def check_mark(last: int | None, mark: tuple[str, int]) -> None:
             last_sequence=last,
             receipt=None,
         )
+
+
+def producer_txn(producer_id: str) -> str:
+    """Return the app id of a producer's numbers in ``messages/``."""
+    return "spark_mq.producer:" + validate_name("producer_id", producer_id)
 
 
 def tables_disagree(path: str, reason: str) -> TablesDisagree:

@@ -21,7 +21,12 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.delta.tables import checkpoint_soon, create_table, write_checkpoint
+from spark_mq.delta.tables import (
+    KEPT_BY_THE_SWEEP,
+    checkpoint_soon,
+    create_table,
+    write_checkpoint,
+)
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
@@ -43,8 +48,6 @@ from spark_mq.util.notifier import notifier_for
 __all__ = ["MessageTable"]
 
 _COMMIT_TIMEOUT_SECONDS: Final = 60.0
-_FOREVER: Final = "interval 20000 days"
-"""Until 1970, by today's date: a file that was removed at 0 leaves the next checkpoint."""
 KEEP_VERSIONS: Final = 2_000
 KEEP_SECONDS: Final = 600.0
 """How much of the log stays."""
@@ -101,9 +104,7 @@ class MessageTable(MessageStore):
                     "delta.appendOnly": "true",
                     # Commits must not vanish before they are indexed, nor files that a lagging
                     # group needs.
-                    "delta.enableExpiredLogCleanup": "false",
-                    "delta.deletedFileRetentionDuration": _FOREVER,
-                    "delta.logRetentionDuration": _FOREVER,
+                    **KEPT_BY_THE_SWEEP,
                 },
             )
 

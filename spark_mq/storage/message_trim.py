@@ -82,7 +82,6 @@ def _remove(store: ObjectStore, paths: set[str], horizon: int) -> int:
                 removes=found,
                 txns=[(TRIMMED, max(horizon, state.txns.get(TRIMMED, -1)))],
                 data_change=False,
-                removed_at=0,
             )
             return change if found else None, len(found)
 

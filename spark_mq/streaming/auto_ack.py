@@ -1,22 +1,90 @@
-"""Excludes a batch's unsettled messages from the automatic ack on commit.
+"""Ack the batches of a stream that Spark has committed, except those left unsettled on purpose.
 
 The foreachBatch function and the source run in different processes and share only the ledger. So
 the function commits an application transaction with the batch number before it returns. Spark
-commits the batch after that, and the source looks for the transaction before it acks. It stands
-for all batches up to its number: what was left before had been acked when the batch was leased.
-A transaction too many, of a zombie or a replay, costs a second delivery and no message.
+commits the batch after that, and the source looks for the transaction before it acks. It counts for
+all batches up to its number: what was left before had been acked when the batch was leased. A
+transaction too many, of a zombie or a replay, costs a second delivery and no message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow.compute as pc
+
 from spark_mq.errors import GroupNotFound
-from spark_mq.ledger.transitions import rows_held_by_batch
+from spark_mq.ledger import settle as settling
+from spark_mq.ledger.ranges import LEASED, WAITING, Ledger
+from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.ledger.transitions import expire_leases, rows_held_by_batch
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.update import Update
-from spark_mq.streaming.offset import auto_ack_app_id
+from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
 
-__all__ = ["auto_ack_excluded_up_to", "exclude_from_auto_ack"]
+__all__ = [
+    "ack_leases",
+    "auto_ack_excluded_up_to",
+    "committed_leases",
+    "exclude_from_auto_ack",
+]
+
+
+def committed_leases(
+    group: GroupLedger, view: GroupView, stream: str, up_to: int, runner: str | None
+) -> list[str]:
+    """Return the leases of a stream's committed batches that may be acked.
+
+    Parameters
+    ----------
+    group, view
+        The group, and its ledger as read.
+    stream
+        The id of the stream.
+    up_to
+        The last batch that Spark has committed.
+    runner
+        Only leases of this runner. None at the runner's start: then those of dead runners too.
+        Later, another runner's lease is a successor's.
+    """
+    if up_to == 0:
+        return []
+    ledger = view.ledger
+    held = pc.starts_with(ledger.column("lease_id"), stream + "/")
+    rows = ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), held))
+    if not rows:
+        return []
+    ids = {r.lease_id for r in ledger.ranges_at(rows) if r.lease_id}
+    parts = {lease_id: parse_lease_id(lease_id) for lease_id in ids}
+    done = sorted(
+        (i, p[1]) for i, p in parts.items()
+        if p and p[1] <= up_to and (runner is None or p[2] == runner)
+    )  # fmt: skip
+    if not done:
+        return []
+    left = auto_ack_excluded_up_to(group.ledgers, view.snapshot, stream)
+    return [lease_id for lease_id, n in done if n > left]
+
+
+def ack_leases(
+    group: GroupLedger, view: GroupView, lease_ids: Sequence[str], keep: Sequence[str] = ()
+) -> tuple[Ledger, dict[str, Any]]:
+    """Expire leases except those to `keep`, and ack some.
+
+    Returns the ledger, and what the commit says about the acks: nothing if there are none.
+    """
+    ledger = expire_leases(view.ledger, view.now, view.settings, [*lease_ids, *keep])
+    if not lease_ids:
+        return ledger, {}
+    commands = [SettleCommand(ACK, lease_id) for lease_id in lease_ids]
+    outcomes = []
+    index = group.index_for(ledger, ledger.tracked_up_to)
+    for command in commands:
+        ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
+        outcomes.append(outcome)
+    return ledger, settling.commit_info(commands, outcomes)
 
 
 def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:

@@ -1,10 +1,8 @@
-"""One stream over several queues: a batch leases its share from each of them, by the rules of
-``stream.py`` in each.
+"""One stream over several queues: a batch leases its share from each of them.
 
-The offset is ``{"batch": n, "queues": k, "stream": uuid}``. Inside a queue the stream is known by
-an id of its own, made from that uuid
-and the queue's path, so that marks, lease ids and replays go by queue, and a queue may be added to
-the list or taken out.
+The offset is ``{"batch": n, "queues": k, "stream": uuid}``. Each queue knows the stream by an id
+made from that uuid and the queue's path. So transactions, lease ids and replays are separate, and a
+queue may be added to the list or removed.
 """
 
 from __future__ import annotations
@@ -15,7 +13,8 @@ from typing import Any
 
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.streaming.offset import QUEUES, parse_multi_offset, stream_id_in_queue
-from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
+from spark_mq.streaming.options import BatchPlan, StreamOptions
+from spark_mq.streaming.source import StreamSource
 
 __all__ = ["MultiQueueSource", "fair_shares"]
 
@@ -23,10 +22,16 @@ Plans = list[tuple[GroupLedger, BatchPlan]]
 
 
 def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
-    """What each may take of `limit`, who could take so much: none gets less than another, unless it
-    can take no more.
+    """Divide a limit fairly.
 
-    What does not divide goes to each in turn.
+    Parameters
+    ----------
+    limit
+        What to divide.
+    could
+        How much each can take. Nobody gets less than another, unless it can take no more.
+    turn
+        Who gets the indivisible rest, by this number modulo the takers.
     """
     taken = [0] * len(could)
     while limit > 0 and (hungry := [at for at, most in enumerate(could) if taken[at] < most]):
@@ -39,9 +44,10 @@ def fair_shares(limit: int, could: Sequence[int], turn: int) -> list[int]:
 
 
 class MultiQueueSource:
-    """One runner of a stream over several queues. Has the methods of
-    :class:`~spark_mq.streaming.source.StreamSource` that Spark's hooks
-    need."""
+    """One runner of a stream over several queues.
+
+    Parameters and methods are those of :class:`~spark_mq.streaming.source.StreamSource`.
+    """
 
     def __init__(
         self,
@@ -60,14 +66,14 @@ class MultiQueueSource:
         self._planned: dict[tuple[str, int], Plans] = {}
 
     def initial(self) -> dict[str, Any]:
-        """The offset before the first batch."""
+        """Return the offset before the first batch. Create the groups that do not exist."""
         offset = self.sources[0].initial()
         for source in self.sources[1:]:
             source.initial()
         return {"batch": 0, QUEUES: len(self.sources), "stream": offset["stream"]}
 
     def limit_to_current(self) -> None:
-        """From now on only what is there and due at this moment counts (Trigger.AvailableNow)."""
+        """Lease only messages that are published and due now (Trigger.AvailableNow)."""
         for source in self.sources:
             source.limit_to_current()
 
@@ -76,8 +82,7 @@ class MultiQueueSource:
         return self.sources[0].is_limited
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """The offset of the next batch if something is due in any queue, else `start`. Leases
-        nothing."""
+        """Return the offset of the next batch if any queue has due messages, else `start`."""
         stream, n = parse_multi_offset(start)
         could = [
             source.available_count if source.has_available(self._in(source, stream), n) else 0
@@ -92,8 +97,10 @@ class MultiQueueSource:
         return {"batch": n + 1, QUEUES: len(self.sources), "stream": stream}
 
     def plans(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Plans:
-        """What the batch reads, by queue; the same answer for repeated calls. Raises
-        StreamFenced."""
+        """Return what the batch reads, by queue. Repeated calls return the same.
+
+        Raises StreamFenced if another driver runs the checkpoint.
+        """
         (stream, n), (_, before) = parse_multi_offset(end), parse_multi_offset(start)
         if n == before:
             return []
@@ -123,19 +130,18 @@ class MultiQueueSource:
         return plans
 
     def _replay(self, stream: str, n: int) -> Plans:
-        # In every queue, though it may hold nothing there: the mark refuses a zombie that stands
-        # between two of its leases.
+        # Also in queues where it holds nothing: a zombie between two leases is refused there.
         return [
             (source.ledger, source.replay(self._in(source, stream), n)) for source in self.sources
         ]
 
     def stop(self) -> None:
-        """Ends the background extensions."""
+        """End the extensions of the leases in the background."""
         for source in self.sources:
             source.stop()
 
     def progress(self) -> dict[str, Any]:
-        """What the groups looked like at the last look, by queue."""
+        """Return the groups' stats at the last look, by queue."""
         return {source.ledger.queue_path: source.progress() for source in self.sources}
 
     @staticmethod

@@ -1,5 +1,4 @@
-"""The offsets of streams, and the ids made from them: of leases, and of the marks that fence
-zombies."""
+"""The offsets of streams, and the ids of leases and transactions that are made from them."""
 
 from __future__ import annotations
 
@@ -22,33 +21,32 @@ __all__ = [
 ]
 
 QUEUES: Final = "queues"
-"""What tells the offset of a stream over several queues from that of one."""
+"""The key that only the offset of a stream over several queues has."""
 
 _STREAM = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _LEASE_ID = re.compile(rf"({_STREAM})/([0-9]{{1,18}})/([0-9a-f]+)")
-_MOST: Final = 10**18 - 1
-"""Batches: the marks of so many still fit into 64 bits."""
+_MAX_BATCH: Final = 10**18 - 1
+"""The transaction numbers of so many batches fit into 64 bits."""
 
 
 def parse_lease_id(lease_id: str) -> tuple[str, int, str] | None:
-    """(stream, batch, runner) of a lease id of a stream, or None for another's."""
+    """Return (stream, batch, runner) of a lease id, or None if no stream made it."""
     match = _LEASE_ID.fullmatch(lease_id)
     return (match[1], int(match[2]), match[3]) if match else None
 
 
 def fence_app_id(stream: str) -> str:
-    """The app id of a stream's marks in ``leases/``."""
+    """Return the app id of a stream's transactions in ``leases/``, which fence zombies."""
     return f"spark_mq.stream:{stream}"
 
 
 def auto_ack_app_id(stream: str) -> str:
-    """The app id under which a stream's last batch stands that has left something unsettled on
-    purpose: see ``auto_ack.py``."""
+    """Return the app id of the last batch that left messages unsettled. See ``auto_ack.py``."""
     return f"spark_mq.left:{stream}"
 
 
 def check_offset(offset: Any) -> tuple[str, int]:
-    """(stream, batch) of an offset. Raises InvalidOption for one that is not spark_mq's."""
+    """Return (stream, batch) of an offset. Raise InvalidOption for another source's offset."""
     stream, n = (
         (offset.get("stream"), offset.get("batch")) if isinstance(offset, Mapping) else (None, None)
     )
@@ -57,39 +55,41 @@ def check_offset(offset: Any) -> tuple[str, int]:
         and re.fullmatch(_STREAM, stream)
         and isinstance(n, int)
         and not isinstance(n, bool)
-        and 0 <= n <= _MOST
+        and 0 <= n <= _MAX_BATCH
     ):
         raise InvalidOption(
-            f"the checkpoint holds the offset {str(offset)[:200]!r}, which is none of spark_mq: "
-                f"it belongs to another source. "
-            "Use a checkpoint of its own",
-            option="checkpointLocation", value=str(offset)[:200],
-        )  # fmt: skip
+            f"the checkpoint's offset {str(offset)[:200]!r} is not of spark_mq: another source "
+            f"wrote it. Use a checkpoint of its own",
+            option="checkpointLocation",
+            value=str(offset)[:200],
+        )
     return stream, n
 
 
 def parse_offset(offset: Any) -> tuple[str, int]:
-    """(stream, batch) of an offset of a stream over one queue. Raises InvalidOption."""
+    """Return (stream, batch) of the offset of one queue's stream. Raise InvalidOption."""
     if isinstance(offset, Mapping) and QUEUES in offset:
         raise InvalidOption(
-            'the checkpoint is that of a stream over several queues: give path as a list, like '
-                '["/q/orders"], or use a new checkpoint',
-            option="path", value=None,
-        )  # fmt: skip
+            "the checkpoint is of a stream over several queues. Give path as a list, such as "
+            '["/q/orders"], or use a new checkpoint',
+            option="path",
+            value=None,
+        )
     return check_offset(offset)
 
 
 def parse_multi_offset(offset: Any) -> tuple[str, int]:
-    """(stream, batch) of an offset of a stream over several queues. Raises InvalidOption."""
+    """Return (stream, batch) of the offset of several queues' stream. Raise InvalidOption."""
     if isinstance(offset, Mapping) and "batch" in offset and QUEUES not in offset:
         raise InvalidOption(
-            "the checkpoint is that of a stream over one queue: give its path as plain text, not "
-                "as a list, or use a new checkpoint",
-            option="path", value=None,
-        )  # fmt: skip
+            "the checkpoint is of a stream over one queue. Give path as plain text, not as a list, "
+            "or use a new checkpoint",
+            option="path",
+            value=None,
+        )
     return check_offset(offset)
 
 
 def stream_id_in_queue(stream: str, path: str) -> str:
-    """The id by which a stream over several queues is known in one of them."""
+    """Return the id of a several queues' stream in one of them."""
     return str(uuid.uuid5(uuid.UUID(stream), path))

@@ -1,11 +1,9 @@
-"""The rules of the streaming source, without Spark: when a batch leases anew, when it is a replay,
-what is acked when.
+"""The rules of the streaming source, without Spark: what a batch leases, replays and acks.
 
-The offset is ``{"batch": n, "stream": uuid}``; it is in Spark's log before the lease of batch n
-exists. A batch leases anew only
-in the runner whose own `latest` gave the offset out; in any other it is a replay, which takes over
-what the batch still holds. Marks
-in ``leases/`` (``Transaction(stream, 2n + 1)`` for a lease, ``2n + 2`` for a replay) fence zombies.
+The offset is ``{"batch": n, "stream": uuid}``. Spark logs it before the lease of batch n exists. A
+batch takes new messages only in the runner whose own `latest` returned the offset. In any other
+runner it is a replay, which takes over what the batch still holds. Application transactions in
+``leases/`` fence zombies: ``(stream, 2n + 1)`` for a lease, ``(stream, 2n + 2)`` for a replay.
 """
 
 from __future__ import annotations
@@ -13,83 +11,60 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
-import pyarrow.compute as pc
-
-from spark_mq.errors import CommitConflict, InvalidOption, StreamFenced
+from spark_mq.errors import CommitConflict, InvalidOption
 from spark_mq.ledger import acquire as acquiring
-from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions
-from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.ledger.stats import compute_stats
 from spark_mq.operations.acquire import reject_unreadable, settle_lost_messages
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.settle import extend
 from spark_mq.storage.update import Priority, Update
-from spark_mq.streaming.auto_ack import auto_ack_excluded_up_to
-from spark_mq.streaming.offset import fence_app_id, parse_lease_id, parse_offset
-from spark_mq.util.clock import SECOND
+from spark_mq.streaming.auto_ack import ack_leases, committed_leases
+from spark_mq.streaming.fence import check_fence
+from spark_mq.streaming.offset import fence_app_id, parse_offset
+from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions
 
-__all__ = ["BatchPlan", "LeaseLimits", "StreamOptions", "StreamSource"]
+__all__ = ["StreamSource"]
 
 _log = logging.getLogger(__name__)
 
 PROGRESS: Final = (
-    "ready",
-    "delayed",
-    "in_flight",
-    "dead",
-    "blocked",
-    "oldest_unsettled_age",
-    "blocked_because",
+    *("ready", "delayed", "in_flight", "dead", "blocked"),
+    *("oldest_unsettled_age", "blocked_because"),
 )
-"""What of a group's stats the stream's progress shows."""
+"""The group's stats that the stream's progress shows."""
 
 REPLAY_SPARE: Final = 1
 """Attempts kept back for a replay of the batch."""
 
 
-LeaseLimits = tuple[int, int | None]
-"""The most messages and bytes that a lease may hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """How one stream leases. Durations in microseconds; ``visibility_timeout`` None: the
-    group's."""
-
-    worker_id: str = "spark"
-    max_messages: int = 100_000
-    max_bytes: int | None = None
-    visibility_timeout: int | None = None
-    max_lease_duration: int = 1800 * SECOND
-    ack_on_commit: bool = True
-    fail_on_data_loss: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """What a batch reads: slices, each with the range it belongs to, under one lease."""
-
-    lease_id: str = ""
-    expires_at: int = 0
-    slices: tuple[tuple[FileSlice, Range], ...] = ()
-
-
 class StreamSource:
-    """One runner of one stream: the object behind the hooks of Spark's streaming reader.
+    """One runner of one stream, behind the hooks of Spark's streaming reader. Not thread-safe.
 
-    ``keep_alive(lease_id, timeout, limit)`` makes what keeps a lease alive, for tests; by default a
-    :class:`LeaseKeepAlive`. ``runner``:
-    its
-    nonce.
+    Parameters
+    ----------
+    ledger
+        The consumer group.
+    options
+        How the stream leases.
+    keep_alive
+        Called with a lease id, the timeout and the limit in microseconds. It returns an object
+        whose ``stop()`` ends the extensions. Default: :class:`LeaseKeepAlive`.
+    runner
+        The runner's random id, part of its lease ids. Default: a new one.
+
+    Attributes
+    ----------
+    available_count
+        The messages that a lease would have got at the last look.
     """
 
     def __init__(
@@ -104,7 +79,6 @@ class StreamSource:
         self.options = options
         self.runner = runner or uuid.uuid4().hex[:12]
         self.available_count = 0
-        """What a lease would have got at the last look."""
         self._keep_alive = keep_alive or self._extend_in_background
         self._offered: set[tuple[str, int]] = set()
         self._planned: dict[tuple[str, int], BatchPlan] = {}
@@ -115,24 +89,25 @@ class StreamSource:
         self._first = True
 
     def initial(self) -> dict[str, Any]:
-        """The offset before the first batch."""
+        """Return the offset before the first batch. Create the group if it does not exist."""
         self._check()
         return {"batch": 0, "stream": str(uuid.uuid4())}
 
     def limit_to_current(self) -> None:
-        """From now on only what is there and due at this moment counts (Trigger.AvailableNow)."""
+        """Lease only messages that are published and due now (Trigger.AvailableNow)."""
         self._check()
         self._bound = (self.ledger.messages.index().last_sequence, self.ledger.now())
 
     @property
     def is_limited(self) -> bool:
+        """Whether :meth:`limit_to_current` was called."""
         return self._bound is not None
 
     def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """The offset of the next batch if something is due, else `start`. Leases nothing.
+        """Return the offset of the next batch if messages are due, else `start`. Leases nothing.
 
-        That Spark asks means that batch n has been committed: what of its lease is left is acked,
-        here or with the next lease.
+        Spark calls this only after it has committed batch n. So the unsettled messages of batch n
+        are acked, now or with the next lease.
         """
         stream, n = parse_offset(start)
         if self.has_available(stream, n):
@@ -142,15 +117,17 @@ class StreamSource:
         return dict(start)
 
     def has_available(self, stream: str, n: int) -> bool:
-        """Ends batch n; whether there is something to lease for the next."""
+        """End batch n, and return whether messages are due for the next one."""
         self._check()
         self._end_batch()
         self._settle_lost()
         return self._available(stream, n)
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> BatchPlan:
-        """What the batch from `start` to `end` reads; the same answer for repeated calls. Raises
-        StreamFenced."""
+        """Return what the batch from `start` to `end` reads. Repeated calls return the same.
+
+        Raises StreamFenced if another driver runs the checkpoint.
+        """
         stream, n = parse_offset(end)
         _, before = parse_offset(start)
         self._check()
@@ -165,15 +142,15 @@ class StreamSource:
     def plans(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> list[tuple[GroupLedger, BatchPlan]]:
-        """What the batch reads, by queue."""
+        """Return what the batch reads, by queue. Raises as :meth:`plan`."""
         return [(self.ledger, self.plan(start, end))]
 
     def stop(self) -> None:
-        """Ends the background extension."""
+        """End the extension of the lease in the background."""
         self._end_batch()
 
     def progress(self) -> dict[str, Any]:
-        """What the group looked like at the last look, for the stream's progress."""
+        """Return the group's stats at the last look, for the stream's progress."""
         if self._looked is None:
             return {}
         stats = asdict(compute_stats(*self._looked))
@@ -187,11 +164,9 @@ class StreamSource:
         attempts = self.ledger.settings().max_delivery_attempts
         if attempts is not None and attempts < 3:
             raise InvalidOption(
-                f"group {self.ledger.name!r} has max_delivery_attempts={attempts}; a stream "
-                f"needs 3 "
-                "at least (one attempt is kept for the replay of a batch). Use a group or queue "
-                "with "
-                "3 or more",
+                f"group {self.ledger.name!r} cannot be read by a stream: its "
+                f"max_delivery_attempts={attempts} leaves no attempt for the replay of a batch. "
+                f"Set 3 or more",
                 option="max_delivery_attempts",
                 value=attempts,
             )
@@ -259,7 +234,7 @@ class StreamSource:
         app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
 
         def compute(view: GroupView) -> Update[tuple[acquiring.Grant, int, GroupSettings]]:
-            self._fence(view, app, stream, n, 2 * n)
+            check_fence(self.ledger, view, stream, n, 2 * n)
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
             index, _ = self.ledger.index_or_damage(view.ledger)
@@ -277,18 +252,18 @@ class StreamSource:
         return self._granted(lease_id, expires_at, grant.ranges, settings)
 
     def replay(self, stream: str, n: int) -> BatchPlan:
-        """Take over what batch n still holds. Never leases anew: a sink may skip a replay."""
+        """Take over what batch n still holds, and lease nothing new: a sink may skip a replay."""
         app, prefix = fence_app_id(stream), f"{stream}/{n}/"
         lease_id = prefix + self.runner
 
         def compute(
             view: GroupView,
         ) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
-            mark = self._fence(view, app, stream, n, 2 * n + 2)
+            mark = check_fence(self.ledger, view, stream, n, 2 * n + 2)
             expires_at = view.now + self._timeout(view.settings)
             rows = transitions.rows_held_by_batch(view.ledger, prefix)
             held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
-            acked, _ = self._acked(view, stream, n - 1, held)
+            acked, _ = self._acked(view, stream, n - 1, sorted(held))
             after, granted = transitions.replay_batch(
                 acked, view.now, view.settings, prefix, lease_id=lease_id,
                 worker_id=self.options.worker_id, expires_at=expires_at,
@@ -313,21 +288,8 @@ class StreamSource:
         if self._bound is not None:  # what the replay gave back was there at the start, and due
             self._bound = (self._bound[0], self.ledger.now())
         self._first = False
-        # A page that no task can read may be why the batch died: read all of it.
+        # The batch may have died of a page that no task can read, so read all of it.
         return self._granted(lease_id, expires_at, granted, settings, whole=True)
-
-    def _fence(self, view: GroupView, app: str, stream: str, n: int, most: int) -> int | None:
-        """Return the stream's transaction number. Raises StreamFenced if it is above `most`."""
-        mark = self.ledger.ledgers.mark(view.snapshot, app)
-        if mark is not None and mark > most:
-            raise StreamFenced(
-                f"batch {n} of stream {stream} is fenced: another driver has leased batch "
-                f"{(mark - 1) // 2} of this checkpoint already. Either it still runs, then leave "
-                    f"it "
-                "the work, or the checkpoint was copied or rolled back: start with a new one",
-                stream=stream, batch=n, mark=mark,
-            )  # fmt: skip
-        return mark
 
     def _granted(
         self,
@@ -351,56 +313,28 @@ class StreamSource:
 
     # -- ack what Spark has committed
 
-    def _done(self, view: GroupView, stream: str, upto: int) -> list[str]:
-        """Return the leases of this stream's batches up to one that may be acked.
-
-        These are the runner's own, and at its start those of dead runners. Later, another runner's
-        lease is a successor's. Batches that left messages unsettled on purpose are not acked.
-        """
-        if upto == 0:
-            return []
-        ledger = view.ledger
-        held = pc.starts_with(ledger.column("lease_id"), stream + "/")
-        rows = ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), held))
-        if not rows:
-            return []
-        ids = {r.lease_id for r in ledger.ranges_at(rows) if r.lease_id}
-        parts = {lease_id: parse_lease_id(lease_id) for lease_id in ids}
-        done = sorted(
-            (i, p[1]) for i, p in parts.items()
-            if p and p[1] <= upto and (self._first or p[2] == self.runner)
-        )  # fmt: skip
-        if not done:
-            return []
-        left = auto_ack_excluded_up_to(self.ledger.ledgers, view.snapshot, stream)
-        return [lease_id for lease_id, n in done if n > left]
-
     def _acked(
-        self, view: GroupView, stream: str, upto: int, keep: Iterable[str] = ()
+        self, view: GroupView, stream: str, up_to: int, keep: Sequence[str] = ()
     ) -> tuple[Ledger, dict[str, Any]]:
-        """Fold expired leases, and in ackMode onCommit ack the batches up to one.
+        """Expire leases, and in ackMode onCommit ack the batches up to one.
 
-        Returns the ledger, and what the commit says about the acks.
+        Returns as :func:`ack_leases`.
         """
-        done = self._done(view, stream, upto) if self.options.ack_on_commit else []
-        ledger = transitions.expire_leases(view.ledger, view.now, view.settings, [*done, *keep])
-        if not done:
-            return ledger, {}
-        commands = [SettleCommand(ACK, lease_id) for lease_id in done]
-        outcomes = []
-        index = self.ledger.index_for(ledger, ledger.tracked_up_to)
-        for command in commands:
-            ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
-            outcomes.append(outcome)
-        return ledger, settling.commit_info(commands, outcomes)
+        runner = None if self._first else self.runner
+        done = (
+            committed_leases(self.ledger, view, stream, up_to, runner)
+            if self.options.ack_on_commit
+            else []
+        )
+        return ack_leases(self.ledger, view, done, keep)
 
-    def ack_committed(self, stream: str, upto: int) -> None:
-        """Ack what is left of the batches up to one, in ackMode onCommit."""
-        if not self.options.ack_on_commit or upto == 0:
+    def ack_committed(self, stream: str, up_to: int) -> None:
+        """Ack the unsettled messages of the batches up to one, in ackMode onCommit."""
+        if not self.options.ack_on_commit or up_to == 0:
             return
 
         def compute(view: GroupView) -> Update[None]:
-            ledger, info = self._acked(view, stream, upto)
+            ledger, info = self._acked(view, stream, up_to)
             return ledger if info else None, None, info
 
         self.ledger.update(compute)

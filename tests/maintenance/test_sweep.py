@@ -682,7 +682,8 @@ def test_two_sweepers_clean_at_once(
 
 @pytest.mark.parametrize(
     ("place", "step", "at"),
-    [(tables, "DeltaTable", 1), (cleanup, "checkpoint_path", 1), (cleanup, "_clean_orphans", 1),
+    [(tables, "DeltaLog", 1), (tables, "find_start", 1), (tables, "encode_checkpoint", 1), (DeltaLog, "read_commit", 1),
+     (cleanup, "checkpoint_path", 1), (cleanup, "_clean_orphans", 1),
      (ObjectStore, "list", 1), (ObjectStore, "list_all", 1), *((ObjectStore, "read", at) for at in (1, 2, 5)),
      (ObjectStore, "open", 1), *((ObjectStore, "delete", at) for at in (2, 6))],
 )  # fmt: skip

@@ -19,6 +19,8 @@ from spark_mq.maintenance import dead_letters, redrive, retention, transfer
 from spark_mq.operations import group_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
+from spark_mq.spark.batch_lease import BatchLease
+from spark_mq.streaming import auto_ack
 from spark_mq.streaming import source as stream
 
 from . import actors
@@ -137,18 +139,18 @@ ALL = [
     Mutant(SOURCE, "what a replay gives back is suspect", ledger.return_as_suspect, "suspect=True", "suspect=r.suspect", "killer"),
     Mutant(SOURCE, "what a replay gives back has no lease id", ledger.return_as_suspect, "suspect=True", "suspect=True, lease_id=r.lease_id", "killer"),
     Mutant(SOURCE, "partitions gives the same answer again", stream.StreamSource.plan, "if key not in self._planned:", "if True:", "crashes"),
-    Mutant(SOURCE, "a batch is acked only once Spark asks for what follows", stream.StreamSource._done, "p[1] <= upto", "p[1] <= upto + 1", "crashes"),
-    Mutant(SOURCE, "a driver acks at its start what its predecessors left", stream.StreamSource._done,
-           "(self._first or p[2] == self.runner)", "p[2] == self.runner", "plain_sink"),
-    Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "if self.options.ack_on_commit else []", "", "manual"),
-    Mutant(SOURCE, "nor what a batch has left on purpose", stream.StreamSource._done, "if n > left", "", "left"),
+    Mutant(SOURCE, "a batch is acked only once Spark asks for what follows", auto_ack.committed_leases, "p[1] <= up_to", "p[1] <= up_to + 1", "crashes"),
+    Mutant(SOURCE, "a driver acks at its start what its predecessors left", auto_ack.committed_leases,
+           "(runner is None or p[2] == runner)", "p[2] == runner", "plain_sink"),
+    Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "if self.options.ack_on_commit", "if True", "manual"),
+    Mutant(SOURCE, "nor what a batch has left on purpose", auto_ack.committed_leases, "if n > left", "", "left"),
     Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "reserved_attempts=REPLAY_SPARE", "reserved_attempts=0", "failing_batches"),
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.LeaseRouter.check,
            "if holders or mark > self._marks.get(lease_id, 2 * n + 1):", "if False:", "zombie_and_crashes"),
-    Mutant(SETTLING, "a sink's transaction is the stream, never a constant", foreach.BatchLease.delta_options.fget,
+    Mutant(SETTLING, "a sink's transaction is the stream, never a constant", BatchLease.delta_options.fget,
            '"txnAppId": parts[0]', '"txnAppId": "app"', "company"),
-    Mutant(SETTLING, "and n, which never repeats", foreach.BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
+    Mutant(SETTLING, "and n, which never repeats", BatchLease.delta_options.fget, "str(parts[1])", '"1"', "crashes"),
     Mutant(SETTLING, "what is settled is the lease minus the failures", foreach.ForEachBatch._run, "result = self._verdicts(returned, lease)",
            "result = []", "returner"),
     Mutant(SETTLING, "what is left on purpose is put down before Spark commits the batch", foreach.ForEachBatch.__call__,

@@ -28,7 +28,7 @@ from support.harness import (
 
 from spark_mq import Queue
 from spark_mq.spark import SparkMQDataSource
-from spark_mq.spark.source import LeaseReader
+from spark_mq.spark.stream_reader import LeaseReader
 
 # These classes go to Spark's Python workers, which cannot import test modules.
 cloudpickle.register_pickle_by_value(__import__(__name__))

@@ -216,7 +216,7 @@ def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
     assert len(by_spark) == 3 * len(names)
 
 
-@pytest.mark.parametrize("limit", ["MOST_SLICES", "MOST_OF_A_FILE"])
+@pytest.mark.parametrize("limit", ["MAX_SLICES", "MAX_SLICES_OF_FILE"])
 def test_a_lease_in_very_many_pieces_is_read_through_python(
     stream: Stream, queue: Queue, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

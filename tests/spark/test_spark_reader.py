@@ -29,13 +29,13 @@ from support.harness import (
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.spark import parquet_read
+from spark_mq.spark import batch_scan, slice_frame
 
 
 @pytest.fixture(autouse=True)
 def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark also reads the few bytes of a test."""
-    monkeypatch.setattr(parquet_read, "PLAN_BYTES", 1)
+    monkeypatch.setattr(batch_scan, "PLAN_BYTES", 1)
 
 
 def plan(rows: Any) -> str:
@@ -348,7 +348,9 @@ def test_a_store_that_spark_cannot_read_is_read_by_the_source(
         queue.publish(numbered(3))
     stream.options["maxMessagesPerTrigger"] = "3"
     monkeypatch.setattr(
-        parquet_read, "_LOUD", {"mode": "no such mode"} | {"basePath": "nowhere://there"}
+        slice_frame,
+        "_STRICT_READ_OPTIONS",
+        {"mode": "no such mode"} | {"basePath": "nowhere://there"},
     )
     both = Both(stream)
     stream.run(both)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from handles import lease
+from support.handles import lease
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import absolute_path, canonical_path
@@ -170,14 +170,14 @@ def test_forged_instants_break_no_redrive(tmp_path: Path, text: str) -> None:
 
 def forge(queue: Queue, headers: dict[str, str]) -> None:
     """Append a dead letter that no sweep has made."""
-    from spark_mq import Message  # noqa: PLC0415
+    from spark_mq import Message
 
     own = {"spark_mq.queue_id": queue.settings.queue_id, "spark_mq.group": "default"}
     queue.dead_letters.publish([Message("forged", headers={**own, **headers})])
 
 
 def test_a_letter_without_an_id_belongs_to_the_path_that_it_names(tmp_path: Path) -> None:
-    from spark_mq import Message  # noqa: PLC0415
+    from spark_mq import Message
 
     queue = Queue.create(tmp_path / "queue")
     for path in (queue.path, "/elsewhere"):

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from handles import index_commits, lease
+from support.handles import index_commits, lease
 
 from spark_mq import Queue
 from spark_mq.errors import TablesDisagree
 from spark_mq.testing import ManualClock
 
 TABLES = ("messages", "leases", "commits", "history", "dead_letters")
-SUBSETS = [
-    old for count in range(1, len(TABLES)) for old in itertools.combinations(TABLES, count)
-]
+SUBSETS = [old for count in range(1, len(TABLES)) for old in itertools.combinations(TABLES, count)]
 """The tables put back. With all of them, each pair is seen in both directions."""
 
 
@@ -92,7 +90,7 @@ def stored(queue: Queue) -> set[str]:
     return {value.decode() for _, rows in found for value in rows["value"].to_pylist()}
 
 
-@pytest.mark.parametrize("old", SUBSETS, ids=lambda old: "+".join(old))
+@pytest.mark.parametrize("old", SUBSETS, ids="+".join)
 def test_no_message_is_lost_whichever_tables_are_put_back(
     past: Past, tmp_path: Path, old: tuple[str, ...]
 ) -> None:
@@ -226,9 +224,9 @@ def test_a_queue_whose_tables_agree_needs_nothing(past: Past, tmp_path: Path) ->
 
 
 def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_path: Path) -> None:
-    from handles import Injected  # noqa: PLC0415
+    from support.handles import Injected
 
-    from spark_mq.delta.object_store import ObjectStore  # noqa: PLC0415
+    from spark_mq.delta.object_store import ObjectStore
 
     class Killed(BaseException):
         pass

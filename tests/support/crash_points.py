@@ -28,7 +28,8 @@ from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.retention import trim
 from spark_mq.maintenance.sweep import expire, housekeep
-from spark_mq.streaming.source import StreamOptions, StreamSource
+from spark_mq.streaming.options import StreamOptions
+from spark_mq.streaming.source import StreamSource
 
 Tell = Callable[[Any], None]
 NO_NAME = 70

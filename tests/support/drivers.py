@@ -13,7 +13,8 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupView
 from spark_mq.storage.update import Update
 from spark_mq.streaming.offset import fence_app_id
-from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
+from spark_mq.streaming.options import BatchPlan, StreamOptions
+from spark_mq.streaming.source import StreamSource
 
 Offset = dict[str, Any]
 

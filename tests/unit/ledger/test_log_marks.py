@@ -7,13 +7,12 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.ledger_group import Group
 
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to, forget, with_mark
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settle import ACK, NACK, REJECT
-
-from .group import Group
 
 
 def files(versions: range, name: str = "old", rows: int = 3) -> list[DataFile]:
@@ -91,7 +90,7 @@ def test_what_a_ledger_forgets_is_unread():
         (2, "waiting", 3),
         (3, "dead", 3),
     ]
-    ((event, r),) = [found for found in after.events if found[0] == REWOUND]
+    ((_event, r),) = [found for found in after.events if found[0] == REWOUND]
     assert (r.first, r.last, r.message_count) == (sequence(3, 3), sequence(5, 2), 6)
     assert forget(after, short, sequence(3, 3)) == (after, 0), "once"
 

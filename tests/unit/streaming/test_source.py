@@ -15,7 +15,8 @@ from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.streaming.auto_ack import exclude_from_auto_ack as leave
 from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
-from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
+from spark_mq.streaming.options import BatchPlan, StreamOptions
+from spark_mq.streaming.source import StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
 
@@ -665,7 +666,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(queue: Queue, start_over: 
         backup.committed -= 1
     else:
         assert restored.offer()
-    with pytest.raises(StreamFenced, match="start with a new one"):
+    with pytest.raises(StreamFenced, match="Start with a new checkpoint"):
         restored.plan()
     assert len(queue._context.ledgers.notes) == before, "and nothing was changed"  # type: ignore[attr-defined]
 

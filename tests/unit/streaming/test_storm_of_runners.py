@@ -11,7 +11,7 @@ from support.drivers import Checkpoint, Runner, sequences
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.ranges import LEASED, WAITING
 from spark_mq.ledger.settle import ACK, SettleCommand
-from spark_mq.streaming.source import BatchPlan
+from spark_mq.streaming.options import BatchPlan
 from spark_mq.testing import ManualClock, memory_queue
 
 

@@ -1,0 +1,77 @@
+"""The batch reader of ``format("spark_mq")``: look at all messages, lease nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_mq.ledger.ranges import UNREAD, Range
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.spark import partitions
+from spark_mq.spark.options import ReadOptions
+from spark_mq.spark.schema import check_projection
+
+__all__ = ["PeekReader"]
+
+
+class PeekReader(DataSourceReader):
+    """Read all messages that the log still has, with their state in the group.
+
+    It changes nothing. Spark builds it when it plans a query, and pickles it for the tasks.
+
+    Parameters
+    ----------
+    options
+        The checked options.
+    schema
+        The columns to read.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_projection(schema, options.several)
+        self.options = options
+        self.schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the slices of all messages, one partition for each task.
+
+        Spark calls this once for each execution of a query. All tables are read at this moment.
+
+        Raises
+        ------
+        NotAQueue
+            There is no queue at the path.
+        """
+        plans = [(group.queue_path, _all_pieces(group)) for group in self.options.open()]
+        return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the rows of a partition as Arrow batches.
+
+        Spark calls this in a Python worker of an executor, once for each attempt of a task.
+
+        Raises
+        ------
+        StorageError
+            A file cannot be reached, or is not as its commit says.
+        """
+        return partitions.read(partition, self.schema)
+
+
+def _all_pieces(group: GroupLedger) -> list[partitions.Piece]:
+    """Return all messages that the log still has, with their ranges."""
+    ledger = group.current()
+    index, horizon = group.index_for(ledger), group.horizon()
+    first, floor, unread = horizon + 1, ledger.head.ack_floor, ledger.tracked_up_to + 1
+    last = index.last_sequence
+    ranges = [
+        Range(first, floor, "settled", index.count(first, floor)),
+        *ledger,
+        Range(unread, last, UNREAD, index.count(unread, last)),
+    ]
+    return [
+        (piece, r) for r in ranges if r.message_count for piece in index.slices(r.first, r.last)
+    ]

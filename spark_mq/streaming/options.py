@@ -1,0 +1,52 @@
+"""How a stream leases, and what it plans to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.ranges import Range
+from spark_mq.util.clock import SECOND
+
+__all__ = ["BatchPlan", "LeaseLimits", "StreamOptions"]
+
+LeaseLimits = tuple[int, int | None]
+"""The most messages and bytes that a lease may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How one stream leases. Durations are in microseconds.
+
+    Attributes
+    ----------
+    worker_id
+        A label for people.
+    max_messages, max_bytes
+        The most messages and bytes of a batch. Default: 100,000 messages, any bytes.
+    visibility_timeout
+        How long the lease of a dead worker lasts. None: the group's setting.
+    max_lease_duration
+        How long one batch may take. Default: 30 minutes.
+    ack_on_commit
+        Whether Spark's commit of a batch acks what it left unsettled. Default: True.
+    fail_on_data_loss
+        Whether to raise if the queue's hard limit dropped unsettled messages. Default: True.
+    """
+
+    worker_id: str = "spark"
+    max_messages: int = 100_000
+    max_bytes: int | None = None
+    visibility_timeout: int | None = None
+    max_lease_duration: int = 1800 * SECOND
+    ack_on_commit: bool = True
+    fail_on_data_loss: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What a batch reads: slices under one lease, each with the range that it belongs to."""
+
+    lease_id: str = ""
+    expires_at: int = 0
+    slices: tuple[tuple[FileSlice, Range], ...] = ()

@@ -1,0 +1,104 @@
+"""Spark's time travel and DESCRIBE HISTORY in the tables of a queue, within what the sweep keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import configured, make_queue
+
+from spark_mq import Queue
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.maintenance.sweep import housekeep
+
+TABLES = ("messages", "leases", "commits", "history")
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    """A queue whose leases/ has 40 versions, each an hour older than the next, and then was swept."""
+    queue = make_queue(tmp_path / "queue", durable=False)
+    group = queue.group("g")
+    for number in range(10):
+        queue.publish(str(number))
+    while version(queue, "leases") < 39:
+        lease = group.lease("w", max_messages=1)
+        assert lease is not None
+        lease.release()
+    queue.sweep()
+    for name in TABLES:
+        make_old(Path(queue.path, name))
+    queue.sweep()
+    return queue
+
+
+def make_old(table: Path) -> None:
+    """Let a month lie between two commits: far more than the last seconds that a sweep keeps."""
+    commits = sorted(table.glob("_delta_log/*.json"), reverse=True)
+    for age, path in enumerate(commits):
+        then = commits[0].stat().st_mtime - age * 30 * 86_400
+        os.utime(path, (then, then))
+
+
+def version(queue: Queue, name: str) -> int:
+    table = DeltaLog(ObjectStore(f"{queue.path}/{name}")).open()
+    assert table is not None
+    return table.version
+
+
+def read(spark: Any, queue: Queue, name: str, at: int) -> list[Any]:
+    return spark.sql(f"SELECT * FROM delta.`{queue.path}/{name}` VERSION AS OF {at}").collect()
+
+
+def history(spark: Any, queue: Queue, name: str) -> list[Any]:
+    return spark.sql(f"DESCRIBE HISTORY delta.`{queue.path}/{name}`").collect()
+
+
+def test_spark_reads_every_kept_version_however_old(spark: Any, queue: Queue) -> None:
+    """Spark's own limit is the age of the commit. It must not be lower than what the sweep keeps."""
+    for name in TABLES:
+        read(spark, queue, name, 0)
+        read(spark, queue, name, version(queue, name))
+    notes = {
+        row.version: json.loads(row.userMetadata or "{}") for row in history(spark, queue, "leases")
+    }
+    for at in (5, 12, 21, 38):
+        leased = [row for row in read(spark, queue, "leases", at) if row.state == "leased"]
+        assert len(leased) == (notes[at]["operation"] == "lease")
+        assert {row.lease_id for row in leased} <= {notes[at].get("lease_id")}
+
+
+def test_describe_history_shows_who_did_what(spark: Any, queue: Queue) -> None:
+    rows = history(spark, queue, "leases")
+    assert [row.version for row in rows] == list(range(version(queue, "leases"), -1, -1))
+    notes = [json.loads(row.userMetadata) for row in rows if row.userMetadata]
+    leases = [note for note in notes if note["operation"] == "lease"]
+    assert len(leases) > 10
+    assert {(note["group"], note["worker_id"]) for note in leases} == {("g", "w")}
+
+
+def test_a_version_that_was_cleaned_is_refused_by_name(spark: Any, queue: Queue) -> None:
+    latest = version(queue, "leases")
+    lease = queue.group("g").lease("w")
+    assert lease is not None
+    housekeep(queue._context, keep_versions=1, keep_seconds=0)
+    with pytest.raises(Exception, match=r"Available versions: \[\d+, \d+\]"):
+        read(spark, queue, "leases", 3)
+    assert len(read(spark, queue, "leases", latest)) > 0
+    (leased,) = (r for r in read(spark, queue, "leases", latest + 1) if r.state == "leased")
+    assert leased.lease_id == lease.lease_id
+    assert latest + 1 in {row.version for row in history(spark, queue, "leases")}
+
+
+def test_a_vacuum_of_spark_leaves_the_kept_versions(spark: Any, queue: Queue) -> None:
+    # VACUUM lists the folders in 10,000 tasks otherwise.
+    with configured(spark, "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"):
+        for name in TABLES:
+            spark.sql(f"VACUUM delta.`{queue.path}/{name}`")
+    for at in (5, 20):
+        assert read(spark, queue, "leases", at)
+    assert queue.group("g").stats().ready == 10
