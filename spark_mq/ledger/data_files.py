@@ -68,10 +68,11 @@ class PathColumn:
         if len(tail) >= max(_MIN_TAIL, len(sealed) // 4):
             self._seal()
 
-    def extend(self, paths: pa.Array) -> None:
-        """Add the strings of an Arrow array."""
-        sealed = self._seal()
-        self._parts = (pa.concat_arrays([sealed, paths.cast(pa.large_string())]), [])
+    def extend(self, paths: pa.Array | pa.ChunkedArray) -> None:
+        """Add the strings of an Arrow column."""
+        chunks = paths.chunks if isinstance(paths, pa.ChunkedArray) else [paths]
+        parts = [self._seal(), *(chunk.cast(pa.large_string()) for chunk in chunks)]
+        self._parts = (pa.concat_arrays(parts), [])
 
     def to_arrow(self, start: int, end: int) -> pa.Array:
         """Return the strings at some places."""
@@ -218,6 +219,6 @@ class FileColumns:
     rows: array[int]
     sizes: array[int]
     committed_at: array[int]
-    paths: pa.Array
+    paths: pa.Array | pa.ChunkedArray
     times: Iterable[tuple[int, Iterable[TimedRun]]] = ()
     """The place of a file, and its runs. Only files with times."""

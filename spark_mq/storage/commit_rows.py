@@ -137,27 +137,36 @@ def _instants(times: array[int]) -> pa.Array:
     return pc.if_else(pc.equal(column, NO_TIME), None, column).cast(_INSTANT)
 
 
-def of_kind(rows: pa.Table, kind: str, *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield some columns of the rows of one kind."""
-    found = rows.filter(pc.equal(rows["kind"], kind))
-    return zip(*(found[name].to_pylist() for name in names), strict=True)
+def of_kind(
+    rows: pa.Table, wanted: pa.ChunkedArray, kind: str, *names: str
+) -> Iterator[tuple[Any, ...]]:
+    """Yield some columns of the wanted rows of one kind."""
+    mask = pc.and_(wanted, pc.equal(rows["kind"], kind))
+    return zip(*(rows[name].filter(mask).to_pylist() for name in names), strict=True)
 
 
-def file_columns(rows: pa.Table) -> FileColumns:
-    """Return the published files that rows describe, in sequence order."""
-    found = rows.filter(pc.and_(pc.equal(rows["kind"], PUBLISH), pc.greater(rows["rows"], 0)))
-    firsts = to_array(found["first"])
+def file_columns(rows: pa.Table, wanted: pa.ChunkedArray | None = None) -> FileColumns:
+    """Return the published files that the wanted rows describe, in sequence order."""
+    mask = pc.and_(pc.equal(rows["kind"], PUBLISH), pc.greater(rows["rows"], 0))
+    mask = mask if wanted is None else pc.and_(mask, wanted)
+    # One column after the other, because a copy of the whole table takes much memory.
+    firsts = to_array(rows["first"].filter(mask))
+    order = None
     if any(later < first for first, later in pairwise(firsts)):
-        found = found.sort_by("first")
-        firsts = to_array(found["first"])
-    paths = found["path"].cast(pa.large_string()).combine_chunks()
+        order = pc.sort_indices(to_arrow(firsts))
+        firsts = to_array(to_arrow(firsts).take(order))
+
+    def column(name: str) -> pa.ChunkedArray:
+        found = rows[name].filter(mask)
+        return found if order is None else found.take(order)
+
     return FileColumns(
         firsts,
-        to_array(found["rows"]),
-        to_array(found["size"]),
-        to_array(found["committed_at"]),
-        paths,
-        _runs(found["times"]),
+        to_array(column("rows")),
+        to_array(column("size")),
+        to_array(column("committed_at")),
+        column("path"),
+        _runs(column("times")),
     )
 
 

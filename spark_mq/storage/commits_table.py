@@ -254,6 +254,7 @@ class _Batch:
         forgotten_to, forgotten = max(own, _forgotten(state, self._id))
         stale = stale_files(state, forgotten_to, self._keep_since)
         idle = upto <= done or (not rows.num_rows and upto - done < self._idle_commits)
+        idle = idle and forgotten_to == _forgotten(state, self._id)[0]
         more = len(stale) > _STALE_FILES or upto < index.version
         self.is_last = not more or (idle and not stale)
         if idle and not stale:

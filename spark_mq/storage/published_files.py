@@ -237,15 +237,15 @@ class PublishedFiles:
     def load_rows(self, rows: pa.Table, version: int) -> None:
         """Take in rows of ``commits/`` about the commits up to `version`, those that are not known
         yet."""
-        rows = rows.filter(pc.greater(rows["version"], self.index.version))
-        self._rewritten.update(
-            (path, (at, last))
-            for path, at, last in of_kind(rows, REWRITE, "path", "version", "last")
-        )
-        for app, number, at in of_kind(rows, MARK, "app", "number", "version"):
+        is_new = pc.greater(rows["version"], self.index.version)
+        for path, at, last in of_kind(rows, is_new, REWRITE, "path", "version", "last"):
+            self._rewritten[path] = (at, last)
+        for app, number, at in of_kind(rows, is_new, MARK, "app", "number", "version"):
             self.marks[app] = max((number, at), self.marks.get(app, (number, at)))
-        published = rows.filter(pc.greater(pc.fill_null(rows["last"], -1), self.index.forgotten_to))
-        self.index.extend_columns(file_columns(published), version)
+        is_kept = pc.greater(pc.fill_null(rows["last"], -1), self.index.forgotten_to)
+        self.index.extend_columns(file_columns(rows, pc.and_(is_new, is_kept)), version)
+        # The rows are several times as large as what is kept of them.
+        pa.default_memory_pool().release_unused()
 
 
 def commit_matches(rows: pa.Table, commit: Commit) -> bool:

@@ -174,7 +174,7 @@ def test_routing_and_redrive_need_little_memory(tmp_path: Path, count: int, size
 
 
 def test_a_large_index_is_small_in_memory(tmp_path: Path) -> None:
-    """The objects of 200,000 files took 250 MB."""
+    """The objects of 200,000 files took 210 MB."""
     code = """
         import sys, uuid
         from spark_mq import Queue
