@@ -15,19 +15,17 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
+from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.ledger import admin
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
-from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import DEAD, ROUTING, Range
 from spark_mq.ledger.routing import freeze
-from spark_mq.maintenance.dead_letters import FILE_BYTES, HEADER_PREFIX
-from spark_mq.maintenance.letter_headers import is_own_letter, typed_texts
+from spark_mq.maintenance.dead_letters import HEADER_PREFIX
+from spark_mq.maintenance.letter_headers import is_own_letter
+from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_tables
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.parquet.bounded import PartSizer, cut_slices
-from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
@@ -42,48 +40,6 @@ REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
-
-_HEADER_COLUMNS: Final = (
-    "queue",
-    "queue_id",
-    "group",
-    "sequence",
-    "delivery_count",
-    "failure_count",
-    "reason",
-    "error",
-    "first_leased_at",
-    "last_leased_at",
-)
-COLUMNS: Final = (
-    "sequence",
-    "message_id",
-    "key",
-    "value",
-    "headers",
-    "published_at",
-    "queue",
-    "queue_id",
-    "consumer_group",
-    "original_sequence",
-    "delivery_count",
-    "failure_count",
-    "reason",
-    "error",
-    "first_leased_at",
-    "last_leased_at",
-)
-"""What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the
-queue; ``value`` is bytes."""
-
-_RENAMED: Final = {"group": "consumer_group", "sequence": "original_sequence"}
-_TYPES: Final = {
-    "sequence": pa.int64(),
-    "delivery_count": pa.int64(),
-    "failure_count": pa.int64(),
-    "first_leased_at": pa.timestamp("us", tz="UTC"),
-    "last_leased_at": pa.timestamp("us", tz="UTC"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +75,7 @@ def redrive(
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
             break
-    empty = _schema().empty_table()
+    empty = letter_schema().empty_table()
     return RedriveResult(total, pa.concat_tables([empty, *found]) if dry_run else None)
 
 
@@ -165,7 +121,9 @@ def _check_where(where: str | None) -> None:
             option="where",
             value=where,
         )
-    _select(pa.table([pa.array([], f.type) for f in _schema()], schema=_schema()), where)
+    _select(
+        pa.table([pa.array([], f.type) for f in letter_schema()], schema=letter_schema()), where
+    )
 
 
 def _select(table: pa.Table, where: str | None) -> pa.Table:
@@ -208,7 +166,8 @@ def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterato
         return
     unsettled = list(admin.unsettled_ranges(ledger, index, index.last_sequence))
     intervals = [(max(r.first, kept), r.last) for r in unsettled]
-    for table in _tables(context, intervals, chunk, skip=True):
+    log = redriven.messages
+    for table in letter_tables(log, intervals, chunk, skip=True):
         # One without a payload has nothing to be published.
         wanted = pc.and_(_is_own(context, table), pc.is_valid(table["value"]))
         yield _select(table.filter(wanted), where)
@@ -216,82 +175,6 @@ def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterato
 
 def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
     return is_own_letter(context.settings, context.path, table)
-
-
-def _schema() -> pa.Schema:
-    payload = [
-        pa.field("sequence", pa.int64()),
-        *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
-    ]
-    return pa.schema(
-        [
-            *payload,
-            *(
-                pa.field(_RENAMED.get(name, name), _TYPES.get(name, pa.string()))
-                for name in _HEADER_COLUMNS
-            ),
-        ]
-    )
-
-
-def _tables(
-    context: QueueContext, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
-) -> Iterator[pa.Table]:
-    """Yield dead letters, with their headers as columns, in tables that fit in memory.
-
-    ``skip`` leaves out those that cannot be read.
-    """
-    log = context.dead_letters().messages
-    index, sizer = log.index(), PartSizer(max_rows=max_rows)
-    reader = MessageReader(log.files)
-    slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
-    found: list[pa.Table] = []
-    for part in cut_slices(slices, sizer):
-        for read, rows in _read(reader, [piece for piece, _ in part], skip):
-            found.append(_as_columns(read, rows))
-            sizer.saw(found[-1])
-        count, size = (sum(getattr(one, name) for one in found) for name in ("num_rows", "nbytes"))
-        if found and (count + sizer.rows > max_rows or size >= FILE_BYTES):
-            yield pa.concat_tables(found)
-            found = []
-    if found:
-        yield pa.concat_tables(found)
-
-
-def _read(
-    reader: MessageReader, pieces: Sequence[FileSlice], skip: bool
-) -> Iterator[tuple[Sequence[FileSlice], pa.Table]]:
-    try:
-        yield pieces, reader.read(*pieces)
-        return
-    except CorruptLog as error:
-        if not skip:
-            raise
-        if len(pieces) == 1:
-            _log.error("dead letters that cannot be redriven: %s", error)
-            return
-    for piece in pieces:
-        yield from _read(reader, [piece], skip)
-
-
-def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
-    """Return dead letters with what their headers say as columns."""
-    schema = _schema()
-    headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
-    own = [
-        [(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)]
-        for one in headers
-    ]
-    columns = {
-        "sequence": sequences_of(pieces),
-        "headers": pa.array(own, schema.field("headers").type),
-    }
-    for name in _HEADER_COLUMNS:
-        texts = [one.get(HEADER_PREFIX + name) for one in headers]
-        columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
-    return pa.table(
-        [columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema
-    )
 
 
 class Redrive(Transfer):
@@ -329,7 +212,7 @@ class Redrive(Transfer):
 
     def _write(self, intervals: Sequence[Interval], files: list[WrittenFile]) -> bool:
         """Write dead letters as messages. Return False if some belong to another queue."""
-        for table in _tables(self._context, intervals, CHUNK):
+        for table in letter_tables(self.source.messages, intervals, CHUNK):
             if not pc.all(_is_own(self._context, table), min_count=0).as_py():
                 return False
             files.append(write_file(self.target.files, _as_messages(table)))
