@@ -102,6 +102,18 @@ test-connect: setup .venv/connect/.installed ## run the tests over Spark Connect
 test-connect-short: setup .venv/connect/.installed ## a part of test-connect, of a minute
 	@$(with_spark) PYTHONPATH="$(CURDIR)/.venv/connect" $(python) -m pytest --connect tests/connect -m "not slow" --durations=10
 
+.PHONY: wheel
+wheel: setup ## build the wheel into dist/
+	@rm -rf dist && $(python) -m hatchling build --target wheel --directory dist
+
+.PHONY: test-wheel
+test-wheel: wheel ## install the wheel with each extra in a bare environment, and run its commands: ten minutes
+	@$(python) -m pytest --wheel tests/wheel --durations=10
+
+.PHONY: test-wheel-short
+test-wheel-short: wheel ## a part of test-wheel, of two minutes
+	@$(python) -m pytest --wheel tests/wheel -m "not slow" --durations=10
+
 .PHONY: worlds
 worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them
 	@$(python) -m pytest --large-worlds tests/model -k "no_interleaving and $(or $(WORLD),no)" -s --durations=0

@@ -1,4 +1,4 @@
-"""Where a drain through Spark loses its time: medians of each stage of a batch, and a profile of the reader that the tasks run.
+"""Where a drain through Spark spends its time: start-up, medians of each stage of a batch, and a profile of the tasks' reader.
 
     .venv/bin/python benchmarks/profile_drain.py --messages 800000 --batch 200000
     .venv/bin/python benchmarks/profile_drain.py --only reader    # no Spark: one batch's partitions, under cProfile
@@ -31,11 +31,11 @@ from spark_mq.spark import partitions
 from spark_mq.spark.schema import READ_SCHEMA
 
 
-def stages(folder: Path, kind: str, messages: int, batch: int) -> None:
-    """Drains by each side twice, in turn; the second time is told."""
+def stages(folder: Path, given: argparse.Namespace) -> None:
+    """Drain by each side in turn. Print all but the first time, and the ratios to plain Delta."""
     with session(folder) as spark:
-        stores = Stores(spark, folder / "stores", kind, batch)
-        stores.fill(messages)
+        stores = Stores(spark, folder / "stores", given.kind, given.batch)
+        stores.fill(given.messages)
         sides = {
             "plain Delta": stores.from_delta,
             "spark_mq, the batch": lambda: stores.from_queue("batch"),
@@ -43,17 +43,38 @@ def stages(folder: Path, kind: str, messages: int, batch: int) -> None:
             "spark_mq, through Python": lambda: stores.from_queue("narrow"),
             "spark_mq, through Python, all columns": lambda: stores.from_queue("python"),
         }
-        for number in range(2):
-            for name, drain in sides.items():
-                drained = drain()
+        sides = {
+            name: sides[name]
+            for name in sides
+            if not given.side or name in given.side or name == "plain Delta"
+        }
+        steady: dict[str, list[float]] = {name: [] for name in sides}
+        total: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(1 + given.rounds):
+            for name in list(sides)[:: -1 if number % 2 else 1]:  # none is always the first
+                drained = sides[name]()
                 if number:
-                    tell(name, drained, batch)
+                    show(name, drained, given.batch)
+                    steady[name].append(statistics.median(drained.steady()))
+                    total[name].append(drained.seconds)
+        for name in sides:
+            of_delta = [
+                [
+                    f"{theirs / own:.2f}"
+                    for theirs, own in zip(times["plain Delta"], times[name], strict=True)
+                ]
+                for times in (steady, total)
+            ]
+            print(
+                f"\n{name}, of plain Delta: steady state {of_delta[0]}, with start-up {of_delta[1]}"
+            )
 
 
-def tell(name: str, drained: Drained, batch: int) -> None:
+def show(name: str, drained: Drained, batch: int) -> None:
     cycle, handler = statistics.median(drained.steady()), statistics.median(drained.handler[2:])
     print(
-        f"\n{name}: {drained.seconds:.2f} s in all; steady state {batch / cycle:,.0f} messages/s, {cycle * 1000:.0f} ms a batch"
+        f"\n{name}: {drained.seconds:.2f} s in all, the first batch after {drained.begun:.2f} s; "
+        f"steady state {batch / cycle:,.0f} messages/s, {cycle * 1000:.0f} ms a batch"
     )
     print(f"  {'the handler: reads every byte':<34}{handler * 1000:8.0f} ms")
     print(
@@ -107,6 +128,8 @@ def main() -> int:
         "--messages", type=int, default=800_000, help="to drain; at least four batches"
     )
     parser.add_argument("--batch", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=1, help="after one that is not shown")
+    parser.add_argument("--side", action="append", default=[], help="also this one; default: all")
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
     given = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -114,7 +137,7 @@ def main() -> int:
         if given.only != "stages":
             reader(Path(folder) / "reader", given.kind, given.batch)
         if given.only != "reader":
-            stages(Path(folder), given.kind, given.messages, given.batch)
+            stages(Path(folder), given)
     return 0
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_mq.lease import Lease
     from spark_mq.ledger.settings import GroupSettings, QueueSettings
     from spark_mq.ledger.stats import GroupStats
+    from spark_mq.maintenance.recover import RecoveryReport
     from spark_mq.maintenance.redrive import RedriveResult
     from spark_mq.maintenance.sweep import SweepReport
     from spark_mq.message import Message, ReceivedMessage
@@ -40,6 +41,7 @@ __all__ = [
     "Queue",
     "QueueSettings",
     "ReceivedMessage",
+    "RecoveryReport",
     "RedriveResult",
     "SettleResult",
     "SweepReport",
@@ -64,6 +66,7 @@ _MODULES = {
     "Queue": "queue",
     "QueueSettings": "ledger.settings",
     "ReceivedMessage": "message",
+    "RecoveryReport": "maintenance.recover",
     "RedriveResult": "maintenance.redrive",
     "SettleResult": "operations.settle",
     "SweepReport": "maintenance.sweep",

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from spark_mq.errors import GroupBlocked
+from spark_mq.inspect.views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
@@ -36,7 +37,7 @@ LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, Iterable[int]
 """One lease or several, by id or as objects, or some sequences of each (None: all)."""
 
 
-class ConsumerGroup:
+class ConsumerGroup(GroupViews):
     """One group of a queue. Get it from :meth:`spark_mq.Queue.group`.
 
     Cheap, thread-safe and picklable. The first lease creates the group.

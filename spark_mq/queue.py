@@ -14,8 +14,11 @@ import pyarrow as pa
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import ConsumerGroup
+from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
+from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import purge
@@ -38,7 +41,7 @@ Path: TypeAlias = str | os.PathLike[str]
 Messages: TypeAlias = bytes | str | Message | Iterable[bytes | str | Message] | pa.Table
 
 
-class Queue:
+class Queue(QueueViews):
     """A queue on a file system or an object store. Picklable and thread-safe.
 
     Create one with :meth:`create`, open one with :meth:`open`. Its path holds Delta tables:
@@ -180,6 +183,56 @@ class Queue:
             One of its tables has a feature that is not supported.
         """
         return cls(open_context(absolute_path(path), dict(storage_options or {}), clock))
+
+    @staticmethod
+    def find_all(
+        path: Path, *, storage_options: Mapping[str, str] | None = None, max_depth: int = 3
+    ) -> list[str]:
+        """Return the paths of the queues under a path, in order.
+
+        The search does not look below a queue, so it leaves out dead-letter queues inside of one.
+
+        Parameters
+        ----------
+        path
+            A path or a URI.
+        storage_options
+            Options of the object store.
+        max_depth
+            Folders between the path and a queue. Default: 3.
+        """
+        return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
+
+    @staticmethod
+    def drop(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
+        """Delete a queue with all of its tables and the dead-letter queue inside of it.
+
+        A drop that was killed can be repeated. A dead-letter queue at another path stays.
+
+        Parameters
+        ----------
+        path
+            Where the queue lies: a path or a URI.
+        name
+            The name of the queue, to confirm the deletion.
+        storage_options
+            Options of the object store.
+
+        Returns
+        -------
+        int
+            The number of files deleted.
+
+        Raises
+        ------
+        InvalidOption
+            The name is another one.
+        QueueNotFound
+            There is no queue at the path.
+        NotAQueue
+            Something else is there.
+        """
+        return drop_queue(absolute_path(path), name, storage_options)
 
     @property
     def path(self) -> str:
@@ -535,7 +588,7 @@ class Queue:
             "tail": index.last_sequence,
             "version": index.version,
             "horizon": self._context.horizon(),
-            "groups": {group.name: group.stats() for group in self._context.groups()},
+            "groups": self._group_stats(),
         }
 
 

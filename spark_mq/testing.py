@@ -21,15 +21,18 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 
+from spark_mq.group import ConsumerGroup
+from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions, QueueSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.queue import Queue
 from spark_mq.storage.memory import MemoryLedgers, MemoryMessages
-from spark_mq.util.clock import Clock, Duration, system_clock, to_micros
+from spark_mq.testing_batch import FakeBatchLease, run_batch
+from spark_mq.util.clock import Clock, Duration, system_clock, to_datetime, to_micros
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import validate_duration
 
-__all__ = ["ManualClock", "memory_queue"]
+__all__ = ["FakeBatchLease", "ManualClock", "memory_queue", "next_due", "run_batch"]
 
 
 class ManualClock:
@@ -106,6 +109,25 @@ def memory_queue(
     dead_path = "memory/dead_letters"
     dead = _memory_context(dead_path, QueueSettings.for_dead_letters(), ticking)
     return Queue(_memory_context("memory", settings, ticking, dead))
+
+
+def next_due(group: ConsumerGroup) -> datetime | None:
+    """Return when time alone makes the next message of a group due.
+
+    Parameters
+    ----------
+    group
+        The group.
+
+    Returns
+    -------
+    datetime or None
+        The end of the first lease or delay (aware, UTC). None if there is none.
+    """
+    ledger = group._ledger
+    index = ledger.messages.index()
+    at = next_due_at(ledger.current(), index, ledger.settings(), ledger.now())
+    return None if at is None else to_datetime(at)
 
 
 def _memory_context(

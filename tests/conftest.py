@@ -32,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
     parser.addoption(
+        "--wheel", action="store_true", help="install the wheel in dist/ in bare environments"
+    )
+    parser.addoption(
         "--large-worlds",
         action="store_true",
         help="look at larger worlds in tests/model: some take an hour",
@@ -47,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
         needed = "s3" if "s3" in fixtures else folder
-        there = needed not in ("cluster", "connect", "s3") or config.getoption(f"--{needed}")
+        there = needed not in ("cluster", "connect", "s3", "wheel") or config.getoption(f"--{needed}")
         (wanted if there else others).append(item)
     items[:] = wanted
     config.hook.pytest_deselected(items=others)

@@ -194,7 +194,7 @@ def beyond_spark(
         f"micro-batch of {BATCH:,}: beyond what Spark itself takes, p50",
         own - spark_own,
         "ms",
-        goal="< 60 ms",
+        goal="< 40 ms",
     )
     for name in ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets"):
         yield Result(

@@ -23,9 +23,10 @@ NARROW = "sequence bigint, lease_id string, value binary"
 
 @dataclass
 class Drained:
-    """One drain: seconds from the start of the query to its end, when each batch ended, and what Spark says of them."""
+    """One drain. ``seconds``: from the start of the query to its end; ``begun``: to its first batch."""
 
     seconds: float = 0.0
+    begun: float = 0.0
     ends: list[float] = field(default_factory=list)
     handler: list[float] = field(default_factory=list)
     rows: int = 0
@@ -109,6 +110,7 @@ class Stores:
 
     def _run(self, stream: Any, drained: Drained, handler: Callable[[Any, int], None]) -> Drained:
         def each(batch: Any, batch_id: int) -> None:
+            drained.begun = drained.begun or time.perf_counter() - start
             handler(batch, batch_id)
             drained.ends.append(time.perf_counter())
 

@@ -180,6 +180,13 @@ class LogFollower:
                 if version in self._commits
             ]
 
+    def commit_time(self, version: int) -> int | None:
+        """Return the time of a commit in microseconds since 1970, or None if it was cleaned."""
+        try:
+            return self.read_commit(version).timestamp
+        except FileNotFoundError:
+            return None
+
     def forget(self) -> None:
         """Forget the state: the next look opens the table again."""
         with self._lock:

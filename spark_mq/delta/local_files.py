@@ -13,8 +13,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -25,7 +25,6 @@ __all__ = ["LocalBackend", "LocalFiles"]
 _TEMPORARY: Final = re.compile(r"\.spark_mq-[0-9a-f]{32}\.tmp")
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP}
-_Entries: TypeAlias = list[os.DirEntry[str]]
 _NOT_A_FILE: Final = (IsADirectoryError, NotADirectoryError)
 
 
@@ -100,8 +99,10 @@ class LocalBackend:
             raise _missing(full) from error
 
     def open(self, path: str) -> Any:
-        """Open a file for random access."""
+        """Open a file for random access. A link that leads out of the root counts as missing."""
         full = self._full(path)
+        if self._leads_out(path):
+            raise FileNotFoundError(errno.ENOENT, "a link leads out of the table", full)
         try:
             return pa.OSFile(full)
         except _NOT_A_FILE as error:
@@ -126,15 +127,22 @@ class LocalBackend:
 
     def list(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files directly in a folder."""
-        try:
-            entries = os.scandir(self._full(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        with entries:  # not as a list: a folder may have a million files
-            for entry in entries:
-                temporary = _TEMPORARY.fullmatch(entry.name) is not None
-                if not temporary and not entry.is_dir(follow_symlinks=False):
-                    yield from self._found(folder, entry)
+        for entry in self._entries(folder):
+            if not entry.is_dir(follow_symlinks=False):
+                yield from self._found(folder, entry)
+
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return the names of the folders directly in a folder."""
+        return [e.name for e in self._entries(folder) if e.is_dir(follow_symlinks=False)]
+
+    def delete_empty_folders(self, names: Iterable[str]) -> None:
+        """Delete folders that hold no file, with their subfolders, and then the root."""
+        for name in names:
+            for folder, _, _ in os.walk(self._full(name), topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.root)
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files in a folder and in its subfolders."""
@@ -181,6 +189,8 @@ class LocalBackend:
 
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
+        if self._leads_out(path.rpartition("/")[0]):
+            return
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._files.unlink(self._full(path))
 
@@ -197,13 +207,25 @@ class LocalBackend:
     def _full(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root or "/"
 
-    def _entries(self, folder: str, temporary: bool = False) -> _Entries:
+    def _leads_out(self, path: str) -> bool:
+        """Return whether a symbolic link below the root leads out of it."""
+        at = self.root
+        for name in path.split("/") if path else ():
+            at = f"{at}/{name}"
+            if os.path.islink(at):
+                root = os.path.realpath(self.root)
+                return os.path.commonpath([root, os.path.realpath(self._full(path))]) != root
+        return False
+
+    def _entries(self, folder: str, temporary: bool = False) -> Iterator[os.DirEntry[str]]:
         try:
-            with os.scandir(self._full(folder)) as entries:
-                found = list(entries)
+            entries = os.scandir(self._full(folder))
         except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [e for e in found if (_TEMPORARY.fullmatch(e.name) is not None) == temporary]
+            return
+        with entries:  # not as a list: a folder may have a million files
+            for entry in entries:
+                if (_TEMPORARY.fullmatch(entry.name) is not None) == temporary:
+                    yield entry
 
     def _found(self, folder: str, entry: os.DirEntry[str]) -> Iterator[FileInfo]:
         # Another process may delete the file between the listing and this call.

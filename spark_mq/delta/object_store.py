@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,7 +17,15 @@ from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS
 from spark_mq.errors import InvalidOption
 
-__all__ = ["FileInfo", "LocalFiles", "ObjectStore", "absolute_path", "canonical_path", "join"]
+__all__ = [
+    "FileInfo",
+    "LocalFiles",
+    "ObjectStore",
+    "absolute_path",
+    "canonical_path",
+    "is_data_path",
+    "join",
+]
 
 _SUPPORTED: Final = "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure"
 _FILE: Final = re.compile(r"^file:(?://(?=/)|(?=/(?!/)))", re.IGNORECASE)
@@ -129,7 +137,12 @@ class ObjectStore:
             The file is missing.
         """
         with self._backend.open_whole(_checked(path)) as file:
-            table = pq.ParquetFile(file).read()
+            parquet = pq.ParquetFile(file)
+            all_names = parquet.schema_arrow.names
+            names = [name for name in all_names if name in schema.names]
+            some = len(names) < len(all_names)
+            # Threads do not pay for a few columns.
+            table = parquet.read(names if some else None, use_threads=not some)
         return pa.table([_column(table, field) for field in schema], schema=schema)
 
     def exists(self, path: str) -> bool:
@@ -147,6 +160,14 @@ class ObjectStore:
     def iterate(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files directly in a folder, in any order. They need not fit in memory."""
         return self._backend.list(_checked_folder(folder))
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        """Return the names of the folders directly in a folder, sorted."""
+        return sorted(self._backend.folders(_checked_folder(folder)))
+
+    def iterate_all(self, folder: str = "") -> Iterator[FileInfo]:
+        """Yield the files in a folder and its subfolders, in any order."""
+        return self._backend.list_all(_checked_folder(folder))
 
     def list_all(self, folder: str = "") -> FileInfos:
         """Return the files in a folder and its subfolders, sorted by path."""
@@ -191,6 +212,10 @@ class ObjectStore:
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
         self._backend.delete(_checked(path))
+
+    def delete_empty_folders(self, names: Iterable[str]) -> None:
+        """Delete local folders that hold no file, and then the root. A store has no folders."""
+        self._backend.delete_empty_folders([_checked(name) for name in names])
 
     def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
         """Delete the temporary files that killed local writers left.
@@ -263,6 +288,15 @@ def canonical_path(path: str) -> str:
     return f"{_SAME_SCHEMES.get(scheme.lower(), scheme.lower())}://{rest.rstrip('/')}"
 
 
+def is_data_path(path: str) -> bool:
+    """Return whether a path from a commit names a data file below the root of its table.
+
+    Delta allows absolute paths, as shallow clones have them. They lead to files of others.
+    """
+    inside = not _NO_NAME.search(path) and not _SCHEME.match(path)
+    return inside and not path.startswith("_delta_log/")
+
+
 def _checked_uri(uri: str, option: str) -> str:
     found = _SCHEME.match(uri)
     scheme = found[1].lower() if found else ""
@@ -295,7 +329,8 @@ def _checked_folder(folder: str) -> str:
 
 def _column(table: pa.Table, field: pa.Field) -> Any:
     if field.name in table.schema.names:
-        return table[field.name].cast(field.type)
+        column = table[field.name]
+        return column if column.type == field.type else column.cast(field.type)
     return pa.nulls(table.num_rows, field.type)
 
 

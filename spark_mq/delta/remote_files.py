@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -89,6 +89,14 @@ class RemoteBackend:
         """Yield the files directly in a folder."""
         found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
         return (self._info(meta) for meta in found["objects"])
+
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return the names of the folders directly in a folder."""
+        found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
+        return [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
+
+    def delete_empty_folders(self, names: Iterable[str]) -> None:
+        """Do nothing: an object store has no folders."""
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files in a folder and in its subfolders."""

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, REWOUND, agreed_up_to
+from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import RANGE_SCHEMA, ROUTING, Range
 from spark_mq.maintenance.dead_letters import Routing, copy_dead
 from spark_mq.maintenance.redrive import REDRIVE, Redrive
@@ -79,11 +80,13 @@ def _lost(
 ) -> Iterator[_Lost]:
     rows = _events(source, group.name)
     done = rows.filter(pc.equal(rows["event"], event))
-    for transfer_id in pc.unique(done["lease_id"]).to_pylist():
-        if transfer_id is None or transfer.target.last_number(transfer_id) is not None:
-            continue
+    ids = [one for one in pc.unique(done["lease_id"]).to_pylist() if one is not None]
+    lost = [one for one in ids if transfer.target.last_number(one) is None]
+    index = source.messages.plan_recovery().index if lost else None
+    for transfer_id in lost:
+        assert index is not None
         mine = done.filter(pc.equal(done["lease_id"], transfer_id))
-        ranges = list(_ranges(source, group, mine, rows))
+        ranges = list(_ranges(group, index, mine, rows))
         if ranges:
             yield _Lost(transfer, transfer_id, ranges)
 
@@ -104,10 +107,9 @@ def _events(source: QueueContext, group: str) -> pa.Table:
 
 
 def _ranges(
-    source: QueueContext, group: GroupLedger, done: pa.Table, rows: pa.Table
+    group: GroupLedger, index: MessageIndex, done: pa.Table, rows: pa.Table
 ) -> Iterator[Range]:
     """Yield the transferred ranges that the source still has, as they were before."""
-    index = source.messages.plan_recovery().index
     agreed = agreed_up_to(group.ledger_in(group.snapshot()), index)
     beyond: list[Interval] = [] if agreed is None else [(agreed + 1, MAX_SEQUENCE)]
     rewound = rows.filter(pc.equal(rows["event"], REWOUND)).to_pylist()
@@ -116,7 +118,7 @@ def _ranges(
         trimmed = (0, group.horizon())
         r = _range(row)
         for first, last in subtract([(r.first, r.last)], normalise([*beyond, *later, trimmed])):
-            piece = r._replace(last=r.last).slice(first, last, index)
+            piece = r.slice(first, last, index)
             if piece.message_count:
                 yield piece
 

@@ -31,7 +31,7 @@ from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
-__all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "redrive"]
+__all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "redrive"]
 
 _log = logging.getLogger(__name__)
 

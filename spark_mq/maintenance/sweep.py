@@ -70,6 +70,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     ``copy`` copies dead letters, see :func:`route_dead_letters`. The dead-letter queue is kept
     small too, but not counted in the report.
     """
+    context.check_tables()  # a chore may delete what a recovery needs
     chores = _ChoreRunner(context)
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
     groups = chores.run(_groups, context, default=[])
@@ -83,7 +84,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     if archived is not None:  # otherwise commits would go that are not in history/
         cleaned += chores.run(clean_ledgers, context, archived.up_to, default=0)
     dead = chores.run(_dead_letters, context, default=context)
-    if dead.path != context.path:
+    if dead.path != context.path and chores.run(_tables_agree, dead, default=False):
         _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
     commits = 0 if archived is None else archived.commits
@@ -98,6 +99,11 @@ def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:
     chores.run(clean_messages, dead, default=0)
     if archived is not None:
         chores.run(clean_ledgers, dead, archived.up_to, default=0)
+
+
+def _tables_agree(context: QueueContext) -> bool:
+    context.check_tables()
+    return True
 
 
 def _groups(context: QueueContext) -> list[GroupLedger]:

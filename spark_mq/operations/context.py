@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import SparkMQError, TablesDisagree
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.operations.group_ledger import (
     GroupLedger,
@@ -20,6 +23,8 @@ from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.recent import RecentSet
 
 __all__ = ["QueueContext"]
+
+_log = logging.getLogger(__name__)
 
 _READABLE_FILES = 10_000
 """Data files that are remembered as readable."""
@@ -44,6 +49,8 @@ class QueueContext:
         Options of the object store.
     open_dead_letters
         Opens the dead-letter queue and creates it if it is missing.
+    find_dead_letters
+        Opens the dead-letter queue if it exists. Default: `open_dead_letters`.
     reopen
         Opens the queue in another process, from path, options and clock. None: it cannot.
     """
@@ -59,6 +66,7 @@ class QueueContext:
         clock: Clock | None = None,
         storage_options: Mapping[str, str] | None = None,
         open_dead_letters: Callable[[QueueContext], QueueContext],
+        find_dead_letters: Callable[[QueueContext], QueueContext | None] | None = None,
         reopen: Callable[..., QueueContext] | None = None,
     ) -> None:
         self.path = path
@@ -71,6 +79,7 @@ class QueueContext:
         self.readable_files: set[str] = RecentSet(_READABLE_FILES)
         """Data files whose footer was read without an error. Files do not change."""
         self._open_dead_letters = open_dead_letters
+        self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
         self._batchers: dict[str, OperationBatcher] = {}
@@ -126,8 +135,31 @@ class QueueContext:
         """Return the ledgers of the groups that exist."""
         return [self.group(name) for name in self.ledgers.groups()]
 
+    def check_tables(self) -> None:
+        """Raise TablesDisagree if a table was restored alone. Other damage is not looked for."""
+        try:
+            index = self.messages.index()
+            groups = self.groups()
+        except TablesDisagree:
+            raise
+        except (SparkMQError, *STORE_ERRORS) as error:
+            _log.debug("the tables of %s were not compared: %s", self.path, error)
+            return
+        for group in groups:
+            try:
+                ledger = group.ledger_in(group.snapshot())
+            except (SparkMQError, *STORE_ERRORS):
+                continue  # a damaged ledger does not stop the sweep of the others
+            group.check_same_log(ledger, index)
+
     def dead_letters(self) -> QueueContext:
         """Return the dead-letter queue. It is created if it is missing."""
         if self._dead_letters is None:
             self._dead_letters = self._open_dead_letters(self)
+        return self._dead_letters
+
+    def existing_dead_letters(self) -> QueueContext | None:
+        """Return the dead-letter queue, or None if it is missing. Nothing is created."""
+        if self._dead_letters is None:
+            self._dead_letters = self._find_dead_letters(self)
         return self._dead_letters

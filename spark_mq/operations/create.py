@@ -133,11 +133,19 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         clock=clock,
         storage_options=options,
         open_dead_letters=_open_dead_letters,
+        find_dead_letters=_find_dead_letters,
         reopen=open_context,
     )
 
 
 def _check_complete(root: str, messages: TableState, ledgers: TableState | None) -> None:
+    if ledgers is None and messages.version > 0:
+        raise NotAQueue(
+            f"leases/ of the queue at {root} is missing. Restore it from a backup. Without one, "
+            f"run Queue.create again with the same settings: new groups then get all messages "
+            f"that were not trimmed, also those that were settled",
+            path=root,
+        )
     if ledgers is None:
         raise NotAQueue(
             f"the queue at {root} was never completed: run Queue.create again with the same "
@@ -150,6 +158,15 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
             "Remove both and create the queue again, or restore the one that was replaced",
             path=root,
         )
+
+
+def _find_dead_letters(context: QueueContext) -> QueueContext | None:
+    """Open the dead-letter queue, or return None if it is missing. Nothing is created."""
+    try:
+        path = dead_letter_place(context.path, context.settings)
+        return open_context(path, context.storage_options, context.clock)
+    except (QueueNotFound, NotAQueue):
+        return None
 
 
 def _open_dead_letters(context: QueueContext) -> QueueContext:

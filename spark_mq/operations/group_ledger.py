@@ -103,9 +103,7 @@ class GroupLedger(SharedLedger):
 
         def compute(view: GroupView) -> Update[None]:
             index = self.index_for(view.ledger)
-            lowest = self.horizon() + 1
-            # Not past the tail: that would skip messages that are not published yet.
-            position = min(max(_position(index, target), lowest), index.last_sequence + 1)
+            position = self.seek_position(index, target)
             after = with_mark(admin.seek(view.ledger, index, position), index)
             return after, None, {"operation": "seek", "ranges": f"{position}-"}
 
@@ -115,6 +113,12 @@ class GroupLedger(SharedLedger):
             lambda snapshot: compute(self.view(snapshot)),
             whole_table=True,
         )
+
+    def seek_position(self, index: MessageIndex, target: StartPosition) -> int:
+        """Return the first sequence that a seek makes unread."""
+        lowest = self.horizon() + 1
+        # Not past the tail: that would skip messages that are not published yet.
+        return min(max(_position(index, target), lowest), index.last_sequence + 1)
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
         """Change settings of the group and return all of them. Raises InvalidOption."""

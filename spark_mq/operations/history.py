@@ -11,26 +11,43 @@ import pyarrow.compute as pc
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, history_rows
 from spark_mq.storage.message_store import tables_disagree
+from spark_mq.util.clock import to_datetime
 
 __all__ = ["read_history"]
 
 
 def read_history(
-    context: QueueContext, *, sequence: int | None = None, group: str | None = None
+    context: QueueContext,
+    *,
+    sequence: int | None = None,
+    group: str | None = None,
+    since: int | None = None,
 ) -> pa.Table:
-    """Return what happened in a queue, in order: all of it, or for one message or group."""
+    """Return what happened in a queue, in order.
+
+    Parameters
+    ----------
+    context
+        The queue.
+    sequence, group
+        Only one message, only one group. Default: all.
+    since
+        Only commits from this time on, in microseconds since 1970. Default: all.
+    """
     filters: list[tuple[str, str, Any]] = []
     if sequence is not None:
         filters += [("first", "<=", sequence), ("last", ">=", sequence)]
     if group is not None:
         filters.append(("consumer_group", "=", group))
+    if since is not None:
+        filters.append(("committed_at", ">=", to_datetime(since)))
     archived, up_to = HISTORY_SCHEMA.empty_table(), -1
     if context.history is not None:
         archived, up_to = context.history.read(filters)
         if up_to > context.ledgers.version():
             reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
             raise tables_disagree(context.path, reason)
-    recent = [_matching(rows, sequence, group) for rows in _commits_after(context, up_to)]
+    recent = [_matching(rows, sequence, group, since) for rows in _commits_after(context, up_to)]
     order = [("version", "ascending"), ("ordinal", "ascending")]
     return pa.concat_tables([archived, *recent]).sort_by(order)
 
@@ -42,7 +59,11 @@ def _commits_after(context: QueueContext, version: int) -> Iterator[pa.Table]:
         yield history_rows(context.ledgers.commits(first, min(first + BATCH - 1, latest)))
 
 
-def _matching(rows: pa.Table, sequence: int | None, group: str | None) -> pa.Table:
+def _matching(
+    rows: pa.Table, sequence: int | None, group: str | None, since: int | None
+) -> pa.Table:
+    if since is not None:
+        rows = rows.filter(pc.greater_equal(rows["committed_at"].cast(pa.int64()), since))
     if sequence is not None:
         inside = pc.and_(
             pc.less_equal(rows["first"], sequence), pc.greater_equal(rows["last"], sequence)

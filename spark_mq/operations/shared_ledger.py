@@ -201,10 +201,11 @@ class SharedLedger:
     def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
         """Return the message index. Raises TablesDisagree if the ledger is of another log."""
         index = self.messages.index(reach)
-        self._check_same_log(ledger, index)
+        self.check_same_log(ledger, index)
         return index
 
-    def _check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
+    def check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
+        """Raise TablesDisagree if a ledger is of another log than an index."""
         agreed, messages = agreed_up_to(ledger, index), self.messages
         if agreed is not None:
             reason = f"the ledger of group {self.name!r} knows messages after {agreed} that "

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, StorageError
 from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
@@ -41,6 +42,8 @@ FINISHED_SCHEMA: Final = pa.schema(
 """One row a finished message. ``leased_at`` is its last delivery; with payload the columns
 message_id, key, value and headers follow."""
 
+_UNDOING: Final = pa.array(["sought", REWOUND])
+"""Events that make messages unread again."""
 _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
@@ -126,8 +129,7 @@ def trace(context: QueueContext, sequence: int) -> Trace:
             group=r["consumer_group"],
             **{name: r[name] for name in TraceEvent.__slots__ if name in r},
         )
-        for r in read_history(context, sequence=sequence).to_pylist()
-        if r["event"] is not None
+        for r in _of_this_message(read_history(context, sequence=sequence).to_pylist())
     ]
     return Trace(
         sequence,
@@ -137,6 +139,16 @@ def trace(context: QueueContext, sequence: int) -> Trace:
         row["message_id"] is not None,
         tuple(events),
     )
+
+
+def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events without those of a message that had the sequence before a restore."""
+    rewound = {r["consumer_group"]: r["version"] for r in rows if r["event"] == REWOUND}
+    return [
+        r
+        for r in rows
+        if r["event"] is not None and r["version"] > rewound.get(r["consumer_group"], -1)
+    ]
 
 
 def finished(
@@ -182,11 +194,10 @@ def finished(
 
 
 def _ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
-    """The ends of messages within ``low..high``, but for those that a later seek has made unread
-    again."""
+    """Yield the ends of messages within ``low..high`` that no later event has undone."""
     sought = [
         (r["version"], (r["first"], r["last"]))
-        for r in rows.filter(pc.equal(rows["event"], "sought")).to_pylist()
+        for r in rows.filter(pc.is_in(rows["event"], value_set=_UNDOING)).to_pylist()
     ]
     for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
         undone = normalise(interval for version, interval in sought if version > end["version"])

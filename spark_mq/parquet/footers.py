@@ -6,7 +6,7 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -14,11 +14,27 @@ import pyarrow.parquet as pq
 
 from spark_mq.parquet.pages import PageIndex
 
-__all__ = ["Footer", "FooterCache", "footers", "open_file"]
+__all__ = ["Footer", "FooterCache", "expanding_columns", "footers", "open_file"]
 
+_MAX_EXPANDED_BYTES: Final = 256 * 2**20
 _MAX_FILES: Final = 512
 _MAX_BYTES: Final = 2**20
 """Of all footers in their encoded form. In memory they take about 30 times as much."""
+
+
+def expanding_columns(group: pq.RowGroupMetaData, names: Sequence[str]) -> list[str]:
+    """Return the columns that may decode to much more than they take in the file.
+
+    A dictionary holds a value once, however many rows have it.
+    """
+    found = []
+    for at in range(group.num_columns):
+        column = group.column(at)
+        if column.physical_type == "BYTE_ARRAY" and column.path_in_schema in names:
+            worst = group.num_rows * column.total_uncompressed_size
+            if column.has_dictionary_page and worst > _MAX_EXPANDED_BYTES:
+                found.append(column.path_in_schema)
+    return found
 
 
 class Footer:

@@ -28,6 +28,7 @@ _DAMAGE: Final = (AttributeError, IndexError, KeyError, OverflowError, TypeError
 _SCHEMA, _GROUPS = 2, 4  # FileMetaData
 _COLUMNS, _ROWS = 1, 3  # RowGroup
 _META, _INDEX_AT, _INDEX_SIZE, _CRYPTO = 3, 4, 5, 8  # ColumnChunk
+_TYPE, _TEXT = 1, 6  # ColumnMetaData, Type.BYTE_ARRAY
 _VALUES, _BYTES, _PACKED_BYTES, _DATA_AT, _DICTIONARY_AT = 5, 6, 7, 9, 11  # ColumnMetaData
 _STATISTICS, _NULLS = 12, 3  # ColumnMetaData, Statistics
 _SIZES, _LEVELS = 16, 3  # ColumnMetaData, SizeStatistics: values by definition level, 0 is null
@@ -166,6 +167,8 @@ class PageReader:
         whole = b"".join((_MAGIC, dictionary, pages, footer, end, _MAGIC))
         file = pq.ParquetFile(
             pa.BufferReader(whole),
+            # A page may hold a large value once for thousands of rows.
+            read_dictionary=[name] if dictionary and get(chunk.meta, _TYPE) == _TEXT else None,
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,
             pre_buffer=False,

@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.footers import footers, open_file
+from spark_mq.parquet.footers import expanding_columns, footers, open_file
 from spark_mq.parquet.pages import PageIndex, PageReader
 from spark_mq.parquet.read_errors import row_count_error, unreadable_error, unreadable_reason
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
@@ -176,11 +177,26 @@ class MessageReader:
             return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
         if group != self._group:
             # Values take nearly all of the time, and one thread decodes them.
-            self._table = self._file.read_row_group(group, self._present, use_threads=False)
+            file = self._file_for(group)
+            self._table = file.read_row_group(group, self._present, use_threads=False)
             self._group = group
         if len(spans) == 1:
             return self._table.slice(spans[0][0], wanted)
         return self._table.take(pa.concat_arrays([pa.arange(*span) for span in spans]))
+
+    def _file_for(self, group: int) -> pq.ParquetFile:
+        """Return the file so opened that equal large values are held once, until they are read."""
+        metadata = self._footer.metadata
+        names = expanding_columns(metadata.row_group(group), self._present)
+        if not names:
+            return self._file
+        return pq.ParquetFile(
+            self._raw,
+            metadata=metadata,
+            read_dictionary=names,
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+        )
 
     def _paged(self, group: int, first: int, end: int) -> pa.Table:
         try:

@@ -7,6 +7,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_mq.parquet.footers import expanding_columns
+
 __all__ = ["SequentialReader"]
 
 _STEP_ROWS: Final = 10_000
@@ -16,8 +18,11 @@ class SequentialReader:
     """Read a row group once, front to back, in steps."""
 
     def __init__(self, raw: object, group: int, names: tuple[str, ...]) -> None:
+        metadata = pq.ParquetFile(raw, pre_buffer=False).metadata
         file = pq.ParquetFile(
             raw,
+            metadata=metadata,
+            read_dictionary=expanding_columns(metadata.row_group(group), names),
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,
             buffer_size=2**20,  # Without a buffer, pyarrow fetches a whole column chunk at once.

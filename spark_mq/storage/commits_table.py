@@ -70,6 +70,13 @@ class CommitsTable:
         state = self.open(messages_id)
         return -1 if state is None else state.txns.get(_app_id(messages_id), -1)
 
+    def progress(self, messages_id: str) -> tuple[int, int | None]:
+        """Return the version that the table covers, or -1, and the time of its last commit."""
+        state = self.open(messages_id)
+        if state is None:
+            return -1, None
+        return state.txns.get(_app_id(messages_id), -1), self.log.commit_time(state.version)
+
     def read(self, messages_id: str, after: int = -1) -> tuple[pa.Table, int] | None:
         """Return the rows, and the version that they reach to; None if that is not beyond
         `after`."""

@@ -24,7 +24,13 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
+from spark_mq.delta.tables import (
+    KEPT_BY_THE_SWEEP,
+    checkpoint_soon,
+    create_table,
+    last_checkpoint,
+    write_checkpoint,
+)
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
 from spark_mq.storage.ledger_rows import events_of
@@ -67,6 +73,8 @@ LARGE_FILE_BYTES: Final = 4 * 2**20
 """A file of this size is not small."""
 MAX_BYTES: Final = 32 * 2**20
 """Bytes of rows that an archive or a compaction holds in memory."""
+CHECKPOINT_VERSIONS: Final = 16
+"""Versions from one checkpoint to the next."""
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
 """How much of its own log stays: nobody asks for its past."""
@@ -98,6 +106,12 @@ class HistoryStore(Protocol):
 
     def archive(self, retention: int) -> Archived:
         """Archive new ledger commits and drop days older than `retention` microseconds."""
+
+    def progress(self) -> tuple[int, int | None]:
+        """Return the last archived version (-1: none), and the time of the archive's last commit.
+
+        The time is in microseconds since 1970, or None without an archive.
+        """
 
 
 class HistoryTable:
@@ -144,6 +158,13 @@ class HistoryTable:
                 archived = state.txns.get(self._app_id(), -1)
                 return pa.concat_tables([HISTORY_SCHEMA.empty_table(), *tables]), archived
         raise AssertionError("unreachable")
+
+    def progress(self) -> tuple[int, int | None]:
+        with wrap_store_errors(self.path, "reading"):
+            state = self._log.open()
+            if state is None:
+                return -1, None
+            return state.txns.get(self._app_id(), -1), self._log.commit_time(state.version)
 
     def agreed_up_to(self) -> int | None:
         with wrap_store_errors(self.path, "reading"):
@@ -202,6 +223,9 @@ class HistoryTable:
             if self._log.open() is not None:
                 self._drop_old_days(retention)
                 self._log.transact(self._compaction)
+                # Without a checkpoint nothing can be cleaned, and a day of few files has none.
+                if self._log.state.version - last_checkpoint(self.files) >= CHECKPOINT_VERSIONS:
+                    write_checkpoint(self.files)
                 clean_table(self._log, Keep(KEEP_VERSIONS, KEEP_SECONDS), data_files=True)
             return archived
 
@@ -353,7 +377,10 @@ def _statistics(rows: pa.Table) -> str:
 
 
 def _may_match(file: AddFile, filters: Filters) -> bool:
-    """Whether a file may have rows that match, by its statistics."""
+    """Whether a file may have rows that match, by its day and its statistics."""
+    since = next((value for name, _, value in filters if name == "committed_at"), None)
+    if since is not None and (file.partition.get("day") or "") < since.date().isoformat():
+        return False
     stats = json.loads(file.stats or "{}")
     low, high = stats.get("minValues", {}).get("first"), stats.get("maxValues", {}).get("last")
     if low is None or high is None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import NotAQueue
+from spark_mq.errors import NotAQueue, UnsupportedTable
 from spark_mq.ledger.ranges import (
     EVENT,
     FLOOR,
@@ -31,6 +31,10 @@ LEASES_SCHEMA: Final = pa.schema(
         pa.field("detail", pa.string()),
     ]
 )
+
+
+_DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
+"""The fields in the detail of a floor row. A newer version may write more."""
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
@@ -103,6 +107,13 @@ def from_rows(rows: pa.Table) -> Ledger:
 
 def _head(floor: Mapping[str, Any]) -> LedgerHeader:
     detail = json.loads(floor["detail"])
+    if unknown := sorted(set(detail) - _DETAILS):
+        raise UnsupportedTable(
+            f"cannot read the ledger of a group: this version of spark_mq does not know "
+            f"{', '.join(unknown)}. Update spark_mq.",
+            path="leases",
+            features=unknown,
+        )
     head = LedgerHeader(
         floor["last"],
         floor["message_count"],

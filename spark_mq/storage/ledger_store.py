@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,6 +88,27 @@ class LedgerStore(Protocol):
 
     def version(self) -> int:
         """The version of the table."""
+
+    def commit_time(self, version: int) -> int | None:
+        """Return the time of a commit in microseconds since 1970, or None if it was cleaned."""
+
+    def tags(self) -> dict[str, Hashable]:
+        """Return a tag of each group's ledger. Every change of a ledger changes its tag."""
+
+    def scan(
+        self, groups: Iterable[str], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the stored rows of some groups. A group that was dropped meanwhile is left out.
+
+        Nothing is cached, so a scan of many groups needs the memory of one.
+
+        Parameters
+        ----------
+        groups
+            The names of the groups.
+        columns
+            Columns of LEASES_SCHEMA. Default: all.
+        """
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         """The commits from one version to another that have not been cleaned away, in order."""

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError,
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.give_way import WayRequests
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
+from spark_mq.storage.ledger_scan import scan_ledgers
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
@@ -311,12 +312,7 @@ class LedgerTable:
         return stored.txns[app] if app in stored.txns else self.log.state.txns.get(app)
 
     def groups(self) -> list[str]:
-        with wrap_store_errors(self.path, "reading"), self._lock:
-            keys = list(self.log.refresh().partitions)
-        names = (dict(key).get(_PARTITION) for key in keys)
-        return sorted(
-            name for name in names if name is not None and not name.startswith(RESERVED_PREFIX)
-        )
+        return sorted(self._group_files())
 
     def group_count(self) -> int:
         return len(self.log.state.partitions)
@@ -324,6 +320,31 @@ class LedgerTable:
     def version(self) -> int:
         with wrap_store_errors(self.path, "reading"):
             return self.log.refresh().version
+
+    def commit_time(self, version: int) -> int | None:
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.commit_time(version)
+
+    def tags(self) -> dict[str, Hashable]:
+        return {name: tuple(files) for name, files in self._group_files().items()}
+
+    def scan(
+        self, groups: Iterable[str], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, pa.Table]]:
+        files = self._group_files()
+        wanted = {group: tuple(files[group]) for group in groups if group in files}
+        return scan_ledgers(self.files, wanted, columns, lambda group: self.read(group).ledger)
+
+    def _group_files(self) -> dict[str, Mapping[str, AddFile]]:
+        """Return the data files of each group's ledger, by path."""
+        with wrap_store_errors(self.path, "reading"), self._lock:
+            found = dict(self.log.refresh().partitions)
+        named = ((dict(key).get(_PARTITION), files) for key, files in found.items())
+        return {
+            name: files
+            for name, files in named
+            if name is not None and not name.startswith(RESERVED_PREFIX)
+        }
 
     def operation_at(self, version: int) -> str | None:
         """Return the operation id of a commit. None if it is cleaned, or another engine's."""

@@ -4,7 +4,7 @@ tables."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -126,6 +126,9 @@ class MemoryMessages(MessageStore):
     def index_commits(self) -> int:
         return 0
 
+    def index_progress(self) -> tuple[int, int | None]:
+        return self._index.version, None
+
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         return 0
 
@@ -223,6 +226,21 @@ class MemoryLedgers:
 
     def version(self) -> int:
         return len(self.notes)
+
+    def commit_time(self, version: int) -> int | None:
+        return self.notes[version - 1]["committed_at"] if version > 0 else None
+
+    def tags(self) -> dict[str, Hashable]:
+        return {name: self._changed[name] for name in self.groups()}
+
+    def scan(
+        self, groups: Iterable[str], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, pa.Table]]:
+        for group in groups:
+            ledger = self.read(group).ledger
+            if ledger is not None:
+                rows = to_rows(group, ledger)
+                yield group, rows if columns is None else rows.select(list(columns))
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         for version in range(max(1, first), min(last, len(self.notes)) + 1):

@@ -194,6 +194,13 @@ class MessageStore(ABC):
         number."""
 
     @abstractmethod
+    def index_progress(self) -> tuple[int, int | None]:
+        """Return the last version in ``commits/`` (-1: none), and the time of its last commit.
+
+        The time is in microseconds since 1970, or None without ``commits/``.
+        """
+
+    @abstractmethod
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         """Delete old commits that ``commits/`` knows. None keeps the default. Returns the number of
         files."""

@@ -353,6 +353,10 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.commits.path, "writing to"):
             return self.commits.append(self.table_id, published, IDLE_COMMITS)
 
+    def index_progress(self) -> tuple[int, int | None]:
+        with wrap_store_errors(self.commits.path, "reading"):
+            return self.commits.progress(self.table_id)
+
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         """Delete commits that commits/ has. None keeps the default. Return how many files went."""
         versions = KEEP_VERSIONS if keep_versions is None else keep_versions

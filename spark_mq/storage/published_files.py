@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta.actions import Commit
-from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.actions import Commit, restore_hint
+from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 _RESTORE: Final = "RESTORE"
 """What other engines call the commit that adds files of an older version again."""
+MAX_UNCHECKED_ROWS: Final = 2**20
+"""A commit that claims more rows than this is believed only after a look at its files."""
 
 
 class PublishedFiles:
@@ -126,6 +128,7 @@ class PublishedFiles:
         CorruptLog)."""
         version = commit.version
         commit.check_features(self._path)
+        self._check_paths(commit)
         adds = {add["path"]: add for add in commit.adds}
         fresh = {path: add for path, add in adds.items() if not self.knows(path)}
         removes = commit.removes
@@ -152,9 +155,10 @@ class PublishedFiles:
     def _publishes(self, commit: Commit, fresh: Mapping[str, dict[str, Any]]) -> list[DataFile]:
         """The files that a commit which removes nothing publishes, with their sequences."""
         version, files, ordinal = commit.version, [], 0
+        claimed = sum(add["stats"].get("numRecords") or 0 for add in fresh.values())
         for path, add in fresh.items():
             if add.get("dataChange", True):
-                rows = self.rows(add, version)
+                rows = self.rows(add, version, check=claimed > MAX_UNCHECKED_ROWS)
                 at = commit.timestamp or int(add.get("modificationTime") or 0) * 1000
                 times = (
                     read_delivery_times(self._files, path) if may_have_times(add["stats"]) else None
@@ -180,20 +184,41 @@ class PublishedFiles:
             return self.index.files.last_at(place)
         return self._rewritten.get(path, (0, None))[1]
 
-    def rows(self, add: Mapping[str, Any], version: int) -> int:
-        """Rows of a file from its statistics, or, where its writer left them out, from its
-        footer."""
+    def _check_paths(self, commit: Commit) -> None:
+        """Raise CorruptLog if a commit adds what is no data file of the table."""
+        for add in commit.adds:
+            if not is_data_path(add["path"]):
+                raise self._lying(commit.version, f"it adds {add['path']!r}, a file outside of it")
+
+    def _lying(self, version: int, reason: str) -> CorruptLog:
+        return CorruptLog(
+            f"commit {version} of {self._path} is refused: {reason}. "
+            f"{restore_hint(self._path, version)}",
+            path=self._path,
+            version=version,
+        )
+
+    def rows(self, add: Mapping[str, Any], version: int, *, check: bool = False) -> int:
+        """Return the rows of a file by its statistics, or by its footer if these lack.
+
+        ``check`` compares both. Raises CorruptLog if the file has fewer rows than it claims.
+        """
         count = add["stats"].get("numRecords")
-        if count is not None:
+        if count is not None and not check:
             return int(count)
         path = add["path"]
         try:
             with self._files.open(path) as file:
-                return int(pq.ParquetFile(file).metadata.num_rows)
+                found = int(pq.ParquetFile(file).metadata.num_rows)
+            if count is not None and found < count:
+                raise self._lying(version, f"{path} has {found} rows, and claims {count}")
+            return found if count is None else int(count)
         except (OSError, pa.ArrowException) as error:
             why = unreadable_reason(self._files, path, error)
             if isinstance(error, FileNotFoundError) and not self._active(path):
-                return 0  # trimmed, with its whole commit: nobody needs to know any more
+                return int(count or 0)  # trimmed, with its whole commit: nobody reads it any more
+            if count is not None:
+                raise self._lying(version, f"{path} claims {count} rows, and {why}") from error
             raise CorruptLog(
                 f"{why}; and its writer left no statistics in commit {version} of {self._path}: "
                 f"what lies behind it cannot be numbered. "

@@ -24,18 +24,19 @@ from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.update import Update
 from spark_mq.streaming.offset import auto_ack_app_id, parse_lease_id
 
-__all__ = [
-    "ack_leases",
-    "auto_ack_excluded_up_to",
-    "committed_leases",
-    "exclude_from_auto_ack",
-]
+__all__ = ["ack_committed_leases", "auto_ack_excluded_up_to", "exclude_from_auto_ack"]
 
 
-def committed_leases(
-    group: GroupLedger, view: GroupView, stream: str, up_to: int, runner: str | None
-) -> list[str]:
-    """Return the leases of a stream's committed batches that may be acked.
+def ack_committed_leases(
+    group: GroupLedger,
+    view: GroupView,
+    stream: str,
+    up_to: int,
+    *,
+    runner: str | None,
+    keep: Sequence[str] = (),
+) -> tuple[Ledger, dict[str, Any]]:
+    """Expire leases, and ack those of a stream's committed batches.
 
     Parameters
     ----------
@@ -44,11 +45,35 @@ def committed_leases(
     stream
         The id of the stream.
     up_to
-        The last batch that Spark has committed.
+        The last batch that Spark has committed. 0 acks nothing.
     runner
-        Only leases of this runner. None at the runner's start: then those of dead runners too.
+        Ack only leases of this runner. None at the runner's start: then those of dead runners too.
         Later, another runner's lease is a successor's.
+    keep
+        Leases that do not expire.
+
+    Returns
+    -------
+    tuple
+        The ledger, and what the commit says about the acks: nothing if there are none.
     """
+    done = _committed_leases(group, view, stream, up_to, runner)
+    ledger = expire_leases(view.ledger, view.now, view.settings, [*done, *keep])
+    if not done:
+        return ledger, {}
+    commands = [SettleCommand(ACK, lease_id) for lease_id in done]
+    outcomes = []
+    index = group.index_for(ledger, ledger.tracked_up_to)
+    for command in commands:
+        ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
+        outcomes.append(outcome)
+    return ledger, settling.commit_info(commands, outcomes)
+
+
+def _committed_leases(
+    group: GroupLedger, view: GroupView, stream: str, up_to: int, runner: str | None
+) -> list[str]:
+    """Return the leases to ack, except of batches that left messages unsettled on purpose."""
     if up_to == 0:
         return []
     ledger = view.ledger
@@ -66,25 +91,6 @@ def committed_leases(
         return []
     left = auto_ack_excluded_up_to(group.ledgers, view.snapshot, stream)
     return [lease_id for lease_id, n in done if n > left]
-
-
-def ack_leases(
-    group: GroupLedger, view: GroupView, lease_ids: Sequence[str], keep: Sequence[str] = ()
-) -> tuple[Ledger, dict[str, Any]]:
-    """Expire leases except those to `keep`, and ack some.
-
-    Returns the ledger, and what the commit says about the acks: nothing if there are none.
-    """
-    ledger = expire_leases(view.ledger, view.now, view.settings, [*lease_ids, *keep])
-    if not lease_ids:
-        return ledger, {}
-    commands = [SettleCommand(ACK, lease_id) for lease_id in lease_ids]
-    outcomes = []
-    index = group.index_for(ledger, ledger.tracked_up_to)
-    for command in commands:
-        ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
-        outcomes.append(outcome)
-    return ledger, settling.commit_info(commands, outcomes)
 
 
 def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from spark_mq.errors import StreamFenced
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
-from spark_mq.streaming.offset import fence_app_id
 
 __all__ = ["check_fence"]
 
 
 def check_fence(
-    group: GroupLedger, view: GroupView, stream: str, n: int, highest: int
+    group: GroupLedger, view: GroupView, app: str, stream: str, n: int, *, highest: int
 ) -> int | None:
-    """Return the stream's transaction number, or None if it has none yet.
+    """Return the number of a stream's transactions `app`, or None if it has none yet.
 
     Raises StreamFenced if the number is above `highest`: another driver has leased or replayed
     batch n, or a later one.
     """
-    number = group.ledgers.mark(view.snapshot, fence_app_id(stream))
+    number = group.ledgers.mark(view.snapshot, app)
     if number is not None and number > highest:
         raise StreamFenced(
             f"batch {n} of stream {stream} is fenced: another driver has leased batch "

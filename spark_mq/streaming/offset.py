@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
+from spark_mq.delta.object_store import canonical_path
 from spark_mq.errors import InvalidOption
 
 __all__ = [
@@ -92,4 +93,6 @@ def parse_multi_offset(offset: Any) -> tuple[str, int]:
 
 def stream_id_in_queue(stream: str, path: str) -> str:
     """Return the id of a several queues' stream in one of them."""
-    return str(uuid.uuid5(uuid.UUID(stream), path))
+    # A link, or s3a instead of s3, is no other queue. A queue in memory has no place.
+    place = canonical_path(path) if "/" in path else path
+    return str(uuid.uuid5(uuid.UUID(stream), place))

@@ -27,7 +27,7 @@ from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.settle import extend
 from spark_mq.storage.update import Priority, Update
-from spark_mq.streaming.auto_ack import ack_leases, committed_leases
+from spark_mq.streaming.auto_ack import ack_committed_leases
 from spark_mq.streaming.fence import check_fence
 from spark_mq.streaming.offset import fence_app_id, parse_offset
 from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions
@@ -234,7 +234,7 @@ class StreamSource:
         app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
 
         def compute(view: GroupView) -> Update[tuple[acquiring.Grant, int, GroupSettings]]:
-            check_fence(self.ledger, view, stream, n, 2 * n)
+            check_fence(self.ledger, view, app, stream, n, highest=2 * n)
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
             index, _ = self.ledger.index_or_damage(view.ledger)
@@ -259,7 +259,7 @@ class StreamSource:
         def compute(
             view: GroupView,
         ) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
-            mark = check_fence(self.ledger, view, stream, n, 2 * n + 2)
+            mark = check_fence(self.ledger, view, app, stream, n, highest=2 * n + 2)
             expires_at = view.now + self._timeout(view.settings)
             rows = transitions.rows_held_by_batch(view.ledger, prefix)
             held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
@@ -318,15 +318,16 @@ class StreamSource:
     ) -> tuple[Ledger, dict[str, Any]]:
         """Expire leases, and in ackMode onCommit ack the batches up to one.
 
-        Returns as :func:`ack_leases`.
+        Returns as :func:`ack_committed_leases`.
         """
-        runner = None if self._first else self.runner
-        done = (
-            committed_leases(self.ledger, view, stream, up_to, runner)
-            if self.options.ack_on_commit
-            else []
+        return ack_committed_leases(
+            self.ledger,
+            view,
+            stream,
+            up_to if self.options.ack_on_commit else 0,
+            runner=None if self._first else self.runner,
+            keep=keep,
         )
-        return ack_leases(self.ledger, view, done, keep)
 
     def ack_committed(self, stream: str, up_to: int) -> None:
         """Ack the unsettled messages of the batches up to one, in ackMode onCommit."""

@@ -15,6 +15,7 @@ from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, errors
 REFERENCE = ROOT / "docs" / "reference"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+_OPTION = re.compile(r"--[a-z][a-z-]*")
 _AVOIDED = re.compile(r"\b(told|tells?|whatever|whoever|anew|besides)\b", re.IGNORECASE)
 
 
@@ -57,6 +58,36 @@ def test_every_option_of_a_job_has_its_place() -> None:
     assert names <= documented
 
 
+def test_every_command_and_option_of_the_command_line_has_its_place() -> None:
+    sources = [p.read_text(encoding="utf-8") for p in (ROOT / "spark_mq" / "cli").glob("*.py")]
+    source = "".join(sources)
+    options = {
+        name for text in re.findall(r"option\(([^)]*)", source) for name in _OPTION.findall(text)
+    }
+    assert {"--max-dead", "--execute", "--queue"} <= options
+    words = in_code("cli.md")
+    documented = {word for code in words for word in _OPTION.findall(code)}
+    assert options <= documented
+    for command in _commands():
+        assert any(code == command or code.startswith(f"{command} ") for code in words), command
+
+
+def _commands() -> list[str]:
+    typer = pytest.importorskip("typer")
+    from spark_mq.cli.app import app
+
+    def names(group: object, before: str) -> list[str]:
+        found = []
+        for name, command in group.commands.items():
+            inner = hasattr(command, "commands")
+            found += names(command, f"{before}{name} ") if inner else [before + name]
+        return found
+
+    commands = names(typer.main.get_command(app), "")
+    assert {"queue describe", "top", "dlq redrive"} <= set(commands)
+    return commands
+
+
 @pytest.fixture
 def swept(tmp_path: Path) -> Path:
     """The folder of a queue that has all of its tables."""
@@ -87,11 +118,12 @@ def test_every_header_of_a_dead_letter_has_its_place(swept: Path) -> None:
     assert headers <= in_code("tables.md")
 
 
-def test_every_test_that_shows_a_guarantee_exists() -> None:
-    page = ROOT / "docs" / "explanation" / "guarantees.md"
-    named = {word for word in words_in_code(page) if word.startswith("test_")}
+@pytest.mark.parametrize(("page", "least"), [("guarantees.md", 20), ("threat-model.md", 5)])
+def test_every_test_that_shows_a_guarantee_exists(page: str, least: int) -> None:
+    words = words_in_code(ROOT / "docs" / "explanation" / page)
+    named = {word for word in words if word.startswith("test_")}
     tests = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py"))
-    assert len(named) > 20
+    assert len(named) > least
     assert named <= set(re.findall(r"def (test_\w+)\(", tests))
 
 

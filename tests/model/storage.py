@@ -304,7 +304,7 @@ class Rig:
         rows, head = tuple(ledger), ledger.head
         key = (
             head.ack_floor, head.settled_count, head.next_kind, tuple(sorted(head.counters.items())),
-            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, rows,
+            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, head.marks, rows,
         )  # fmt: skip
         if key not in self._books:
             self._books[key] = Book(ledger, rows)

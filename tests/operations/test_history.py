@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,6 +216,26 @@ def test_what_is_older_than_its_retention_is_dropped_day_by_day(
     lease(queue).release()
     archive(queue)
     assert told(queue) == []
+
+
+def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_of, "KEEP_VERSIONS", 3)
+    monkeypatch.setattr(history_of, "KEEP_SECONDS", 0.0)
+    queue = delta_queue(history_retention="2d", durable=False)
+    queue.publish(["a"])
+    lease(queue).release()
+    archive(queue)
+    (old,) = Path(queue.path, "history").glob("day=*/*.parquet")
+    history = queue._context.history
+    assert isinstance(history, history_of.HistoryTable)
+    history._log.transact(lambda state: (history_of.Change("x", {}, removes=state.files()), None))
+    for _ in range(history_of.CHECKPOINT_VERSIONS + 5):
+        lease(queue).release()
+        archive(queue)
+    assert not old.exists()
+    assert len(told(queue)) > 0
 
 
 # -- one message

@@ -11,14 +11,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
+    {"__main__"},
+    {"cli", "pytest_plugin"},
     {"jobs", "pyspark_mq"},
     {"spark_mq"},  # the package itself: exports everything, and hooks in the Spark side
     {"spark"},
     {"testing"},
+    {"testing_batch"},
     {"queue"},
     {"group"},
     {"worker"},
     {"lease", "handler", "publisher"},
+    {"inspect"},
     {"maintenance", "streaming"},
     {"operations"},
     {"storage", "message"},

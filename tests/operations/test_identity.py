@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from spark_mq import Queue
 from spark_mq.delta.object_store import absolute_path, canonical_path
 from spark_mq.errors import CopiedQueue, InvalidOption
 from spark_mq.maintenance.redrive import REDRIVE
+from spark_mq.streaming.offset import stream_id_in_queue
 
 
 def with_letter(queue: Queue, value: str = "a") -> Queue:
@@ -143,6 +145,16 @@ def test_a_queue_is_not_its_own_dead_letter_queue_under_another_name(tmp_path: P
     os.symlink(tmp_path / "queue", tmp_path / "link")
     with pytest.raises(InvalidOption, match="itself"):
         Queue.create(tmp_path / "queue", dead_letter_path=tmp_path / "link")
+
+
+def test_a_stream_knows_a_queue_by_its_place(tmp_path: Path) -> None:
+    """It found none of its leases after a restart with another text of the path."""
+    stream = str(uuid.uuid4())
+    os.symlink(tmp_path / "queue", tmp_path / "link")
+    known = stream_id_in_queue(stream, str(tmp_path / "queue"))
+    assert stream_id_in_queue(stream, str(tmp_path / "link")) == known
+    assert stream_id_in_queue(stream, str(tmp_path / "other")) != known
+    assert stream_id_in_queue(stream, "s3a://b/q") == stream_id_in_queue(stream, "s3://b/q")
 
 
 # -- what anybody may have written into a dead letter

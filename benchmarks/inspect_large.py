@@ -1,0 +1,86 @@
+"""Measure the looks at a large queue: ``queue describe``, a refresh of ``top``, ``check``.
+
+    python benchmarks/inspect_large.py --messages 10000000 --ranges 100000 --groups 1000
+
+It builds the queue in a temporary folder first. Each figure is the time of one process, without
+Python's start and without imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))
+
+CHILD = """
+import json, resource, sys, time
+from contextlib import redirect_stdout
+import io
+import spark_mq.cli.app, spark_mq.queue
+from spark_mq.cli.options import open_queue
+from spark_mq.cli.top import _View
+
+def timed(work):
+    wall, cpu = time.perf_counter(), time.process_time()
+    with redirect_stdout(io.StringIO()):
+        work()
+    return [time.perf_counter() - wall, time.process_time() - cpu]
+
+path = sys.argv[1]
+figures = {"describe": timed(lambda: spark_mq.cli.app.run(["queue", "describe", path]))}
+figures["check"] = timed(lambda: spark_mq.cli.app.run(["check", "-q", path, "--max-dead", "0"]))
+queue = open_queue(path)
+view = _View(queue, 20)
+figures["top, first view"] = timed(view.refresh)
+figures["top, refresh"] = timed(view.refresh)
+queue.group("group-0500").lease("bench", max_messages=10)
+figures["top, refresh after a lease"] = timed(view.refresh)
+figures["peak MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps(figures))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--files", type=int, default=10)
+    parser.add_argument("--ranges", type=int, default=100_000)
+    parser.add_argument("--groups", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    from support.large_queue import build_large_queue
+
+    with tempfile.TemporaryDirectory() as folder:
+        path, started = Path(folder) / "queue", time.perf_counter()
+        build_large_queue(path, messages=args.messages, files=args.files, groups=args.groups,
+                          ranges=args.ranges)  # fmt: skip
+        print(f"built in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+        rounds = [_round(path) for _ in range(args.rounds)]
+    best = {
+        name: min(one[name] for one in rounds) if name == "peak MB" else _best(rounds, name)
+        for name in rounds[0]
+    }
+    print(json.dumps({**vars(args), **best}, indent=1))
+
+
+def _round(path: Path) -> dict[str, list[float]]:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(path)], cwd=ROOT, check=True, stdout=subprocess.PIPE
+    )
+    return dict(json.loads(done.stdout))
+
+
+def _best(rounds: list[dict[str, list[float]]], name: str) -> dict[str, float]:
+    wall, cpu = (min(one[name][at] for one in rounds) for at in (0, 1))
+    return {"seconds": round(wall, 3), "cpu_seconds": round(cpu, 3)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Run the command line: ``python -m spark_mq``."""
+
+from __future__ import annotations
+
+from spark_mq.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    main()

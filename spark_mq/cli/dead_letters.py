@@ -1,0 +1,102 @@
+"""``spark-mq dlq``: list, show and redrive dead letters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from spark_mq.cli.exits import NOT_FOUND
+from spark_mq.cli.options import (
+    Output,
+    OutputFormat,
+    QueuePath,
+    StorageOptions,
+    Yes,
+    confirm,
+    open_queue,
+    option,
+)
+from spark_mq.cli.output import emit, emit_one, track
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look at dead letters and redrive them.", no_args_is_help=True)
+
+_COLUMNS = [
+    ("SEQUENCE", "sequence"), ("ORIGINAL", "original_sequence"), ("GROUP", "consumer_group"),
+    ("DELIVERIES", "delivery_count"), ("REASON", "reason"), ("ERROR", "error"),
+    ("KEY", "key"), ("VALUE", "value"),
+]  # fmt: skip
+_CHUNK = 10_000
+
+_Where = Annotated[
+    str | None,
+    option("--where", help="SQL over the columns, such as \"reason = 'rejected'\"."),
+]
+
+
+@app.command("list")
+def list_letters(
+    queue: QueuePath,
+    where: _Where = None,
+    limit: Annotated[int, option("--limit", "-n", min=1, help="The most letters.")] = 100,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """List dead letters that were not redriven."""
+    found = open_queue(queue, storage_option).list_dead_letters(where=where, limit=limit)
+    emit(found.to_pylist(), _COLUMNS, output)
+
+
+@app.command()
+def show(
+    queue: QueuePath,
+    sequence: Annotated[
+        int,
+        typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The letter's SEQUENCE in `dlq list`."),
+    ],
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Show one dead letter with its headers and its value."""
+    opened = open_queue(queue, storage_option)
+    rows = opened.list_dead_letters(where=f"sequence = {sequence}", limit=1).to_pylist()
+    if not rows:
+        typer.echo(f"spark-mq: error: no dead letter has the sequence {sequence}", err=True)
+        raise typer.Exit(NOT_FOUND)
+    row = {**rows[0], "headers": dict(rows[0]["headers"] or ())}
+    emit_one(row, output)
+
+
+@app.command()
+def redrive(
+    queue: QueuePath,
+    where: _Where = None,
+    limit: Annotated[
+        int | None, option("--limit", "-n", min=1, help="The most letters. Default: all.")
+    ] = None,
+    rate: Annotated[float | None, option("--rate", help="The most messages a second.")] = None,
+    dry_run: Annotated[bool, option("--dry-run", help="Only list which.")] = False,
+    yes: Yes = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Publish dead letters into their queue again, each once. Asks first."""
+    opened = open_queue(queue, storage_option)
+    if dry_run:
+        found = opened.list_dead_letters(where=where, limit=limit)
+        emit(found.to_pylist(), _COLUMNS, output)
+        return
+    which = f"that meet {where}" if where else "of this queue"
+    confirm(f"Redrive the dead letters {which}?", yes)
+    redriven = 0
+    with track("redriven", limit) as progress:
+        while limit is None or redriven < limit:
+            chunk = _CHUNK if limit is None else min(_CHUNK, limit - redriven)
+            found = opened.redrive(where=where, limit=chunk, rate=rate).messages
+            redriven += found
+            progress(redriven)
+            if found < chunk:
+                break
+    emit_one({"queue": opened.path, "redriven": redriven}, output)

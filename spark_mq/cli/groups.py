@@ -1,0 +1,188 @@
+"""``spark-mq group``: list, describe, create, configure, seek, unblock and drop groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from spark_mq.cli.options import (
+    GroupArgument,
+    Output,
+    OutputFormat,
+    QueuePath,
+    StorageOptions,
+    Yes,
+    confirm,
+    existing_group,
+    open_queue,
+    option,
+    parse_pairs,
+    parse_setting,
+)
+from spark_mq.cli.output import emit, emit_one, json_line
+from spark_mq.cli.queues import GROUP_COLUMNS, group_rows
+from spark_mq.errors import InvalidOption
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look at groups, configure and move them.", no_args_is_help=True)
+
+_DURATIONS = ("visibility_timeout", "clock_skew", "retry_delay", "max_retry_delay", "max_retry_age")
+_Sequences = Annotated[
+    list[int] | None, option("--sequence", help="Only this message. Repeatable.")
+]
+
+
+@app.command("list")
+def list_groups(
+    queue: QueuePath,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """List the groups with their counts, the busiest first."""
+    overview = open_queue(queue, storage_option).describe()
+    rows = group_rows(overview.groups)
+    rows += [{"group": name, "blocked_because": why} for name, why in overview.damaged.items()]
+    emit(rows, GROUP_COLUMNS, output)
+
+
+@app.command()
+def describe(
+    group: GroupArgument,
+    queue: QueuePath,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Describe a group: counts, settings, leases, and what blocks it."""
+    opened = open_queue(queue, storage_option)
+    found = existing_group(opened, group)
+    leases, blockers = found.leases(), [one for one in opened.blockers() if one.group == group]
+    stats, settings = asdict(found.stats()), _shown_settings(asdict(found.settings))
+    if output is OutputFormat.json:
+        row = {"group": group, **stats, "leases": len(leases), "settings": settings}
+        print(json_line({**row, "blockers": [asdict(one) for one in blockers]}))
+        return
+    emit_one({"group": group, **stats, "leases": len(leases)}, output)
+    print()
+    emit_one(settings, output)
+    for one in blockers:
+        print(f"{one.because} blocks {one.blocks}: messages {one.first} to {one.last}")
+
+
+def _shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with durations in seconds."""
+    return {
+        name: value / 1_000_000 if name in _DURATIONS and value is not None else value
+        for name, value in settings.items()
+    }
+
+
+@app.command()
+def create(
+    group: GroupArgument,
+    queue: QueuePath,
+    start: Annotated[
+        str, option("--start", help="earliest, latest, a sequence, or an instant.")
+    ] = "earliest",
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Create a group at a position. A group that exists stays as it is."""
+    opened = open_queue(queue, storage_option)
+    made = opened.group(group, start=start)
+    there = made.exists()
+    made.ensure()
+    emit_one({"group": group, "created": not there}, output)
+
+
+@app.command()
+def configure(
+    group: GroupArgument,
+    queue: QueuePath,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="A setting, such as retry_delay=30s."),
+    ] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Change settings of a group, and print all of them. Workers obey at once."""
+    found = existing_group(open_queue(queue, storage_option), group)
+    given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
+    after = found.configure(**given) if given else found.settings
+    emit_one({"group": group, **_shown_settings(asdict(after))}, output)
+
+
+@app.command()
+def unblock(
+    group: GroupArgument,
+    queue: QueuePath,
+    to: Annotated[str, option("--to", help="retry, dead_letter or drop.")],
+    sequence: _Sequences = None,
+    yes: Yes = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Decide about messages that block a group. Asks before it drops any."""
+    found = existing_group(open_queue(queue, storage_option), group)
+    if to == "drop":
+        confirm(f"Drop the messages that block group {group}?", yes)
+    emit_one({"group": group, "unblocked": found.unblock(to, sequence)}, output)
+
+
+@app.command()
+def seek(
+    group: GroupArgument,
+    queue: QueuePath,
+    to_earliest: Annotated[bool, option("--to-earliest", help="To the first message.")] = False,
+    to_latest: Annotated[bool, option("--to-latest", help="Behind the last message.")] = False,
+    to_datetime: Annotated[
+        str | None, option("--to-datetime", help="An instant, as 2026-01-31T12:00:00Z.")
+    ] = None,
+    to_sequence: Annotated[int | None, option("--to-sequence", help="A sequence.")] = None,
+    execute: Annotated[
+        bool, option("--execute", help="Do it. Without this option nothing changes.")
+    ] = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Move a group. Without --execute it only says what would happen."""
+    targets = {
+        "earliest": to_earliest or None,
+        "latest": to_latest or None,
+        to_datetime: to_datetime,
+        to_sequence: to_sequence,
+    }
+    given = [target for target, wanted in targets.items() if wanted is not None]
+    if len(given) != 1 or given[0] is None:
+        raise InvalidOption(
+            f"a seek has {len(given)} targets: give one of --to-earliest, --to-latest, "
+            "--to-datetime and --to-sequence",
+            option="to",
+            value=len(given),
+        )
+    found = existing_group(open_queue(queue, storage_option), group)
+    preview = found.preview_seek(given[0])
+    if execute:
+        found.seek(given[0])
+    emit_one({**asdict(preview), "executed": execute}, output)
+
+
+@app.command()
+def drop(
+    group: GroupArgument,
+    queue: QueuePath,
+    yes: Yes = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Drop a group with its ledger. Asks first."""
+    opened = open_queue(queue, storage_option)
+    if group not in opened.groups():
+        existing_group(opened, group)  # raises GroupNotFound, also if the ledger is damaged
+    confirm(f"Drop group {group} of {opened.path} with its whole state?", yes)
+    opened.drop_group(group)
+    emit_one({"group": group, "dropped": True}, output)

@@ -1,0 +1,161 @@
+"""Options that several commands share, and how they open a queue."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_mq.errors import InvalidOption, SparkMQError
+
+if TYPE_CHECKING:
+    from spark_mq.group import ConsumerGroup
+    from spark_mq.queue import Queue
+
+__all__ = [
+    "Every",
+    "Group",
+    "GroupArgument",
+    "Output",
+    "OutputFormat",
+    "QueuePath",
+    "QueuePathArgument",
+    "StorageOptions",
+    "Yes",
+    "as_options",
+    "confirm",
+    "existing_group",
+    "open_queue",
+    "option",
+    "parse_pairs",
+    "parse_setting",
+]
+
+
+class OutputFormat(StrEnum):
+    """How a command prints data."""
+
+    table = "table"
+    json = "json"
+
+
+def option(*names: str, **settings: Any) -> Any:
+    """Return an option that is also read from the environment as ``SPARK_MQ_<NAME>``."""
+    long = next(name for name in names if name.startswith("--")).partition("/")[0]
+    envvar = "SPARK_MQ_" + long.removeprefix("--").upper().replace("-", "_")
+    return typer.Option(*names, envvar=envvar, **settings)
+
+
+def _complete_groups(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the groups of the queue whose names begin like this."""
+    path = context.params.get("queue")
+    if not path:
+        return []
+    try:
+        pairs = context.params.get("storage_option") or ()
+        names = open_queue(path, pairs).groups()
+    except (SparkMQError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+QueuePath = Annotated[
+    str, option("--queue", "-q", metavar="PATH", help="The queue: a path or a URI.")
+]
+QueuePathArgument = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", envvar="SPARK_MQ_QUEUE", help="The queue: a path or a URI."),
+]
+Group = Annotated[
+    str,
+    option("--group", "-g", metavar="NAME", help="The group.", autocompletion=_complete_groups),
+]
+GroupArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="GROUP",
+        envvar="SPARK_MQ_GROUP",
+        help="The group.",
+        autocompletion=_complete_groups,
+    ),
+]
+StorageOptions = Annotated[
+    list[str] | None,
+    option(
+        "--storage-option",
+        metavar="NAME=VALUE",
+        help="Option of the object store. Repeatable. Prefer the environment for secrets.",
+    ),
+]
+Output = Annotated[OutputFormat, option("--output", "-o", help="A table, or JSON lines.")]
+Yes = Annotated[bool, option("--yes", "-y", help="Do not ask.")]
+Every = Annotated[
+    str | None, option("--every", metavar="DURATION", help="Repeat with this pause, such as 60s.")
+]
+
+
+def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
+    """Return NAME=VALUE texts as a mapping. Raises InvalidOption."""
+    found = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            # The value may be a secret, so the error does not show it.
+            raise InvalidOption(
+                f"{name} {key!r} has no value: give NAME=VALUE", option=name, value=key
+            )
+        found[key] = value
+    return found
+
+
+def parse_setting(text: str) -> Any:
+    """Return a setting's value: a number, None for "none", or text such as "30s"."""
+    if text.lower() in ("none", "null"):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def open_queue(path: str, storage_options: Sequence[str] | None = None) -> Queue:
+    """Open a queue. Raises QueueNotFound and others."""
+    from spark_mq.queue import Queue
+
+    options = parse_pairs("--storage-option", storage_options)
+    return Queue.open(path, storage_options=options)
+
+
+def existing_group(queue: Queue, name: str) -> ConsumerGroup:
+    """Return a group that exists. Raises GroupNotFound."""
+    from spark_mq.errors import GroupNotFound
+
+    group = queue.group(name)
+    if not group.exists():
+        there = ", ".join(queue.groups()[:10]) or "none"
+        raise GroupNotFound(
+            f"there is no group {name!r} in {queue.path}. Groups: {there}", group=name
+        )
+    return group
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is destroyed. Raises typer.Abort for a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidOption(
+            f"{question} Nobody can answer here: give --yes", option="--yes", value=False
+        )
+    if not typer.confirm(question, err=True):
+        raise typer.Abort
+
+
+def as_options(pairs: Sequence[str] | None) -> Mapping[str, str]:
+    """Return the storage options of a command."""
+    return parse_pairs("--storage-option", pairs)

@@ -1,0 +1,221 @@
+"""Print data as a table or as JSON lines, and progress to stderr."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from spark_mq.cli.options import OutputFormat
+
+__all__ = [
+    "Column",
+    "emit",
+    "emit_one",
+    "json_line",
+    "make_table",
+    "printable",
+    "show_age",
+    "show_time",
+    "show_value",
+    "track",
+]
+
+Column = tuple[str, str]
+"""The heading of a column, and the name of its value in a row."""
+
+_MAX_CELL: Final = 60
+"""Characters of a text in a table."""
+_NUMBERS: Final = (int, float)
+_PROGRESS_SECONDS: Final = 3.0
+"""Where stderr is no terminal, progress is one line this often."""
+
+
+def emit(rows: Iterable[Any], columns: Sequence[Column], output: OutputFormat) -> None:
+    """Print rows: one line of JSON each, or a table of some columns.
+
+    Parameters
+    ----------
+    rows
+        Mappings or dataclasses.
+    columns
+        The columns of the table. JSON has all values.
+    output
+        The format.
+    """
+    if output is OutputFormat.json:
+        for row in rows:
+            print(json_line(row))
+        return
+    _print_table([_mapping(row) for row in rows], columns)
+
+
+def emit_one(row: Any, output: OutputFormat) -> None:
+    """Print one object: a line of JSON, or a line for each value."""
+    if output is OutputFormat.json:
+        print(json_line(row))
+        return
+    shown = {name: _cell(value) for name, value in _mapping(row).items()}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        print(f"{name:<{width}}  {value}".rstrip())
+
+
+def _mapping(row: Any) -> dict[str, Any]:
+    return asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row)
+
+
+def json_line(row: Any) -> str:
+    """Return an object as one line of JSON. Times are ISO 8601 in UTC."""
+    return json.dumps(_plain(_mapping(row)), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it. Bytes that are not text become base64."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, list | tuple | range):
+        return [_plain(one) for one in value]
+    return _plain(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+    """Print a table: with rich on a terminal, otherwise plain lines that no width cuts."""
+    if sys.stdout.isatty():
+        Console().print(make_table(rows, columns))
+        return
+    lines = [[heading for heading, _ in columns]]
+    lines += [[_cell(row.get(name)) for _, name in columns] for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    right = [_is_number(rows, name) for _, name in columns]
+    for cells in lines:
+        padded = [
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(cells, widths, right, strict=True)
+        ]
+        print("  ".join(padded).rstrip())
+
+
+def make_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str | None = None
+) -> Table:
+    """Return a table for a terminal. Values are never read as markup."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading, name in columns:
+        right = _is_number(rows, name)
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(name))) for _, name in columns))
+    return table
+
+
+def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    values = [row.get(name) for row in rows if row.get(name) is not None]
+    return bool(values) and all(
+        isinstance(value, _NUMBERS) and not isinstance(value, bool) for value in values
+    )
+
+
+def _cell(value: Any) -> str:
+    """Return a value as the text of a cell."""
+    for kind, show in _SHOWN:
+        if isinstance(value, kind):
+            return show(value)
+    return printable(json.dumps(_plain(value)))
+
+
+def _show_flag(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def show_time(at: datetime | None) -> str:
+    """Return a time for people."""
+    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def show_age(seconds: float | None) -> str:
+    """Return an age for people, such as 3m12s."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    if whole >= 3600:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
+def show_value(value: bytes | None, limit: int = _MAX_CELL) -> str:
+    """Return the start of a payload as text."""
+    if value is None:
+        return "-"
+    text = value[: 4 * limit].decode("utf-8", "replace")
+    shown = printable(text)[:limit]
+    return shown if len(text) <= limit and len(value) <= 4 * limit else shown + "…"
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which could steer a terminal."""
+    return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
+
+
+@contextmanager
+def track(what: str, total: int | None = None, stream: TextIO | None = None) -> Iterator[Any]:
+    """Show progress on stderr. Yields a function that takes the messages done so far.
+
+    On a terminal it is a bar. Otherwise it is one line every three seconds.
+    """
+    stream = stream or sys.stderr
+    if stream.isatty():
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(show_speed=True),
+            TextColumn("{task.completed:,.0f} messages"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda done: bar.update(task, completed=done)
+        return
+    shown = time.monotonic()
+
+    def update(done: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= _PROGRESS_SECONDS:
+            shown = time.monotonic()
+            of = "" if total is None else f" of {total:,}"
+            print(f"{what}: {done:,}{of} messages", file=stream)
+
+    yield update
+
+
+_SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
+    (type(None), lambda _: "-"),
+    (bool, _show_flag),  # before int: True is an int
+    (int, str),
+    (float, "{:.1f}".format),
+    (datetime, show_time),
+    (bytes, show_value),
+    (str, printable),
+)
+"""How each type of value is shown in a cell."""

@@ -1,0 +1,209 @@
+"""``spark-mq publish``: publish lines of files or stdin."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from spark_mq.cli.options import (
+    Output,
+    OutputFormat,
+    QueuePath,
+    StorageOptions,
+    as_options,
+    open_queue,
+    option,
+)
+from spark_mq.cli.output import emit_one, track
+from spark_mq.errors import InvalidOption, SparkMQError
+
+__all__ = ["publish"]
+
+_CHUNK_LINES = 10_000
+_CHUNK_BYTES = 16 * 2**20
+"""Lines and bytes of one commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How a line becomes a message."""
+
+    raw: bool = False
+    envelope: bool = False
+    key_field: str | None = None
+    id_field: str | None = None
+
+
+def publish(
+    queue: QueuePath,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(envvar="SPARK_MQ_FILES", help="Files of lines. Default, and -: stdin."),
+    ] = None,
+    create: Annotated[
+        bool, option("--create", help="Create the queue if it does not exist.")
+    ] = False,
+    raw: Annotated[bool, option("--raw", help="Lines are any text, not JSON.")] = False,
+    envelope: Annotated[
+        bool, option("--envelope", help="Lines are objects with value, key, headers, message_id.")
+    ] = False,
+    key_field: Annotated[
+        str | None, option("--key-field", help="The field of the object that is the key.")
+    ] = None,
+    id_field: Annotated[
+        str | None, option("--id-field", help="The field of the object that is the id.")
+    ] = None,
+    producer_id: Annotated[
+        str | None,
+        option("--producer-id", help="A name for this input. A repeated call goes on behind it."),
+    ] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Publish JSON lines of files or stdin, one message a line. Blank lines are left out.
+
+    Up to 10,000 lines are one commit. With --producer-id a call that was killed can be repeated
+    with the same input: it goes on behind the last line published.
+    """
+    lines = _Format(raw, envelope, key_field, id_field)
+    if raw and (envelope or key_field or id_field):
+        raise InvalidOption(
+            "--raw lines have no fields: leave out --envelope, --key-field and --id-field",
+            option="--raw",
+            value=True,
+        )
+    opened = _open(queue, create, storage_option)
+    done = 0 if producer_id is None else opened.last_producer_sequence(producer_id) or 0
+    published = 0
+    with _inputs(files or ["-"]) as inputs, track("published") as progress:
+        try:
+            for chunk, at in _chunks(inputs, lines, done):
+                numbered: dict[str, Any] = {}
+                if producer_id is not None:
+                    numbered = {"producer_id": producer_id, "producer_sequence": at}
+                opened.publish(chunk, **numbered)
+                published += len(chunk)
+                progress(published)
+        except SparkMQError as error:
+            raise _stopped(error, published, producer_id) from error
+    emit_one({"queue": opened.path, "published": published, "skipped_lines": done}, output)
+
+
+def _open(queue: str, create: bool, storage_option: list[str] | None) -> Any:
+    if not create:
+        return open_queue(queue, storage_option)
+    from spark_mq.queue import Queue
+
+    return Queue.create(queue, exist_ok=True, storage_options=as_options(storage_option))
+
+
+def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:
+    """Return the error of a publish that stopped, with what was published before."""
+    if published and producer_id is None:
+        text = f"{error}. {published} messages were published before: publish the rest only"
+    elif published:
+        text = f"{error}. {published} messages were published before: run the same command again"
+    else:
+        text = str(error)
+    return type(error)(text, **error.data)
+
+
+@contextmanager
+def _inputs(names: list[str]) -> Iterator[Iterable[tuple[str, BinaryIO]]]:
+    """Open all inputs, so that a missing one is found before anything is published."""
+    with ExitStack() as stack:
+        opened: list[tuple[str, BinaryIO]] = []
+        for name in names:
+            if name == "-":
+                opened.append(("stdin", sys.stdin.buffer))
+                continue
+            try:
+                opened.append((name, stack.enter_context(Path(name).open("rb"))))
+            except OSError as error:
+                raise InvalidOption(
+                    f"{name} cannot be read: {error.strerror}. Give files of lines, or - for stdin",
+                    option="files",
+                    value=name,
+                ) from error
+        yield opened
+
+
+def _chunks(
+    inputs: Iterable[tuple[str, BinaryIO]], lines: _Format, skip: int
+) -> Iterator[tuple[list[Any], int]]:
+    """Yield the messages of one commit each, and the number of lines read so far."""
+    chunk: list[Any] = []
+    size = number = 0
+    for name, file in inputs:
+        for at, line in enumerate(file, 1):
+            number += 1
+            text = line.rstrip(b"\r\n")
+            if number <= skip or not text.strip():
+                continue
+            chunk.append(_message(text, f"{name}:{at}", lines))
+            size += len(text)
+            if len(chunk) >= _CHUNK_LINES or size >= _CHUNK_BYTES:
+                yield chunk, number
+                chunk, size = [], 0
+    if chunk:
+        yield chunk, number
+
+
+def _message(line: bytes, where: str, lines: _Format) -> Any:
+    if lines.raw:
+        return line
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise _bad_line(where, "is not JSON: repair it, or give --raw for any text") from None
+    if lines.envelope:
+        return _from_envelope(data, where)
+    if lines.key_field is None and lines.id_field is None:
+        return line
+    from spark_mq.message import Message
+
+    return Message(
+        line,
+        key=_field(data, lines.key_field, where),
+        message_id=_field(data, lines.id_field, where),
+    )
+
+
+def _from_envelope(data: Any, where: str) -> Any:
+    from spark_mq.message import Message
+
+    if not isinstance(data, Mapping) or "value" not in data:
+        raise _bad_line(where, "is not an object with a value")
+    value = data["value"]
+    if isinstance(value, Mapping) and set(value) == {"base64"}:
+        import base64
+
+        value = base64.b64decode(value["base64"])
+    elif not isinstance(value, str):
+        value = json.dumps(value)
+    return Message(
+        value,
+        key=data.get("key"),
+        headers=dict(data.get("headers") or {}),
+        message_id=data.get("message_id"),
+    )
+
+
+def _field(data: Any, name: str | None, where: str) -> str | None:
+    if name is None:
+        return None
+    if not isinstance(data, Mapping) or name not in data:
+        raise _bad_line(where, f"has no field {name!r}")
+    value = data[name]
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _bad_line(where: str, problem: str) -> InvalidOption:
+    return InvalidOption(f"line {where} {problem}", option="files", value=where)

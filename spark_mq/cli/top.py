@@ -1,0 +1,177 @@
+"""``spark-mq top``: a live view of states, rates, ages, workers and last errors."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Group as Stack
+from rich.live import Live
+from rich.text import Text
+
+from spark_mq.cli.options import Output, OutputFormat, QueuePath, StorageOptions, open_queue, option
+from spark_mq.cli.output import Column, emit, json_line, make_table, show_age, show_time
+from spark_mq.cli.queues import group_rows
+from spark_mq.util.clock import SECOND
+from spark_mq.util.validation import validate_duration
+
+__all__ = ["register"]
+
+_GROUPS: Final[list[Column]] = [
+    ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("IN FLIGHT", "in_flight"),
+    ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED/S", "acked_per_second"),
+    ("DEAD/S", "dead_per_second"), ("OLDEST", "oldest"), ("LEASE", "lease"),
+    ("BLOCKED BECAUSE", "blocked_because"),
+]  # fmt: skip
+_WORKERS: Final[list[Column]] = [
+    ("WORKER", "worker_id"), ("GROUP", "group"), ("LEASES", "leases"), ("MESSAGES", "messages"),
+    ("OLDEST", "oldest"),
+]  # fmt: skip
+_ERRORS: Final[list[Column]] = [
+    ("LAST ERROR", "error"), ("GROUP", "group"), ("STATE", "state"), ("MESSAGES", "messages"),
+]  # fmt: skip
+_DETAILED: Final = 10
+"""Groups whose workers and errors one refresh reads, the busiest."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(top)
+
+
+def top(
+    queue: QueuePath,
+    interval: Annotated[str, option("--interval", help="How often to refresh.")] = "2s",
+    count: Annotated[
+        int | None, option("--count", min=1, help="End after so many refreshes.")
+    ] = None,
+    groups: Annotated[int, option("--groups", min=1, help="Groups to show, the busiest.")] = 20,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Show a live view of a queue until Ctrl-C. In a pipe it prints one view."""
+    opened = open_queue(queue, storage_option)
+    pause = validate_duration("--interval", interval) / SECOND
+    live = sys.stdout.isatty() and output is OutputFormat.table
+    left = count if count is not None else None if live or output is OutputFormat.json else 1
+    view = _View(opened, groups)
+    if live:
+        _run_live(view, pause, left)
+        return
+    while left is None or left > 0:
+        frame = view.refresh()
+        if output is OutputFormat.json:
+            print(json_line(frame), flush=True)
+        else:
+            _print(frame, output)
+        left = None if left is None else left - 1
+        if left != 0:
+            time.sleep(pause)
+
+
+def _run_live(view: _View, pause: float, left: int | None) -> None:
+    with Live(_drawn(view.refresh()), screen=True, auto_refresh=False) as screen:
+        while left is None or left > 1:
+            time.sleep(pause)
+            screen.update(_drawn(view.refresh()), refresh=True)
+            left = None if left is None else left - 1
+
+
+class _View:
+    """What one refresh after the other reads. Rates come from the one before."""
+
+    def __init__(self, queue: Any, groups: int) -> None:
+        self._queue = queue
+        self._groups = groups
+        self._before: tuple[float, Any] | None = None
+
+    def refresh(self) -> dict[str, Any]:
+        """Return one view. It reads only what has changed since the last one."""
+        overview = self._queue.describe()
+        now = time.monotonic()
+        rates = self._rates(overview, now)
+        rows = [{**row, **rates.get(row["group"], {})} for row in group_rows(overview.groups)]
+        self._before = (now, overview)
+        workers, errors = self._details([row["group"] for row in rows[:_DETAILED]])
+        return {
+            "queue": overview.path,
+            "at": datetime.now(UTC),
+            "published": overview.published,
+            "published_per_second": rates.get("", {}).get("published_per_second"),
+            "dead_letters": overview.dead_letters,
+            "last_sweep": overview.sweeps.last_change_at,
+            "commits_waiting": overview.sweeps.unarchived_commits,
+            "group_count": len(overview.groups),
+            "damaged": dict(overview.damaged),
+            "groups": rows[: self._groups],
+            "workers": workers,
+            "errors": errors,
+        }
+
+    def _rates(self, overview: Any, now: float) -> dict[str, dict[str, float]]:
+        if self._before is None:
+            return {}
+        seconds = max(1e-9, now - self._before[0])
+        before = self._before[1]
+
+        def rate(name: str, after: Any, earlier: Any) -> float:
+            return float(getattr(after, name) - getattr(earlier, name)) / seconds
+
+        found = {
+            name: {
+                "acked_per_second": rate("acked", stats, before.groups[name]),
+                "dead_per_second": rate("dead_lettered", stats, before.groups[name]),
+            }
+            for name, stats in overview.groups.items()
+            if name in before.groups
+        }
+        found[""] = {"published_per_second": rate("published", overview, before)}
+        return found
+
+    def _details(self, names: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the workers and the last errors of some groups."""
+        workers, errors, now = [], [], datetime.now(UTC)
+        for name in names:
+            group = self._queue.group(name)
+            for worker in group.workers()[:10]:
+                age = max(0.0, (now - worker.since).total_seconds())
+                workers.append({"group": name, **asdict(worker), "oldest": show_age(age)})
+            errors += [{"group": name, **asdict(one)} for one in group.last_errors(3)]
+        workers.sort(key=lambda row: -row["messages"])
+        return workers[:10], errors[:10]
+
+
+def _title(frame: Mapping[str, Any]) -> str:
+    rate = frame["published_per_second"]
+    speed = "" if rate is None else f" ({rate:,.0f}/s)"
+    return (
+        f"{frame['queue']}  {show_time(frame['at'])}\n"
+        f"published {frame['published']:,}{speed}  dead letters {frame['dead_letters']}  "
+        f"groups {frame['group_count']}  last sweep {show_time(frame['last_sweep'])}, "
+        f"{frame['commits_waiting']} commits wait"
+    )
+
+
+def _sections(frame: Mapping[str, Any]) -> list[tuple[list[dict[str, Any]], list[Column]]]:
+    named = ((frame["groups"], _GROUPS), (frame["workers"], _WORKERS), (frame["errors"], _ERRORS))
+    return [(rows, columns) for rows, columns in named if rows]
+
+
+def _print(frame: Mapping[str, Any], output: OutputFormat) -> None:
+    print(_title(frame))
+    for rows, columns in _sections(frame):
+        print()
+        emit(rows, columns, output)
+    sys.stdout.flush()
+
+
+def _drawn(frame: Mapping[str, Any]) -> Stack:
+    parts: list[Any] = [Text(_title(frame))]
+    for rows, columns in _sections(frame):
+        parts += [Text(""), make_table(rows, columns)]
+    return Stack(*parts)

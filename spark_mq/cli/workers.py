@@ -1,0 +1,178 @@
+"""``sweep``, ``work`` and ``jobs``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spark_mq.cli.exits import NOT_FOUND
+from spark_mq.cli.options import (
+    Every,
+    Group,
+    Output,
+    OutputFormat,
+    QueuePath,
+    StorageOptions,
+    open_queue,
+    option,
+)
+from spark_mq.cli.output import emit, emit_one
+from spark_mq.errors import InvalidOption
+from spark_mq.util.clock import SECOND
+from spark_mq.util.validation import validate_duration
+
+__all__ = ["load_handler", "register", "stopping"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (sweep, work, jobs):
+        app.command()(command)
+
+
+def sweep(
+    queue: QueuePath,
+    every: Every = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Run the chores that keep the queue small: once, or --every so often until SIGTERM."""
+    opened = open_queue(queue, storage_option)
+    pause = None if every is None else validate_duration("--every", every) / SECOND
+    with stopping() as stop:
+        while True:
+            report = asdict(opened.sweep())
+            if pause is None or output is OutputFormat.json:
+                emit_one(report, output)
+            else:
+                print("  ".join(f"{name}={count}" for name, count in report.items()))
+            sys.stdout.flush()
+            if pause is None or stop.wait(pause):
+                return
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and Ctrl-C set. The sweep in hand ends first."""
+    stop = threading.Event()
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def work(
+    handler: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            envvar="SPARK_MQ_HANDLER",
+            help="The function, called with a lease. Or path/to/file.py:function.",
+        ),
+    ],
+    queue: QueuePath,
+    group: Group = "default",
+    max_messages: Annotated[
+        int, option("--max-messages", min=1, help="The most messages in a lease.")
+    ] = 1,
+    threads: Annotated[int, option("--threads", min=1, help="Threads that call it.")] = 1,
+    worker_id: Annotated[
+        str | None, option("--worker-id", help="A label for people. Default: host and process.")
+    ] = None,
+    visibility_timeout: Annotated[
+        str | None, option("--visibility-timeout", help="Default: the group's.")
+    ] = None,
+    max_lease_duration: Annotated[
+        str, option("--max-lease-duration", help="Extensions stop after this time.")
+    ] = "30m",
+    on_error: Annotated[str, option("--on-error", help="nack, reject or raise.")] = "nack",
+    ack: Annotated[str, option("--ack", help="after, first or manual.")] = "after",
+    graceful_timeout: Annotated[
+        str, option("--graceful-timeout", help="How long handlers have after SIGTERM.")
+    ] = "30s",
+    until_empty: Annotated[bool, option("--until-empty", help="End once nothing is due.")] = False,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Run a worker in plain Python: lease, call the function, settle, until SIGTERM."""
+    function = load_handler(handler)
+    summary = (
+        open_queue(queue, storage_option)
+        .group(group)
+        .work(
+            function,
+            worker_id=worker_id,
+            threads=threads,
+            max_messages=max_messages,
+            visibility_timeout=visibility_timeout,
+            max_lease_duration=max_lease_duration,
+            on_error=on_error,
+            ack=ack,
+            graceful_timeout=graceful_timeout,
+            until_empty=until_empty,
+        )
+    )
+    emit_one(summary, output)
+
+
+def load_handler(text: str) -> Callable[[Any], Any]:
+    """Return the function that MODULE:FUNCTION names. Raises InvalidOption.
+
+    The module may lie in the current folder. ``path/to/file.py:function`` is valid too.
+    """
+    where, colon, name = text.rpartition(":")
+    if not (where and colon and name):
+        raise _bad_handler(text, "it names no function. Give MODULE:FUNCTION")
+    module, folder = where, Path.cwd()
+    if where.endswith(".py"):
+        module, folder = Path(where).stem, Path(where).resolve().parent
+        if not Path(where).is_file():
+            raise _bad_handler(text, f"there is no file {where}")
+    sys.path.insert(0, str(folder))
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise _bad_handler(text, f"the module cannot be imported ({error})") from error
+    function = getattr(found, name, None)
+    if not callable(function):
+        raise _bad_handler(text, f"{found.__file__} has no function {name!r}")
+    checked: Callable[[Any], Any] = function
+    return checked
+
+
+def _bad_handler(text: str, problem: str) -> InvalidOption:
+    return InvalidOption(
+        f"the handler {text} cannot be used: {problem}", option="handler", value=text
+    )
+
+
+def jobs(output: Output = OutputFormat.table) -> None:
+    """Print the paths of the jobs for spark-submit."""
+    folders = [Path(__file__).parents[2] / "jobs"]
+    spec = importlib.util.find_spec("spark_mq_jobs")
+    if spec is not None and spec.submodule_search_locations:
+        folders.insert(0, Path(next(iter(spec.submodule_search_locations))))
+    for folder in folders:
+        paths = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+        if paths:
+            emit([{"job": p.stem, "path": str(p)} for p in paths], _JOB_COLUMNS, output)
+            return
+    typer.echo("spark-mq: error: the jobs are not installed", err=True)
+    raise typer.Exit(NOT_FOUND)
+
+
+_JOB_COLUMNS = [("JOB", "job"), ("PATH", "path")]

@@ -1,0 +1,34 @@
+"""Look at a queue: counts, leases, messages, the past, and what is wrong.
+
+This layer needs no Spark. Looking never leases and never commits. The command line and other tools
+use it, through the methods of :class:`~spark_mq.Queue` and :class:`~spark_mq.ConsumerGroup`.
+"""
+
+from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, MessageRecord
+from spark_mq.inspect.blockers import Blocker
+from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.leases import LeaseInfo, MessagePosition
+from spark_mq.inspect.overview import Health, Problem, QueueOverview
+from spark_mq.inspect.peek import PeekedMessage
+from spark_mq.inspect.positions import STATE_NAMES
+from spark_mq.inspect.seeking import SeekPreview
+from spark_mq.inspect.sweeps import SweepState
+from spark_mq.inspect.workers import LastError, WorkerInfo
+
+__all__ = [
+    "STATE_NAMES",
+    "THROUGHPUT_SCHEMA",
+    "Blocker",
+    "Health",
+    "LastError",
+    "LeaseInfo",
+    "MessagePosition",
+    "MessageRecord",
+    "PeekedMessage",
+    "Problem",
+    "QueueOverview",
+    "SeekPreview",
+    "SweepState",
+    "WorkerInfo",
+    "find_queues",
+]

@@ -1,0 +1,197 @@
+"""Look at the past: throughput over time, and the slowest and most failing messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.ledger.ranges import SETTLED, Range
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.history import read_history
+from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.validation import validate_choice, validate_count, validate_duration
+
+__all__ = ["THROUGHPUT_SCHEMA", "MessageRecord", "notable_messages", "throughput"]
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_FAILURES: Final = ("nacked", "rejected", "lease_expired", "exhausted", "given_back")
+_COUNTS: Final = ("published", "leased", "failed", "acked", "dead_lettered", "dropped", "expired")
+THROUGHPUT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("at", _INSTANT),
+        pa.field("consumer_group", pa.string()),
+        *(pa.field(name, pa.int64()) for name in _COUNTS),
+    ]
+)
+"""One row for each interval and group. ``consumer_group`` is null in the rows that count
+``published``. ``failed`` counts nacks, rejects and expired leases."""
+
+BY: Final = ("slowest", "failing")
+MAX_BUCKETS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRecord:
+    """Messages ``first..last`` that had the same life in a group.
+
+    Attributes
+    ----------
+    group
+        The name of the group.
+    first, last, messages
+        Their sequences, inclusive, and their number.
+    seconds
+        From the first delivery to the end, or until now.
+    state
+        The outcome, such as "acked", or the state in the ledger.
+    delivery_count, failure_count
+        Deliveries and failures.
+    worker_id
+        The last worker.
+    reason, error
+        Why they died, and the text of the last failure.
+    """
+
+    group: str
+    first: int
+    last: int
+    messages: int
+    seconds: float
+    state: str
+    delivery_count: int
+    failure_count: int
+    worker_id: str | None
+    reason: str | None
+    error: str | None
+
+
+def throughput(
+    context: QueueContext,
+    *,
+    since: Duration = "1h",
+    every: Duration = "1m",
+    group: str | None = None,
+) -> pa.Table:
+    """Return what happened over time: see :meth:`spark_mq.Queue.throughput`."""
+    length = validate_duration("every", every)
+    span = validate_duration("since", since)
+    validate_count("since/every", -(-span // length), most=MAX_BUCKETS)
+    start = (context.now() - span) // length * length
+    counts: dict[tuple[int, str | None], dict[str, int]] = {}
+    for file in reversed(context.messages.index().files):
+        if file.committed_at >= start:
+            _count(counts, file.committed_at // length * length, None, "published", file.rows)
+    for row in _event_sums(read_history(context, group=group, since=start), length):
+        name = "failed" if row["event"] in _FAILURES else row["event"]
+        name = row["outcome"] or name
+        if name in _COUNTS:
+            _count(counts, row["bucket"], row["consumer_group"], name, row["message_count_sum"])
+        if row["event"] in _FAILURES and name != "failed":
+            _count(counts, row["bucket"], row["consumer_group"], "failed", row["message_count_sum"])
+    rows = [
+        {"at": to_datetime(at), "consumer_group": name, **dict.fromkeys(_COUNTS, 0), **found}
+        for (at, name), found in sorted(
+            counts.items(), key=lambda one: (one[0][0], one[0][1] or "")
+        )
+    ]
+    return pa.Table.from_pylist(rows, schema=THROUGHPUT_SCHEMA)
+
+
+def _count(
+    counts: dict[tuple[int, str | None], dict[str, int]],
+    at: int,
+    group: str | None,
+    name: str,
+    messages: int,
+) -> None:
+    found = counts.setdefault((at, group), {})
+    found[name] = found.get(name, 0) + messages
+
+
+def _event_sums(rows: pa.Table, length: int) -> list[dict[str, Any]]:
+    """Return the messages of each interval, group, event and outcome."""
+    rows = rows.filter(pc.is_valid(rows["event"]))
+    at = rows["committed_at"].cast(pa.int64())
+    bucket = pc.multiply(pc.divide(at, length), length)
+    rows = rows.select(["consumer_group", "event", "outcome", "message_count"])
+    keys = ["bucket", "consumer_group", "event", "outcome"]
+    sums: list[dict[str, Any]] = (
+        rows.append_column("bucket", bucket)
+        .group_by(keys)
+        .aggregate([("message_count", "sum")])
+        .to_pylist()
+    )
+    return sums
+
+
+def notable_messages(
+    context: QueueContext, group: str, n: int = 10, *, by: str, since: Duration = "1d"
+) -> list[MessageRecord]:
+    """Return the slowest or most failing messages of a group.
+
+    See :meth:`ConsumerGroup.slowest` and :meth:`ConsumerGroup.most_failing`.
+    """
+    validate_count("n", n)
+    validate_choice("by", by, BY)
+    start = context.now() - validate_duration("since", since)
+    found = [*_ended(context, group, start, n, by), *_living(context, group)]
+    if by == "failing":
+        found = [one for one in found if one.failure_count]
+        found.sort(key=lambda one: (-one.failure_count, -one.delivery_count, one.first))
+    else:
+        found.sort(key=lambda one: (-one.seconds, one.first))
+    return found[:n]
+
+
+def _ended(
+    context: QueueContext, group: str, start: int, n: int, by: str
+) -> Iterator[MessageRecord]:
+    """Yield the top messages that ended since `start`."""
+    rows = read_history(context, group=group, since=start)
+    rows = rows.filter(pc.and_(pc.is_valid(rows["outcome"]), pc.is_valid(rows["first_leased_at"])))
+    taken = pc.subtract(
+        rows["committed_at"].cast(pa.int64()), rows["first_leased_at"].cast(pa.int64())
+    )
+    rows = rows.append_column("taken", taken)
+    order = "failure_count" if by == "failing" else "taken"
+    for row in rows.take(pc.select_k_unstable(rows, n, [(order, "descending")])).to_pylist():
+        names = ("delivery_count", "failure_count", "worker_id", "reason", "error")
+        yield MessageRecord(
+            group=group,
+            first=row["first"],
+            last=row["last"],
+            messages=row["message_count"],
+            seconds=max(0, row["taken"]) / SECOND,
+            state=row["outcome"],
+            **{name: row[name] for name in names},
+        )
+
+
+def _living(context: QueueContext, group: str) -> Iterator[MessageRecord]:
+    """Yield the messages that were delivered and have not ended."""
+    ledger, now = context.group(group).current(), context.now()
+    delivered = pc.and_(
+        pc.is_valid(ledger.column("first_leased_at")), pc.invert(ledger.is_state(SETTLED))
+    )
+    for r in ledger.ranges_at(ledger.rows_where(delivered)):
+        yield _record(group, r, now)
+
+
+def _record(group: str, r: Range, now: int) -> MessageRecord:
+    return MessageRecord(
+        group=group,
+        first=r.first,
+        last=r.last,
+        messages=r.message_count,
+        seconds=max(0, now - (r.first_leased_at or now)) / SECOND,
+        state=str(r.state),
+        delivery_count=r.delivery_count,
+        failure_count=r.failure_count,
+        worker_id=r.worker_id,
+        reason=r.reason,
+        error=r.error,
+    )

@@ -1,0 +1,136 @@
+"""Say what blocks what: groups that lease nothing, and messages that hold back the trim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Final
+
+from spark_mq.inspect.positions import LabelledRange, label_ranges
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import BLOCKED
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.operations.context import QueueContext
+from spark_mq.util.clock import to_datetime
+
+__all__ = ["Blocker", "find_blockers"]
+
+MAX_RANGES: Final = 100
+"""Blocked ranges of a group that are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """Something that stops something else.
+
+    Attributes
+    ----------
+    group
+        The name of the group.
+    blocks
+        "leases": the group leases nothing. "trim": old messages stay in the queue.
+    because
+        The cap, the limit, or the state of the message.
+    first, last
+        The messages that block, inclusive. None if a cap blocks.
+    messages
+        The number of messages that wait.
+    lease_id, worker_id
+        Who holds the messages that block.
+    since
+        The publish of the first message that blocks.
+    error
+        The text of its last failure.
+    """
+
+    group: str
+    blocks: str
+    because: str
+    first: int | None
+    last: int | None
+    messages: int
+    lease_id: str | None = None
+    worker_id: str | None = None
+    since: datetime | None = None
+    error: str | None = None
+
+
+def find_blockers(context: QueueContext, stats: Mapping[str, GroupStats]) -> list[Blocker]:
+    """Return what blocks: see :meth:`spark_mq.Queue.blockers`.
+
+    Parameters
+    ----------
+    context
+        The queue.
+    stats
+        The stats of its groups.
+    """
+    index = context.messages.index()
+    found = [one for name, own in stats.items() for one in _of_leases(context, index, name, own)]
+    return [*found, *_of_trim(context, index, stats)]
+
+
+def _of_leases(
+    context: QueueContext, index: MessageIndex, name: str, stats: GroupStats
+) -> Iterator[Blocker]:
+    """Yield what stops the leases of a group."""
+    if stats.blocked_because and not stats.blocked:
+        yield Blocker(name, "leases", stats.blocked_because, None, None, stats.ready)
+    if stats.blocked:
+        ledger = context.group(name).current()
+        rows = ledger.rows_where(ledger.is_state(BLOCKED))[:MAX_RANGES]
+        for r in ledger.ranges_at(rows):
+            yield Blocker(
+                name,
+                "leases",
+                r.reason or "blocked",
+                r.first,
+                r.last,
+                stats.ready,
+                since=to_datetime(index.file_at(r.first).committed_at),
+                error=r.error,
+            )
+
+
+def _of_trim(
+    context: QueueContext, index: MessageIndex, stats: Mapping[str, GroupStats]
+) -> Iterator[Blocker]:
+    """Yield the groups whose first unsettled message holds back the trim."""
+    limit, horizon = context.now() - context.settings.retention, context.horizon()
+    floor = min((own.floor for own in stats.values()), default=-1)
+    waiting, old = 0, -1
+    for file in index.files:
+        if file.committed_at > limit:
+            break
+        old = file.last
+        waiting += file.rows if file.last > max(floor, horizon) else 0
+    if old <= max(floor, horizon):
+        return
+    for name, own in stats.items():
+        if own.floor == floor and (first := _first_unsettled(context, index, name, floor)):
+            yield _trim_blocker(index, name, first, waiting)
+
+
+def _first_unsettled(
+    context: QueueContext, index: MessageIndex, name: str, floor: int
+) -> LabelledRange | None:
+    found = label_ranges(context.group(name).current(), index, context.now(), first=floor + 1)
+    return next((one for one in islice(found, MAX_RANGES) if one.state != "settled"), None)
+
+
+def _trim_blocker(index: MessageIndex, name: str, one: LabelledRange, waiting: int) -> Blocker:
+    r, leased = one.range, one.state == "leased"
+    return Blocker(
+        name,
+        "trim",
+        one.state,
+        r.first,
+        r.last,
+        waiting,
+        lease_id=r.lease_id if leased else None,
+        worker_id=r.worker_id if leased else None,
+        since=to_datetime(index.file_at(r.first).committed_at),
+        error=r.error,
+    )

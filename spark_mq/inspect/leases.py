@@ -1,0 +1,158 @@
+"""Say which worker holds which messages, and where a message stands in each group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from spark_mq.inspect.positions import label_ranges
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import LEASED, Range
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.util.clock import to_datetime
+
+__all__ = ["LeaseInfo", "MessagePosition", "list_leases", "locate"]
+
+MAX_POSITIONS: Final = 10
+"""Intervals of a lease that are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A lease, as the ledger has it.
+
+    Attributes
+    ----------
+    lease_id, worker_id
+        The lease and its holder.
+    since, until
+        Its start and its deadline (aware, UTC).
+    expired
+        Whether the deadline has passed. The next operation of the group gives the messages back.
+    messages
+        Messages that are still under it.
+    size
+        Messages that it began with.
+    positions
+        The first intervals of sequences that it holds, ten at most.
+    delivery_count
+        The highest delivery count of its messages.
+    """
+
+    lease_id: str
+    worker_id: str
+    since: datetime
+    until: datetime
+    expired: bool
+    messages: int
+    size: int
+    positions: tuple[tuple[int, int], ...]
+    delivery_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePosition:
+    """Where one message stands in one group.
+
+    Attributes
+    ----------
+    group
+        The name of the group.
+    state
+        "ready", "delayed", "leased", "dead", "blocked", "routing" or "settled".
+    lease_id, worker_id, leased_until
+        Who holds it, if it is leased.
+    available_at
+        When it is due, if it is delayed.
+    delivery_count, failure_count
+        Its deliveries and failures.
+    reason, error
+        Why it is dead or blocked, and the text of its last failure.
+    """
+
+    group: str
+    state: str
+    lease_id: str | None
+    worker_id: str | None
+    leased_until: datetime | None
+    available_at: datetime | None
+    delivery_count: int
+    failure_count: int
+    reason: str | None
+    error: str | None
+
+
+def list_leases(group: GroupLedger) -> list[LeaseInfo]:
+    """Return the leases of a group, the oldest first: see :meth:`ConsumerGroup.leases`."""
+    snapshot, now = group.snapshot(), group.now()
+    ledger, settings = group.ledger_in(snapshot), group.settings_in(snapshot)
+    held = ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED)))
+    by_lease = sorted(held, key=lambda r: (r.lease_id or "", r.first))
+    found = [
+        _lease(list(ranges), now - settings.clock_skew)
+        for _, ranges in groupby(by_lease, key=attrgetter("lease_id"))
+    ]
+    return sorted(found, key=attrgetter("since", "lease_id"))
+
+
+def _lease(ranges: list[Range], now: int) -> LeaseInfo:
+    first = ranges[0]
+    until = min(r.expires_at or 0 for r in ranges)
+    messages = sum(r.message_count for r in ranges)
+    return LeaseInfo(
+        lease_id=first.lease_id or "",
+        worker_id=first.worker_id or "",
+        since=to_datetime(min(r.leased_at or 0 for r in ranges)),
+        until=to_datetime(until),
+        expired=until < now,
+        messages=messages,
+        size=first.lease_size or messages,
+        positions=_joined(ranges),
+        delivery_count=max(r.delivery_count for r in ranges),
+    )
+
+
+def _joined(ranges: Iterable[Range]) -> tuple[tuple[int, int], ...]:
+    """Return the intervals of ranges in order, with neighbours joined."""
+    found: list[tuple[int, int]] = []
+    for r in ranges:
+        if found and found[-1][1] + 1 == r.first:
+            found[-1] = (found[-1][0], r.last)
+        elif len(found) == MAX_POSITIONS:
+            break
+        else:
+            found.append((r.first, r.last))
+    return tuple(found)
+
+
+def locate(context: QueueContext, sequence: int) -> list[MessagePosition]:
+    """Return where a message stands in each group, by the group's name."""
+    index = context.messages.index(sequence)
+    groups = context.groups()
+    return [found for group in groups if (found := _position(group, index, sequence))]
+
+
+def _position(group: GroupLedger, index: MessageIndex, sequence: int) -> MessagePosition | None:
+    for one in label_ranges(group.current(), index, group.now(), first=sequence):
+        r = one.range
+        if not r.first <= sequence <= r.last:
+            return None
+        leased, delayed = one.state == "leased", one.state == "delayed"
+        return MessagePosition(
+            group=group.name,
+            state=one.state,
+            lease_id=r.lease_id if leased else None,
+            worker_id=r.worker_id if leased else None,
+            leased_until=to_datetime(r.expires_at) if leased and r.expires_at else None,
+            available_at=to_datetime(r.available_at) if delayed and r.available_at else None,
+            delivery_count=r.delivery_count,
+            failure_count=r.failure_count,
+            reason=r.reason,
+            error=r.error,
+        )
+    return None

@@ -1,0 +1,213 @@
+"""Describe a queue: its sizes, its groups, its sweeps, and whether it is healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from spark_mq.errors import SparkMQError
+from spark_mq.inspect.stats import StatsReader
+from spark_mq.inspect.sweeps import SweepState, sweep_state
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.maintenance.redrive import REDRIVE
+from spark_mq.operations.context import QueueContext
+from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.validation import validate_count, validate_duration
+
+__all__ = ["Health", "Problem", "QueueOverview", "check_health", "count_dead_letters", "describe"]
+
+
+_BUSY: Final = "max_in_flight"
+"""The cap that a busy group reaches. It is no problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOverview:
+    """A queue at one look.
+
+    Attributes
+    ----------
+    path, name
+        Where it lies.
+    settings
+        What it was created with.
+    published
+        Messages since it was created.
+    retained, retained_bytes
+        Messages above the trim horizon, and the size of their files.
+    tail
+        The last sequence, or -1.
+    version
+        The version of ``messages/``.
+    horizon
+        Messages up to this sequence may be gone. -1 before the first trim.
+    last_published_at
+        The time of the last publish. None without one.
+    groups
+        The stats of each group by name.
+    damaged
+        Why the ledger of a group cannot be read, by group.
+    dead_letters
+        Messages in the dead-letter queue that were not redriven. None if it cannot be read.
+    sweeps
+        The state of the sweeps.
+    """
+
+    path: str
+    name: str
+    settings: QueueSettings
+    published: int
+    retained: int
+    retained_bytes: int
+    tail: int
+    version: int
+    horizon: int
+    last_published_at: datetime | None
+    groups: Mapping[str, GroupStats]
+    damaged: Mapping[str, str]
+    dead_letters: int | None
+    sweeps: SweepState
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason why a queue is unhealthy.
+
+    Attributes
+    ----------
+    check
+        "unreadable", "not_swept", "blocked", "too_old" or "too_many_dead".
+    group
+        The name of the group, or None.
+    text
+        The reason, for people.
+    """
+
+    check: str
+    group: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a queue is healthy.
+
+    Attributes
+    ----------
+    healthy
+        True without problems.
+    problems
+        What is wrong.
+    """
+
+    healthy: bool
+    problems: tuple[Problem, ...]
+
+
+def describe(context: QueueContext, reader: StatsReader | None = None) -> QueueOverview:
+    """Return an overview of a queue: see :meth:`spark_mq.Queue.describe`."""
+    reader = reader or StatsReader(context)
+    index, horizon = context.messages.index(), context.horizon()
+    with reader.lock:
+        groups, damaged = reader.read(index), dict(reader.damaged)
+    retained = index.count(horizon + 1, index.last_sequence)
+    return QueueOverview(
+        path=context.path,
+        name=context.name,
+        settings=context.settings,
+        published=index.total,
+        retained=retained,
+        retained_bytes=index.size(horizon + 1, index.last_sequence) if retained else 0,
+        tail=index.last_sequence,
+        version=index.version,
+        horizon=horizon,
+        last_published_at=_last_publish(index),
+        groups=groups,
+        damaged=damaged,
+        dead_letters=count_dead_letters(context),
+        sweeps=sweep_state(context),
+    )
+
+
+def _last_publish(index: MessageIndex) -> datetime | None:
+    return to_datetime(index.files[-1].committed_at) if index.files else None
+
+
+def count_dead_letters(context: QueueContext) -> int | None:
+    """Return how many dead letters were not redriven. None if they cannot be read.
+
+    Nothing is created: a queue without a dead-letter queue has no dead letters.
+    """
+    try:
+        dead = context.existing_dead_letters()
+        if dead is None or dead.path == context.path:
+            return 0
+        stats = dead.group(REDRIVE).stats()
+    except SparkMQError:
+        return None
+    return stats.ready + stats.delayed
+
+
+def check_health(
+    context: QueueContext,
+    overview: QueueOverview,
+    *,
+    max_unswept: Duration | None = "1h",
+    max_age: Duration | None = None,
+    max_dead: int | None = None,
+) -> Health:
+    """Return whether a queue is healthy: see :meth:`spark_mq.Queue.health`."""
+    unswept = None if max_unswept is None else validate_duration("max_unswept", max_unswept)
+    age = None if max_age is None else validate_duration("max_age", max_age)
+    if max_dead is not None:
+        validate_count("max_dead", max_dead, least=0, most=2**63 - 1)
+    problems = [
+        Problem("unreadable", name, f"the ledger of group {name!r} cannot be read: {why}")
+        for name, why in overview.damaged.items()
+    ]
+    problems += _sweep_problems(context, overview, unswept)
+    for name, stats in overview.groups.items():
+        problems += _group_problems(name, stats, age)
+    problems += _dead_problems(overview, max_dead)
+    return Health(not problems, tuple(problems))
+
+
+def _sweep_problems(
+    context: QueueContext, overview: QueueOverview, limit: int | None
+) -> list[Problem]:
+    since = overview.sweeps.waiting_since
+    if limit is None or since is None:
+        return []
+    waited = (to_datetime(context.now()) - since).total_seconds()
+    if waited * SECOND <= limit:
+        return []
+    commits = overview.sweeps.unarchived_commits
+    text = f"the queue was not swept for {waited:.0f} s: {commits} commits wait. Run a sweep."
+    return [Problem("not_swept", None, text)]
+
+
+def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Problem]:
+    found = []
+    if stats.blocked_because and stats.blocked_because != _BUSY:
+        text = f"group {name!r} leases nothing: {stats.blocked_because}"
+        found.append(Problem("blocked", name, text))
+    age = stats.oldest_unsettled_age
+    if limit is not None and age is not None and age * SECOND > limit:
+        text = f"group {name!r} has a message that is {age:.0f} s old and not settled"
+        found.append(Problem("too_old", name, text))
+    return found
+
+
+def _dead_problems(overview: QueueOverview, limit: int | None) -> list[Problem]:
+    if limit is None:
+        return []
+    if overview.dead_letters is None:
+        return [Problem("unreadable", None, "the dead-letter queue cannot be read")]
+    dead = overview.dead_letters + sum(stats.dead for stats in overview.groups.values())
+    if dead <= limit:
+        return []
+    return [Problem("too_many_dead", None, f"{dead} messages are dead, more than {limit}")]

@@ -1,0 +1,260 @@
+"""Look at messages without leasing them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.errors import CorruptLog
+from spark_mq.inspect.positions import label_ranges, validate_state
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.ranges import Range
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.util.clock import to_datetime
+from spark_mq.util.validation import validate_count
+
+__all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue"]
+
+_COLUMNS: Final = (
+    "message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at",
+)  # fmt: skip
+_ROWS: Final = 50_000
+"""Rows of which a search reads the keys or ids at once."""
+_MAX_SEQUENCE: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedMessage:
+    """A message as it lies in the queue, with its state in a group.
+
+    Attributes
+    ----------
+    sequence
+        The position in the queue.
+    message_id, key, headers
+        As published. ``message_id`` is None if the message cannot be read.
+    value
+        The payload. None if the message cannot be read.
+    published_at, deliver_at, expires_at
+        Aware datetimes in UTC, or None.
+    group
+        The group that the state belongs to. None for a look at the queue.
+    state
+        "ready", "delayed", "leased", "dead", "blocked", "routing" or "settled". None for a look at
+        the queue.
+    delivery_count, failure_count
+        Deliveries and failures in the group.
+    lease_id, worker_id
+        Who holds it.
+    leased_until
+        The deadline of that lease.
+    available_at
+        When it is due, if it is delayed.
+    reason, error
+        Why it is dead or blocked, and the text of its last failure.
+    unreadable
+        Why the message cannot be read, or None.
+    """
+
+    sequence: int
+    message_id: str | None = None
+    key: str | None = None
+    value: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    published_at: datetime | None = None
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
+    group: str | None = None
+    state: str | None = None
+    delivery_count: int = 0
+    failure_count: int = 0
+    lease_id: str | None = None
+    worker_id: str | None = None
+    leased_until: datetime | None = None
+    available_at: datetime | None = None
+    reason: str | None = None
+    error: str | None = None
+    unreadable: str | None = None
+
+
+def peek_queue(
+    context: QueueContext,
+    n: int = 10,
+    *,
+    key: str | None = None,
+    message_id: str | None = None,
+    after: int | None = None,
+) -> list[PeekedMessage]:
+    """Return messages of a queue: see :meth:`spark_mq.Queue.peek`."""
+    validate_count("n", n)
+    index = context.messages.index()
+    first = _first(context, after)
+    pieces = index.slices(first, index.last_sequence)
+    return _read(context, ((piece, None) for piece in pieces), n, _Wanted(key, message_id))
+
+
+def peek_group(
+    context: QueueContext,
+    group: GroupLedger,
+    n: int = 10,
+    *,
+    state: str | None = None,
+    key: str | None = None,
+    message_id: str | None = None,
+    after: int | None = None,
+) -> list[PeekedMessage]:
+    """Return messages of a group: see :meth:`spark_mq.ConsumerGroup.peek`."""
+    validate_count("n", n)
+    state = validate_state(state)
+    ledger, index, now = group.current(), context.messages.index(), context.now()
+    found = (
+        (piece, _described(group.name, one.state, one.range))
+        for one in label_ranges(ledger, index, now, state, _first(context, after))
+        for piece in index.slices(one.range.first, one.range.last)
+    )
+    return _read(context, found, n, _Wanted(key, message_id))
+
+
+def find_sequences(
+    context: QueueContext, n: int, *, key: str | None = None, message_id: str | None = None
+) -> list[int]:
+    """Return the sequences of the newest messages with a key or an id, newest first."""
+    index, wanted = context.messages.index(), _Wanted(key, message_id)
+    reader = MessageReader(context.messages.files, wanted.columns)
+    found: list[int] = []
+    pieces = list(index.slices(_first(context, None), index.last_sequence))
+    for piece in reversed(pieces):
+        for part in reversed(list(_parts(piece, _ROWS))):
+            try:
+                rows = wanted.rows(reader.read(part))
+            except CorruptLog:
+                continue
+            found += [part.first + row for row in reversed(rows)]
+            if len(found) >= n:
+                return found[:n]
+    return found
+
+
+def _first(context: QueueContext, after: int | None) -> int:
+    """Return the first sequence that may be read. Those up to the horizon may be gone."""
+    low = context.horizon() + 1
+    if after is None:
+        return low
+    return max(low, validate_count("after", after, least=0, most=_MAX_SEQUENCE) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A key and an id to look for. None matches all."""
+
+    key: str | None
+    message_id: str | None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the search reads."""
+        given = (("key", self.key), ("message_id", self.message_id))
+        return [name for name, value in given if value is not None]
+
+    def rows(self, table: pa.Table) -> list[int]:
+        """Return the rows that match."""
+        masks = [pc.equal(table[name], getattr(self, name)) for name in self.columns]
+        mask = masks[0] if len(masks) == 1 else pc.and_(*masks)
+        rows: list[int] = pc.indices_nonzero(mask).to_pylist()
+        return rows
+
+
+_Found = tuple[FileSlice, PeekedMessage | None]
+
+
+def _read(
+    context: QueueContext, found: Iterable[_Found], n: int, wanted: _Wanted
+) -> list[PeekedMessage]:
+    """Read the first `n` messages of some slices that match."""
+    messages: list[PeekedMessage] = []
+    files = context.messages.files
+    search = MessageReader(files, wanted.columns)
+    reader = MessageReader(files, _COLUMNS)
+    for piece, described in found:
+        left = n - len(messages)
+        if left <= 0:
+            break
+        base = described or PeekedMessage(piece.first)
+        parts = _matching(search, piece, wanted, left) if wanted.columns else [_head(piece, left)]
+        for part in parts:
+            messages += _messages(reader, part, base)
+    return messages[:n]
+
+
+def _matching(
+    reader: MessageReader, piece: FileSlice, wanted: _Wanted, n: int
+) -> Iterator[FileSlice]:
+    """Yield the single rows of a slice that match, `n` at most. Skip what cannot be read."""
+    for part in _parts(piece, _ROWS):
+        try:
+            rows = wanted.rows(reader.read(part))
+        except CorruptLog:
+            continue
+        for row in rows[:n]:
+            yield _row(part, row)
+        n -= len(rows)
+        if n <= 0:
+            return
+
+
+def _messages(
+    reader: MessageReader, piece: FileSlice, base: PeekedMessage
+) -> Iterator[PeekedMessage]:
+    try:
+        rows = reader.read(piece).to_pylist()
+    except CorruptLog as error:
+        for row in range(piece.rows):
+            yield replace(base, sequence=piece.first + row, unreadable=str(error))
+        return
+    for row, values in enumerate(rows):
+        given: dict[str, Any] = {name: values[name] for name in _COLUMNS}
+        given["headers"] = dict(given["headers"] or ())
+        yield replace(base, sequence=piece.first + row, **given)
+
+
+def _described(group: str, state: str, r: Range) -> PeekedMessage:
+    """Return what all messages of a range have in common."""
+    leased = state == "leased"
+    return PeekedMessage(
+        r.first,
+        group=group,
+        state=state,
+        delivery_count=r.delivery_count,
+        failure_count=r.failure_count,
+        lease_id=r.lease_id if leased else None,
+        worker_id=r.worker_id if leased else None,
+        leased_until=_instant(r.expires_at) if leased else None,
+        available_at=_instant(r.available_at) if state == "delayed" else None,
+        reason=r.reason,
+        error=r.error,
+    )
+
+
+def _instant(at: int | None) -> datetime | None:
+    return None if at is None else to_datetime(at)
+
+
+def _parts(piece: FileSlice, rows: int) -> Iterator[FileSlice]:
+    for start in range(0, piece.rows, rows):
+        count = min(rows, piece.rows - start)
+        yield replace(piece, offset=piece.offset + start, rows=count, first=piece.first + start)
+
+
+def _head(piece: FileSlice, rows: int) -> FileSlice:
+    return replace(piece, rows=min(rows, piece.rows))
+
+
+def _row(piece: FileSlice, row: int) -> FileSlice:
+    return replace(piece, offset=piece.offset + row, rows=1, first=piece.first + row)

@@ -1,0 +1,95 @@
+"""Say in which state a group has its messages, in the order of sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from spark_mq.ledger.admin import unsettled_ranges
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import SETTLED, UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.schedule import split_by_time
+from spark_mq.util.validation import validate_choice
+
+__all__ = ["STATE_NAMES", "LabelledRange", "label_ranges", "validate_state"]
+
+STATE_NAMES: Final = (
+    "ready",
+    "unread",
+    "delayed",
+    "leased",
+    "dead",
+    "blocked",
+    "routing",
+    "settled",
+)
+"""The states that a look at messages knows. "ready" contains "unread"."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRange:
+    """A range of a group, with the name of its state for people."""
+
+    state: str
+    range: Range
+
+
+def validate_state(state: str | None) -> str | None:
+    """Validate the name of a state. None stands for all."""
+    return None if state is None else validate_choice("state", state, STATE_NAMES)
+
+
+def label_ranges(
+    ledger: Ledger, index: MessageIndex, now: int, state: str | None = None, first: int = 0
+) -> Iterator[LabelledRange]:
+    """Yield the ranges of a group in order, each with its state.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger. The caller has expired leases already.
+    index
+        The message index.
+    now
+        The current time in microseconds.
+    state
+        Only this state. Default: all.
+    first
+        The first sequence. Default: the first one published.
+    """
+    for r in _ranges(ledger, index, first):
+        for name, piece in _split(r, index, now):
+            if _matches(name, piece, state):
+                yield LabelledRange(name, piece)
+
+
+def _ranges(ledger: Ledger, index: MessageIndex, first: int) -> Iterator[Range]:
+    floor = ledger.head.ack_floor
+    if first <= floor and (settled := index.count(first, floor)):
+        low, high = index.nth_from(first, 1), index.nth_from(first, settled)
+        yield Range(low, high, SETTLED, settled)
+    for r in unsettled_ranges(ledger, index, index.last_sequence, but=()):
+        piece = r.slice(max(first, r.first), r.last, index)
+        if r.last >= first and piece.message_count:
+            yield piece
+
+
+def _split(r: Range, index: MessageIndex, now: int) -> Iterator[tuple[str, Range]]:
+    """Split a waiting or unread range by time, and name the state of each piece."""
+    if r.state == WAITING and (r.available_at or 0) > now:
+        yield "delayed", r
+    elif r.state in (WAITING, UNREAD):
+        found = split_by_time(r, index, now, now)
+        named = [("ready", piece) for piece in found.due]
+        named += [("delayed", piece) for piece in found.later]
+        named += [("settled", piece) for piece in found.expired]
+        yield from sorted(named, key=lambda one: one[1].first)
+    else:
+        yield str(r.state), r
+
+
+def _matches(name: str, piece: Range, state: str | None) -> bool:
+    if state == "unread":
+        return name == "ready" and piece.state == UNREAD
+    return state in (None, name)

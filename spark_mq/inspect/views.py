@@ -1,0 +1,276 @@
+"""The looks that a queue and a group offer. None of them leases or commits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from spark_mq.inspect.activity import MessageRecord, notable_messages, throughput
+from spark_mq.inspect.blockers import Blocker, find_blockers
+from spark_mq.inspect.leases import LeaseInfo, MessagePosition, list_leases, locate
+from spark_mq.inspect.overview import Health, QueueOverview, check_health, describe
+from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_group, peek_queue
+from spark_mq.inspect.seeking import SeekPreview, preview_seek
+from spark_mq.inspect.stats import StatsReader
+from spark_mq.inspect.sweeps import SweepState, sweep_state
+from spark_mq.inspect.workers import LastError, WorkerInfo, last_errors, list_workers
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.maintenance.redrive import letter_schema, redrive
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.util.clock import Duration
+from spark_mq.util.validation import validate_count
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+__all__ = ["GroupViews", "QueueViews"]
+
+
+class QueueViews:
+    """Looks at a queue. They lease nothing and commit nothing."""
+
+    _context: QueueContext
+    _reader: StatsReader | None = None
+
+    def _stats_reader(self) -> StatsReader:
+        if self._reader is None:
+            self._reader = StatsReader(self._context)
+        return self._reader
+
+    def _group_stats(self) -> dict[str, GroupStats]:
+        """Return the stats of all groups. Raises the error of a damaged one."""
+        reader = self._stats_reader()
+        with reader.lock:
+            found, damaged = reader.read(), list(reader.damaged)
+        for name in damaged:
+            self._context.group(name).stats()  # raises the error
+        return found
+
+    def describe(self) -> QueueOverview:
+        """Return sizes, groups and sweeps of the queue.
+
+        A second call reads only the ledgers that have changed since the first.
+
+        Returns
+        -------
+        QueueOverview
+            A group whose ledger is damaged is in ``damaged``, with the reason.
+
+        Examples
+        --------
+        >>> overview = queue.describe()  # doctest: +SKIP
+        >>> overview.groups["billing"].ready  # doctest: +SKIP
+        12
+        """
+        return describe(self._context, self._stats_reader())
+
+    def health(
+        self,
+        *,
+        max_unswept: Duration | None = "1h",
+        max_age: Duration | None = None,
+        max_dead: int | None = None,
+    ) -> Health:
+        """Return whether the queue is healthy, and what is wrong.
+
+        Parameters
+        ----------
+        max_unswept
+            The longest time that work may wait for a sweep. Default: 1 hour. None: any time.
+        max_age
+            The greatest age of an unsettled message. Default: any age.
+        max_dead
+            The most dead messages, those in the dead-letter queue included. Default: any number.
+
+        Returns
+        -------
+        Health
+            Also unhealthy: a group that leases nothing, and an unreadable ledger.
+        """
+        return check_health(
+            self._context,
+            self.describe(),
+            max_unswept=max_unswept,
+            max_age=max_age,
+            max_dead=max_dead,
+        )
+
+    def peek(
+        self,
+        n: int = 10,
+        *,
+        key: str | None = None,
+        message_id: str | None = None,
+        after: int | None = None,
+    ) -> list[PeekedMessage]:
+        """Return messages as they lie in the queue, without a lease.
+
+        Parameters
+        ----------
+        n
+            The most messages to return. Default: 10.
+        key, message_id
+            Only messages with this key or id. The search reads these columns of all messages.
+        after
+            Only messages after this sequence.
+        """
+        return peek_queue(self._context, n, key=key, message_id=message_id, after=after)
+
+    def find(
+        self, *, key: str | None = None, message_id: str | None = None, n: int = 10
+    ) -> list[int]:
+        """Return the sequences of the newest messages with a key or an id, newest first.
+
+        Parameters
+        ----------
+        key, message_id
+            What to look for. The search reads these columns of all messages.
+        n
+            The most sequences to return. Default: 10.
+        """
+        validate_count("n", n)
+        if key is None and message_id is None:
+            return []
+        return find_sequences(self._context, n, key=key, message_id=message_id)
+
+    def locate(self, sequence: int) -> list[MessagePosition]:
+        """Return where a message stands in each group: its state, lease and worker.
+
+        Parameters
+        ----------
+        sequence
+            The message.
+        """
+        validate_count("sequence", sequence, least=0, most=2**63 - 1)
+        return locate(self._context, sequence)
+
+    def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> pa.Table:
+        """Return the dead letters that were not redriven, without a commit.
+
+        Parameters
+        ----------
+        where
+            SQL over the columns of ``redrive.COLUMNS``. Default: all.
+        limit
+            The most letters to return. Default: all.
+        """
+        if self._context.existing_dead_letters() is None:
+            return letter_schema().empty_table()
+        return redrive(self._context, where, limit, True, None).table
+
+    def throughput(
+        self, *, since: Duration = "1h", every: Duration = "1m", group: str | None = None
+    ) -> pa.Table:
+        """Return how many messages were published, leased, failed and settled over time.
+
+        Parameters
+        ----------
+        since
+            How far to look back. Default: 1 hour. ``history/`` goes back 30 days by default.
+        every
+            The length of an interval. Default: 1 minute.
+        group
+            Only this group. Default: all.
+
+        Returns
+        -------
+        pyarrow.Table
+            The columns of ``inspect.THROUGHPUT_SCHEMA``. Intervals without events are left out.
+        """
+        return throughput(self._context, since=since, every=every, group=group)
+
+    def blockers(self) -> list[Blocker]:
+        """Return what blocks what.
+
+        A cap or a blocked message stops a group. The first unsettled message of the slowest group
+        holds back the trim of old messages.
+        """
+        return find_blockers(self._context, self.describe().groups)
+
+    def sweep_state(self) -> SweepState:
+        """Return when sweeps have changed the queue, and what waits for the next one."""
+        return sweep_state(self._context)
+
+
+class GroupViews:
+    """Looks at a group. They lease nothing and commit nothing."""
+
+    name: str
+    _context: QueueContext
+    _ledger: GroupLedger
+
+    def leases(self) -> list[LeaseInfo]:
+        """Return the leases of the group: who holds which messages, since when, until when.
+
+        The oldest lease comes first.
+        """
+        return list_leases(self._ledger)
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return what each worker holds, the one with most messages first."""
+        return list_workers(self._ledger)
+
+    def last_errors(self, n: int = 10) -> list[LastError]:
+        """Return the errors of unsettled messages, the latest first.
+
+        Parameters
+        ----------
+        n
+            The most errors to return. Default: 10.
+        """
+        return last_errors(self._ledger, validate_count("n", n))
+
+    def peek(
+        self,
+        n: int = 10,
+        *,
+        state: str | None = None,
+        key: str | None = None,
+        message_id: str | None = None,
+        after: int | None = None,
+    ) -> list[PeekedMessage]:
+        """Return messages with their state in the group, without a lease.
+
+        Parameters
+        ----------
+        n
+            The most messages to return. Default: 10.
+        state
+            "ready", "unread", "delayed", "leased", "dead", "blocked", "routing" or "settled".
+            Default: all.
+        key, message_id
+            Only messages with this key or id. The search reads these columns of all messages.
+        after
+            Only messages after this sequence.
+        """
+        return peek_group(
+            self._context, self._ledger, n, state=state, key=key, message_id=message_id, after=after
+        )
+
+    def preview_seek(self, to: str | int | datetime) -> SeekPreview:
+        """Return what :meth:`seek` would do: the position, and how many messages it concerns.
+
+        Parameters
+        ----------
+        to
+            As for :meth:`seek`.
+        """
+        return preview_seek(self._ledger, to)
+
+    def slowest(self, n: int = 10, *, since: Duration = "1d") -> list[MessageRecord]:
+        """Return the messages that took longest from their first delivery to their end.
+
+        Parameters
+        ----------
+        n
+            The most records to return. Default: 10.
+        since
+            Only messages that ended within this time, or have not ended. Default: 1 day.
+        """
+        return notable_messages(self._context, self.name, n, by="slowest", since=since)
+
+    def most_failing(self, n: int = 10, *, since: Duration = "1d") -> list[MessageRecord]:
+        """Return the messages that failed most often. See :meth:`slowest` for the parameters."""
+        return notable_messages(self._context, self.name, n, by="failing", since=since)

@@ -1,0 +1,121 @@
+"""Sum up the workers and the last errors of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.ledger.ranges import LEASED, SETTLED
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.util.clock import to_datetime
+
+__all__ = ["LastError", "WorkerInfo", "last_errors", "list_workers"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What one worker holds in a group.
+
+    Attributes
+    ----------
+    worker_id
+        The worker's name. Several processes may use the same one.
+    leases, messages
+        Its leases, and the messages under them.
+    since, until
+        The start of its oldest lease, and its next deadline (aware, UTC).
+    """
+
+    worker_id: str
+    leases: int
+    messages: int
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """The text of a failure, and the unsettled messages that have it.
+
+    Attributes
+    ----------
+    error
+        The text.
+    state
+        The state of the messages in the ledger.
+    messages
+        Their number.
+    first
+        The first of them.
+    at
+        The latest known time of a delivery or a first failure of them (aware, UTC), or None.
+    """
+
+    error: str
+    state: str
+    messages: int
+    first: int
+    at: datetime | None
+
+
+def list_workers(group: GroupLedger) -> list[WorkerInfo]:
+    """Return the workers of a group, the one with most messages first."""
+    ledger = group.ledger_in(group.snapshot())
+    held = ledger.ranges.filter(ledger.is_state(LEASED))
+    table = _with_instants(held, ["worker_id", "lease_id", "message_count"])
+    sums = table.group_by("worker_id").aggregate(
+        [
+            ("lease_id", "count_distinct"),
+            ("message_count", "sum"),
+            ("leased_at", "min"),
+            ("expires_at", "min"),
+        ]
+    )
+    found = [
+        WorkerInfo(
+            row["worker_id"] or "",
+            row["lease_id_count_distinct"],
+            row["message_count_sum"],
+            to_datetime(row["leased_at_min"] or 0),
+            to_datetime(row["expires_at_min"] or 0),
+        )
+        for row in sums.to_pylist()
+    ]
+    return sorted(found, key=lambda one: (-one.messages, one.worker_id))
+
+
+def last_errors(group: GroupLedger, n: int) -> list[LastError]:
+    """Return the errors of a group's unsettled messages, the latest first."""
+    ledger = group.current()
+    failed = pc.and_(pc.is_valid(ledger.column("error")), pc.invert(ledger.is_state(SETTLED)))
+    table = _with_instants(
+        ledger.ranges.filter(failed), ["error", "state", "message_count", "first"]
+    )
+    at = pc.max_element_wise(table["leased_at"], table["first_failed_at"])
+    sums = (
+        table.append_column("at", at)
+        .group_by(["error", "state"])
+        .aggregate([("message_count", "sum"), ("first", "min"), ("at", "max")])
+    )
+    rows = sorted(sums.to_pylist(), key=lambda row: (-(row["at_max"] or 0), row["first_min"]))
+    return [
+        LastError(
+            row["error"],
+            row["state"],
+            row["message_count_sum"],
+            row["first_min"],
+            None if row["at_max"] is None else to_datetime(row["at_max"]),
+        )
+        for row in rows[:n]
+    ]
+
+
+def _with_instants(ranges: pa.Table, names: list[str]) -> pa.Table:
+    """Return some columns of ranges, with the instants as microseconds."""
+    table = ranges.select(names)
+    for name in ("leased_at", "expires_at", "first_failed_at"):
+        table = table.append_column(name, ranges[name].cast(pa.int64()))
+    return table

@@ -1,0 +1,158 @@
+"""Fixtures of pytest for code that uses a queue. pytest loads them by itself.
+
+``mq_clock``, ``mq_settings``, ``mq_queue``, ``drain``, ``assert_published``, ``assert_settled`` and
+``run_batch``. The queue is in memory, and time moves only by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from spark_mq.message import ReceivedMessage
+    from spark_mq.queue import Queue
+    from spark_mq.testing import ManualClock
+
+__all__ = [
+    "assert_published",
+    "assert_settled",
+    "drain",
+    "mq_clock",
+    "mq_queue",
+    "mq_settings",
+    "run_batch",
+]
+
+_MAX_ROUNDS = 1_000
+_LEFT = ("ready", "delayed", "in_flight", "blocked", "routing")
+
+
+@pytest.fixture
+def mq_clock() -> ManualClock:
+    """Return a clock that stands still until a test moves it."""
+    from spark_mq.testing import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def mq_settings() -> Mapping[str, Any]:
+    """Return the settings of ``mq_queue``. Override it for others than the defaults."""
+    return {}
+
+
+@pytest.fixture
+def mq_queue(mq_clock: ManualClock, mq_settings: Mapping[str, Any]) -> Queue:
+    """Return a queue in memory that follows ``mq_clock``."""
+    from spark_mq.testing import memory_queue
+
+    return memory_queue(mq_clock, **mq_settings)
+
+
+@pytest.fixture
+def drain(mq_queue: Queue, mq_clock: ManualClock) -> Callable[..., list[ReceivedMessage]]:
+    """Return a function that works until nothing is left, and returns what was delivered.
+
+    ``drain(handler=None, group="default", max_messages=100, wait=True)``: without a handler it acks
+    all messages. With `wait` it moves the clock on to delayed messages and retries.
+    """
+
+    def run(
+        handler: Callable[[Any], Any] | None = None,
+        group: str = "default",
+        *,
+        max_messages: int = 100,
+        wait: bool = True,
+    ) -> list[ReceivedMessage]:
+        from spark_mq.testing import next_due
+
+        delivered: list[ReceivedMessage] = []
+
+        def handle(lease: Any) -> Any:
+            delivered.extend(lease.messages)
+            return None if handler is None else handler(lease)
+
+        own = mq_queue.group(group)
+        for _ in range(_MAX_ROUNDS):
+            own.work(handle, worker_id="drain", max_messages=max_messages, until_empty=True)
+            due = next_due(own) if wait else None
+            if due is None:
+                return delivered
+            mq_clock.set(due)
+        raise AssertionError(f"group {group!r} is not empty after {_MAX_ROUNDS} rounds")
+
+    return run
+
+
+@pytest.fixture
+def assert_published(mq_queue: Queue) -> Callable[..., list[Any]]:
+    """Return a function that asserts which messages were published, and returns them.
+
+    ``assert_published(value=None, key=None, headers=None, message_id=None, count=None,
+    queue=None)``: messages that match all arguments. `headers` need only contain the given ones.
+    Without `count` one match is enough. Pass ``queue=mq_queue.dead_letters`` for dead letters.
+    """
+
+    def check(
+        value: bytes | str | None = None,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        count: int | None = None,
+        queue: Queue | None = None,
+    ) -> list[Any]:
+        there = (queue or mq_queue).peek(2**31 - 1, key=key, message_id=message_id)
+        wanted = value.encode() if isinstance(value, str) else value
+        found = [
+            one
+            for one in there
+            if wanted in (None, one.value) and dict(headers or {}).items() <= one.headers.items()
+        ]
+        right = bool(found) if count is None else len(found) == count
+        expected = "one at least" if count is None else str(count)
+        values = [one.value for one in there[:10]]
+        assert right, f"{len(found)} messages match, not {expected}; published: {values}"
+        return found
+
+    return check
+
+
+@pytest.fixture
+def assert_settled(mq_queue: Queue) -> Callable[..., Any]:
+    """Return a function that asserts that a group has settled all messages.
+
+    ``assert_settled(group="default", **counts)``: counts are those of
+    :class:`~spark_mq.GroupStats`, such as ``acked=3, dead=1``. Dead messages count as settled. It
+    returns the stats.
+    """
+
+    def check(group: str = "default", **counts: int) -> Any:
+        own = mq_queue.group(group)
+        stats = own.stats()
+        left = {name: getattr(stats, name) for name in _LEFT if getattr(stats, name)}
+        assert not left, f"group {group!r} has messages left: {left}"
+        found = {name: getattr(stats, name) for name in counts}
+        assert found == counts, f"group {group!r} has {found}, not {counts}"
+        return stats
+
+    return check
+
+
+@pytest.fixture
+def run_batch(mq_queue: Queue) -> Callable[..., Any]:
+    """Return a function that runs ``process(batch, lease)`` once on a batch of ``mq_queue``.
+
+    ``run_batch(process, group="default", spark=None, ...)``: see
+    :func:`spark_mq.testing.run_batch`.
+    """
+
+    def run(process: Callable[[Any, Any], Any], group: str = "default", **options: Any) -> Any:
+        from spark_mq.testing import run_batch as run_once
+
+        return run_once(process, mq_queue.group(group), **options)
+
+    return run

@@ -1,0 +1,493 @@
+"""Each command as a process: exit code, table, JSON, errors, environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from spark_mq import Message, Queue
+
+ROOT = Path(__file__).parents[2]
+HANDLER = """
+def good(lease):
+    return None
+
+def picky(lease):
+    return [
+        {"sequence": message.sequence, "outcome": "reject", "error": "bad\\x1b[31m"}
+        for message in lease.messages if message.value == b"bad"
+    ]
+"""
+
+
+class Done:
+    """A command that has ended."""
+
+    def __init__(self, process: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.out, self.err = process.returncode, process.stdout, process.stderr
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """stdout as JSON lines."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def row(self) -> dict[str, Any]:
+        (row,) = self.rows
+        return row
+
+
+Run = Callable[..., Done]
+
+
+def environment(**more: str) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_MQ_")}
+    return {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **more}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def command(*words: object, stdin: str = "", expect: int = 0, **env: str) -> Done:
+        done = Done(
+            subprocess.run(
+                [sys.executable, "-m", "spark_mq", *map(str, words)],
+                cwd=tmp_path,
+                env=environment(**env),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        )
+        assert done.code == expect, (words, done.code, done.out[-500:], done.err[-2_000:])
+        if expect:
+            assert len(done.err.splitlines()) <= 1, done.err
+        assert "Traceback" not in done.err
+        return done
+
+    return command
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    """Two groups: one with a lease, a nacked and a dead message, one that is done."""
+    queue = Queue.create(tmp_path / "orders", durable=False)
+    names = ["acked", "nacked", "bad", "leased", "unread"]
+    queue.publish([Message(name, key=f"key-{name}", message_id=f"id-{name}") for name in names])
+    lease = queue.group("billing").lease("worker-7", max_messages=4, visibility_timeout="1h")
+    acked, nacked, bad, _ = (message.sequence for message in lease.messages)
+    lease.ack([acked])
+    lease.nack([nacked], error="no luck", delay="1h")
+    lease.reject([bad], error="bad")
+    queue.group("audit").lease("worker-8", max_messages=9).ack()
+    return queue
+
+
+@pytest.fixture
+def handlers(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "handlers.py").write_text(HANDLER)
+    return "handlers"
+
+
+def sequence_of(queue: Queue, name: str) -> int:
+    (found,) = queue.find(message_id=f"id-{name}")
+    return found
+
+
+def test_queues_are_created_listed_and_dropped(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "shop" / "orders"
+    made = run("queue", "create", path, "--set", "max_in_flight=7", "--set", "durable=false",
+               "--retention", "2d", "-o", "json")  # fmt: skip
+    assert made.row == {"queue": str(path), "name": "orders"}
+    settings = Queue.open(path).settings
+    assert (settings.group.max_in_flight, settings.durable) == (7, False)
+    assert settings.retention == 2 * 86_400 * 1_000_000
+    assert "there is a queue" in run("queue", "create", path, expect=1).err
+    run("queue", "create", path, "--exist-ok", "--set", "max_in_flight=7", "--set",
+        "durable=false", "--retention", "2d")  # fmt: skip
+    assert run("queue", "list", tmp_path, "-o", "json").rows == [
+        {"queue": str(path), "published": 0, "groups": 0, "dead_letters": 0, "error": None}
+    ]
+    table = run("queue", "list", tmp_path).out.splitlines()
+    assert table[0].split() == ["QUEUE", "PUBLISHED", "GROUPS", "DEAD", "LETTERS"]
+    assert table[1].split() == [str(path), "0", "0", "0"]
+    assert "--yes" in run("queue", "drop", path, expect=2).err
+    assert path.exists()
+    assert run("queue", "drop", path, "--yes", "-o", "json").row["files_deleted"] > 0
+    assert not path.exists()
+    assert "no queue" in run("queue", "describe", path, expect=3).err
+
+
+def test_a_wrong_setting_is_refused_in_one_line(run: Run, tmp_path: Path) -> None:
+    done = run("queue", "create", tmp_path / "q", "--set", "max_in_fligth=7", expect=2)
+    assert "max_in_fligth" in done.err
+    assert "max_in_flight" in done.err
+    assert not done.out
+    assert "NAME=VALUE" in run("queue", "create", tmp_path / "q", "--set", "x", expect=2).err
+    assert "nope" in run("nope", expect=2).err
+    assert "--queue" in run("peek", expect=2).err
+
+
+def test_a_queue_is_described(run: Run, queue: Queue) -> None:
+    row = run("queue", "describe", queue.path, "-o", "json").row
+    assert (row["published"], row["retained"], row["dead_letters"]) == (5, 5, 0)
+    billing = row["groups"]["billing"]
+    assert [billing[name] for name in ("ready", "delayed", "in_flight", "dead", "acked")] == [1] * 5
+    text = run("queue", "describe", queue.path).out
+    assert "5 messages" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("billing")]
+    assert line.split()[1:7] == ["1", "1", "1", "1", "0", "1"]
+
+
+def test_a_purge_drops_all_messages(run: Run, queue: Queue) -> None:
+    assert "--yes" in run("queue", "purge", queue.path, expect=2).err
+    assert run("queue", "purge", queue.path, "-y", "-o", "json").row["files_dropped"] == 1
+    assert queue.group("billing").stats().ready == 0
+
+
+def test_groups_are_listed_described_configured_and_dropped(run: Run, queue: Queue) -> None:
+    here = ("-q", queue.path)
+    assert [row["group"] for row in run("group", "list", *here, "-o", "json").rows] == [
+        "billing", "audit",
+    ]  # fmt: skip
+    row = run("group", "describe", "billing", *here, "-o", "json").row
+    assert (row["in_flight"], row["leases"], row["settings"]["retry_delay"]) == (1, 1, 10.0)
+    assert "retry_delay" in run("group", "describe", "billing", *here).out
+    after = run("group", "configure", "billing", *here, "--set", "retry_delay=5m", "--set",
+                "max_delivery_attempts=none", "--set", "retry_jitter=0.5", "-o", "json").row  # fmt: skip
+    assert (after["retry_delay"], after["max_delivery_attempts"]) == (300.0, None)
+    assert queue.group("billing").settings.retry_jitter == 0.5
+    made = run("group", "create", "new", *here, "--start", "latest", "-o", "json").row
+    assert made == {"group": "new", "created": True}
+    assert queue.group("new").stats().ready == 0
+    assert "--yes" in run("group", "drop", "new", *here, expect=2).err
+    run("group", "drop", "new", *here, "--yes")
+    missing = run("group", "drop", "new", *here, "--yes", expect=3)
+    assert "audit, billing" in missing.err
+    assert queue.groups() == ["audit", "billing"]
+
+
+def test_a_seek_changes_nothing_without_execute(run: Run, queue: Queue) -> None:
+    here, target = ("-q", queue.path, "-o", "json"), sequence_of(queue, "bad")
+    before = queue.group("billing").stats()
+    row = run("group", "seek", "billing", "--to-sequence", target, *here).row
+    assert (row["position"], row["executed"], row["fenced_leases"]) == (target, False, 1)
+    assert (row["skipped"], row["delivered_again"]) == (1, 2)
+    assert queue.group("billing").stats().in_flight == before.in_flight
+    done = run("group", "seek", "billing", "--to-sequence", target, "--execute", *here).row
+    assert done == {**row, "executed": True}
+    assert queue.group("billing").stats().ready == 3
+    assert run("group", "seek", "billing", "--to-earliest", *here).row["position"] == 0
+    assert run("group", "seek", "billing", "--to-datetime", "2020-01-01T00:00:00Z", *here).row
+    assert "one of --to-earliest" in run("group", "seek", "billing", *here, expect=2).err
+    assert "2020" in run("group", "seek", "billing", "--to-datetime", "2020", *here, expect=2).err
+
+
+def test_a_blocked_group_is_unblocked(run: Run, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", durable=False)
+    group = queue.group("g")
+    group.configure(max_delivery_attempts=1, on_exhausted="block")
+    queue.publish(["poison", "next"])
+    group.lease("w").nack(error="broken")
+    check = run("check", "-q", queue.path, expect=1)
+    assert "blocked" in check.out
+    assert "--yes" in run("group", "unblock", "g", "-q", queue.path, "--to", "drop", expect=2).err
+    done = run("group", "unblock", "g", "-q", queue.path, "--to", "retry", "-o", "json")
+    assert done.row == {"group": "g", "unblocked": 1}
+    assert run("check", "-q", queue.path).out == "healthy\n"
+
+
+def test_lines_are_published_from_files_and_stdin(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    (tmp_path / "lines.jsonl").write_text('{"id": "1", "n": 1}\n\n{"id": "2"}\n')
+    done = run("publish", "-q", path, "--create", "--key-field", "id", "lines.jsonl", "-",
+               stdin='{"id": 3}', SPARK_MQ_OUTPUT="json")  # fmt: skip
+    assert done.row == {"queue": str(path), "published": 3, "skipped_lines": 0}
+    queue = Queue.open(path)
+    found = [(one.key, one.value) for one in queue.peek()]
+    assert found == [("1", b'{"id": "1", "n": 1}'), ("2", b'{"id": "2"}'), ("3", b'{"id": 3}')]
+    bad = run("publish", "-q", path, stdin='{"id": 4}\nnot json\n', expect=2)
+    assert "stdin:2 is not JSON" in bad.err
+    assert queue.stats()["published"] == 3
+    run("publish", "-q", path, "--raw", stdin="not json\n")
+    assert (
+        "no field 'id'" in run("publish", "-q", path, "--id-field", "id", stdin="{}", expect=2).err
+    )
+    assert "none.jsonl" in run("publish", "-q", path, "none.jsonl", expect=2).err
+    assert [one.value for one in queue.peek(after=queue.peek()[2].sequence)] == [b"not json"]
+
+
+def test_a_repeated_publish_of_a_producer_goes_on_behind_its_last_line(
+    run: Run, tmp_path: Path
+) -> None:
+    queue = Queue.create(tmp_path / "q", durable=False)
+    first = ("publish", "-q", queue.path, "--producer-id", "day1", "-o", "json")
+    assert run(*first, stdin="1\n2\n").row["published"] == 2
+    again = run(*first, stdin="1\n2\n3\n").row
+    assert (again["published"], again["skipped_lines"]) == (1, 2)
+    assert [one.value for one in queue.peek()] == [b"1", b"2", b"3"]
+
+
+def test_what_peek_prints_can_be_published_again(run: Run, queue: Queue, tmp_path: Path) -> None:
+    queue.publish(Message(b"\xff\x00", headers={"kind": "odd"}))
+    shown = run("peek", "-q", queue.path, "-o", "json").out
+    run("publish", "-q", tmp_path / "copy", "--create", "--envelope", stdin=shown)
+    copy = Queue.open(tmp_path / "copy").peek()
+    original = queue.peek()
+    assert [one.value for one in copy] == [one.value for one in original]
+    assert [one.message_id for one in copy] == [one.message_id for one in original]
+    assert copy[-1].headers == {"kind": "odd"}
+
+
+def test_peek_shows_states_and_finds_messages(run: Run, queue: Queue) -> None:
+    here = ("peek", "-q", queue.path)
+    states = {
+        row["message_id"]: row["state"] for row in run(*here, "-g", "billing", "-o", "json").rows
+    }
+    assert states == {
+        "id-acked": "settled", "id-nacked": "delayed", "id-bad": "dead", "id-leased": "leased",
+        "id-unread": "ready",
+    }  # fmt: skip
+    (leased,) = run(*here, "-g", "billing", "--state", "leased", "-o", "json").rows
+    assert leased["worker_id"] == "worker-7"
+    table = run(*here, "--key", "key-bad").out.splitlines()
+    assert table[0].split() == ["SEQUENCE", "ID", "KEY", "PUBLISHED", "VALUE"]
+    assert table[1].split()[1] == "id-bad"
+    assert "--group" in run(*here, "--state", "dead", expect=2).err
+    assert "audit, billing" in run(*here, "-g", "none", expect=3).err
+
+
+def test_leases_say_which_worker_holds_what(run: Run, queue: Queue) -> None:
+    (row,) = run("leases", "-q", queue.path, "-g", "billing", "-o", "json").rows
+    assert (row["worker_id"], row["messages"], row["size"]) == ("worker-7", 1, 4)
+    assert row["positions"] == [[sequence_of(queue, "leased")] * 2]
+    table = run("leases", "-q", queue.path, "-g", "billing").out.splitlines()
+    assert "worker-7" in table[1]
+    assert str(sequence_of(queue, "leased")) in table[1]
+
+
+def test_a_trace_tells_the_life_of_a_message(run: Run, queue: Queue) -> None:
+    row = run("trace", sequence_of(queue, "nacked"), "-q", queue.path, "-o", "json").row
+    assert [event["event"] for event in row["events"]] == ["leased", "nacked", "leased", "acked"]
+    assert {one["group"]: one["state"] for one in row["groups"]} == {
+        "billing": "delayed", "audit": "settled",
+    }  # fmt: skip
+    text = run("trace", "--key", "key-leased", "-q", queue.path).out
+    assert "leased by worker-7" in text
+    assert run("trace", "--message-id", "none", "-q", queue.path, expect=3).out == ""
+    assert "--message-id" in run("trace", "-q", queue.path, expect=2).err
+    assert "12" in run("trace", 12, "-q", queue.path, expect=2).err
+
+
+def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> None:
+    here = ("-q", queue.path)
+    assert run("dlq", "list", *here, "-o", "json").rows == []
+    assert run("sweep", *here, "-o", "json").row["routed"] == 1
+    (letter,) = run("dlq", "list", *here, "-o", "json").rows
+    assert (letter["value"], letter["error"], letter["consumer_group"]) == ("bad", "bad", "billing")
+    shown = run("dlq", "show", letter["sequence"], *here)
+    assert "key-bad" in shown.out
+    assert "no dead letter" in run("dlq", "show", 1, *here, expect=3).err
+    (same,) = run("dlq", "redrive", *here, "--dry-run", "-o", "json").rows
+    assert same == letter
+    assert "--yes" in run("dlq", "redrive", *here, expect=2).err
+    wrong = run("dlq", "redrive", *here, "--where", "nope = 1", "--yes", expect=2)
+    assert "nope" in wrong.err
+    none = run("dlq", "redrive", *here, "--where", "reason = 'other'", "-y", "-o", "json")
+    assert none.row["redriven"] == 0
+    done = run("dlq", "redrive", *here, "--where", "reason = 'rejected'", "-y", "-o", "json")
+    assert done.row["redriven"] == 1
+    assert run("dlq", "list", *here, "-o", "json").rows == []
+    assert [one.value for one in queue.peek(message_id="id-bad")] == [b"bad"] * 2
+
+
+def test_work_calls_a_function_until_the_queue_is_empty(
+    run: Run, queue: Queue, handlers: str
+) -> None:
+    here = ("-q", queue.path, "-g", "new", "--max-messages", "10", "--until-empty", "-o", "json")
+    row = run("work", f"{handlers}:picky", *here).row
+    assert (row["leases"], row["settled"], row["rejected"]) == (1, 5, 1)
+    assert queue.group("new").stats().acked == 4
+    # What a handler says cannot steer a terminal.
+    assert "\x1b" not in run("trace", "--message-id", "id-bad", "-q", queue.path).out
+    assert run("work", "handlers.py:good", *here).row["leases"] == 0
+    for wrong in ("handlers", "handlers:none", "none:good", "none.py:good"):
+        assert "cannot be used" in run("work", wrong, *here, expect=2).err
+
+
+def test_work_and_sweep_end_cleanly_after_sigterm(
+    queue: Queue, handlers: str, tmp_path: Path
+) -> None:
+    for words in (["work", "handlers:good", "-g", "new"], ["sweep", "--every", "1h"]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spark_mq", *words, "-q", queue.path, "-o", "json"],
+            cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        if words[0] == "sweep":
+            assert json.loads(process.stdout.readline())["archived_commits"] > 0
+        else:
+            while queue.group("new").stats().acked < 5:
+                assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        process.stdout.close()
+
+
+def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
+    text = run("top", "-q", queue.path).out
+    assert "published 5" in text
+    for word in ("billing", "audit", "worker-7", "no luck", "BLOCKED BECAUSE"):
+        assert word in text
+    one, two = run("top", "-q", queue.path, "-o", "json", "--count", 2, "--interval", "10ms").rows
+    assert one["published_per_second"] is None
+    assert two["published_per_second"] == 0
+    busiest = two["groups"][0]
+    assert (busiest["group"], busiest["acked_per_second"]) == ("billing", 0)
+    assert [row["worker_id"] for row in two["workers"]] == ["worker-7"]
+
+
+def test_check_exits_with_1_and_the_reason(run: Run, queue: Queue) -> None:
+    here = ("check", "-q", queue.path)
+    assert run(*here).out == "healthy\n"
+    done = run(*here, "--max-dead", 0, "--max-age", "1us", "-o", "json", expect=1)
+    checks = [problem["check"] for problem in done.row["problems"]]
+    assert sorted(checks) == ["too_many_dead", "too_old"]
+    assert "too_many_dead" in run(*here, "--max-dead", 0, expect=1).out
+    unswept = run(*here, "--max-unswept", "1us", expect=1)
+    assert "not swept" in unswept.out
+    assert run(*here, "--max-unswept", "none").code == 0
+
+
+def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spark_mq", "metrics", "-q", queue.path, "--port", "0"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    address = process.stderr.readline().split()[-1]
+    with urlopen(address, timeout=30) as answer:
+        families = {
+            one.name: one for one in parser.text_string_to_metric_families(answer.read().decode())
+        }
+    found = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+
+    def value(name: str, **labels: str) -> float:
+        return found[name, frozenset({"queue": queue.path, **labels}.items())]
+
+    stats = queue.group("billing").stats()
+    for state in ("ready", "delayed", "in_flight", "dead", "blocked"):
+        shown = value("spark_mq_messages", group="billing", state=state)
+        assert shown == getattr(stats, state)
+    assert value("spark_mq_settled_total", group="audit", outcome="acked") == 5
+    assert value("spark_mq_published_total") == 5
+    assert value("spark_mq_up") == 1
+    assert value("spark_mq_blocked", group="billing") == 0
+    assert value("spark_mq_oldest_lease_age_seconds", group="billing") >= 0
+    assert families["spark_mq_settled"].type == "counter"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+
+
+def test_tail_prints_messages_and_ends(run: Run, queue: Queue) -> None:
+    rows = run("tail", "-q", queue.path, "--from", "earliest", "-n", 2, "-o", "json").rows
+    assert [row["value"] for row in rows] == ["acked", "nacked"]
+    after = sequence_of(queue, "leased")
+    text = run("tail", "-q", queue.path, "--from", after, "-n", 1).out
+    assert text.split()[-1] == "unread"
+    assert "--from" in run("tail", "-q", queue.path, "--from", "x", expect=2).err
+
+
+def test_jobs_prints_their_paths(run: Run) -> None:
+    rows = run("jobs", "-o", "json").rows
+    assert {"publish", "sweep", "worker"} <= {row["job"] for row in rows}
+    assert all(Path(row["path"]).is_file() for row in rows)
+
+
+def test_every_option_is_read_from_the_environment(run: Run, queue: Queue) -> None:
+    rows = run("peek", SPARK_MQ_QUEUE=queue.path, SPARK_MQ_GROUP="billing", SPARK_MQ_STATE="dead",
+               SPARK_MQ_OUTPUT="json").rows  # fmt: skip
+    assert [row["message_id"] for row in rows] == ["id-bad"]
+    run("queue", "describe", SPARK_MQ_QUEUE=queue.path)
+    run("group", "describe", SPARK_MQ_QUEUE=queue.path, SPARK_MQ_GROUP="audit")
+    assert "SPARK_MQ_MAX_DEAD" in run("check", "--help").out
+
+
+def test_a_pipe_that_closes_early_is_no_error(queue: Queue) -> None:
+    Queue.open(queue.path).publish(["x" * 1000] * 3_000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spark_mq", "peek", "-q", queue.path, "-n", "5000", "-o", "json"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert json.loads(process.stdout.readline())["value"] == "acked"
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 0
+    process.stderr.close()
+
+
+def test_a_table_in_a_pipe_is_not_cut(run: Run, tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / ("long" * 30), durable=False)
+    line = run("queue", "list", tmp_path, COLUMNS="40").out.splitlines()[1]
+    assert line.startswith(queue.path)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_offers_commands(shell: str) -> None:
+    words = {"COMP_WORDS": "spark-mq queue ", "COMP_CWORD": "2",
+             "_TYPER_COMPLETE_ARGS": "spark-mq queue ", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+    done = completed(f"complete_{shell}", words)
+    assert {"list", "create", "describe", "purge", "drop"} <= set(
+        done.replace('"', " ").replace(":", " ").replace("\t", " ").split()
+    )
+
+
+def completed(how: str, words: dict[str, str]) -> str:
+    program = "import sys; sys.argv = ['spark-mq']; from spark_mq.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(**words, _SPARK_MQ_COMPLETE=how),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    ).stdout
+
+
+def test_completion_offers_the_groups_of_the_queue(queue: Queue) -> None:
+    text = f"spark-mq leases --queue {queue.path} --group "
+    done = completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": "5"})
+    assert done.split() == ["audit", "billing"]
+    text = f"spark-mq peek --queue {queue.path} --group billing --state d"
+    done = completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": "7"})
+    assert done.split() == ["delayed", "dead"]
+
+
+def test_a_missing_extra_is_named_in_one_line() -> None:
+    program = "import sys; sys.modules['typer'] = None; from spark_mq.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'spark-mq[cli]'" in done.stderr

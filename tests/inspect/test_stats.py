@@ -1,0 +1,133 @@
+"""The stats of all groups at once are those of each group's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq import Message, Queue, SparkMQError
+from spark_mq.inspect.stats import StatsReader
+from spark_mq.ledger import stats as stats_module
+from spark_mq.testing import ManualClock, memory_queue
+
+SETTINGS = [
+    {},
+    {"max_in_flight": 2},
+    {"max_failures": 2},
+    {"max_delivery_attempts": 2, "on_exhausted": "block"},
+    {"max_delivery_attempts": None, "retry": "none"},
+    {"max_retry_age": "30s"},
+    {"clock_skew": "0s", "max_ledger_ranges": 2},
+]
+STEP = st.tuples(
+    st.sampled_from(["publish", "delayed", "lease", "ack", "nack", "reject", "wait", "sweep"]),
+    st.integers(0, 2),
+    st.integers(1, 4),
+)
+
+
+def apply(queue: Queue, clock: ManualClock, step: tuple[str, int, int], held: list[Any]) -> None:
+    verb, group, size = step
+    if verb == "publish":
+        queue.publish(["m"] * size)
+    elif verb == "delayed":
+        queue.publish(Message("later", deliver_at=timedelta(seconds=20 * size)))
+    elif verb == "wait":
+        clock.advance(17 * size)
+    elif verb == "sweep":
+        queue.sweep()
+    elif verb == "lease":
+        if lease := queue.group(f"g{group}").lease("w", max_messages=size):
+            held.append(lease)
+    elif held:
+        lease = held.pop(group % len(held))
+        one = [lease.messages[0].sequence] if size > 2 and verb == "nack" else None
+        getattr(lease, verb)(one)
+
+
+def same(queue: Queue, reader: StatsReader) -> None:
+    assert reader.read() == {name: queue.group(name).stats() for name in queue.groups()}
+
+
+@given(st.lists(STEP, max_size=25), st.sampled_from(SETTINGS))
+def test_the_counts_of_all_groups_are_those_of_the_rules(
+    steps: list[tuple[str, int, int]], settings: dict[str, Any]
+) -> None:
+    clock = ManualClock()
+    queue = memory_queue(clock, **settings)
+    kept, held = StatsReader(queue._context), list[Any]()
+    for step in steps:
+        with suppress(SparkMQError):
+            apply(queue, clock, step, held)
+        same(queue, kept)  # what it kept from before is not out of date
+        same(queue, StatsReader(queue._context))
+
+
+def test_groups_on_tables_are_counted_alike(queue: Queue, clock: ManualClock) -> None:
+    reader = StatsReader(queue._context)
+    queue.publish(["a", "b", "c"])
+    for name in ("one", "two", "three"):
+        lease = queue.group(name).lease("w", max_messages=2)
+        lease.nack([lease.messages[0].sequence], error="bad")
+    same(queue, reader)
+    clock.advance("5m")
+    same(queue, reader)
+    queue.group("two").lease("w").ack()
+    queue.drop_group("one")
+    same(queue, reader)
+
+
+def test_a_second_look_reads_only_what_has_changed(queue: Queue, monkeypatch: Any) -> None:
+    queue.publish(["a", "b"])
+    for number in range(5):
+        queue.group(f"g{number}").lease("w")
+    reader, scanned = StatsReader(queue._context), list[str]()
+    ledgers = queue._context.ledgers
+    scan = ledgers.scan
+
+    def counted(names: Any, columns: Any = None) -> Any:
+        scanned.extend(names)
+        return scan(names, columns)
+
+    monkeypatch.setattr(ledgers, "scan", counted)
+    reader.read()
+    assert sorted(scanned) == [f"g{number}" for number in range(5)]
+    scanned.clear()
+    queue.group("g3").lease("w")
+    assert reader.read()["g3"].in_flight == 2
+    assert scanned == ["g3"]
+
+
+def test_plain_groups_need_no_ledger_of_their_own(queue: Queue, monkeypatch: Any) -> None:
+    queue.publish(["a", "b"])
+    queue.group("g").lease("w")
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a plain group was counted by the slow way")
+
+    monkeypatch.setattr("spark_mq.inspect.stats.compute_stats", refuse)
+    assert StatsReader(queue._context).read()["g"].in_flight == 1
+    assert stats_module.compute_stats is not refuse
+
+
+def test_a_damaged_group_does_not_hide_the_others(delta_queue: Callable[..., Queue]) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    for name in ("good", "torn", "well"):
+        queue.group(name).lease("w")
+    table = DeltaTable(f"{queue.path}/leases")
+    (torn,) = [path for path in table.file_uris() if "consumer_group=torn" in path]
+    with open(torn, "r+b") as file:
+        file.truncate(20)
+    overview = Queue.open(queue.path).describe()
+    assert sorted(overview.groups) == ["good", "well"]
+    assert list(overview.damaged) == ["torn"]
+    assert "torn" in overview.damaged["torn"]
+    health = Queue.open(queue.path).health()
+    assert [one.check for one in health.problems] == ["unreadable"]

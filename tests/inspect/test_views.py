@@ -1,0 +1,324 @@
+"""What a look at a queue shows. No look leases or commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_mq import GroupNotFound, InvalidOption, Message, Queue
+from spark_mq.testing import ManualClock
+
+
+def versions(queue: Queue) -> Any:
+    """Every file under the queue, with its size and time."""
+    root = Path(queue.path)
+    found = sorted(path for path in root.rglob("*") if path.is_file())
+    return [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+
+
+def test_looking_changes_no_file(delta_queue: Callable[..., Queue], tmp_path: Path) -> None:
+    queue = delta_queue(dead_letter_path=tmp_path / "letters")
+    queue.publish([Message("a", key="k"), "b", "c"])
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=2)
+    lease.nack([lease.messages[0].sequence], error="bad")
+    before = versions(queue)
+    fresh = Queue.open(queue.path)
+    same = fresh.group("g")
+    (first, *_) = fresh.peek()
+    fresh.describe(), fresh.health(max_dead=0), fresh.blockers(), fresh.sweep_state()
+    assert fresh.list_dead_letters().num_rows == 0
+    fresh.find(key="k"), fresh.locate(first.sequence), fresh.throughput(), fresh.stats()
+    same.leases(), same.peek(), same.slowest(), same.most_failing(), same.workers()
+    same.last_errors(), same.preview_seek("latest"), Queue.find_all(tmp_path)
+    fresh.group("never").peek(), fresh.group("never").leases()
+    assert versions(queue) == before
+    assert not (tmp_path / "letters").exists()
+
+
+def test_peek_shows_each_state_and_keeps_the_messages(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["acked", "nacked", "rejected", "leased", "unread"])
+    queue.publish(Message("later", deliver_at=timedelta(hours=1)))
+    group = queue.group("g")
+    lease = group.lease("w-1", max_messages=4)
+    acked, nacked, rejected, _leased = (message.sequence for message in lease.messages)
+    lease.ack([acked])
+    lease.nack([nacked], error="again", delay="1h")
+    lease.reject([rejected], error="never")
+    shown = {one.value.decode(): one for one in group.peek(100)}
+    states = {name: one.state for name, one in shown.items()}
+    assert states == {
+        "acked": "settled", "nacked": "delayed", "rejected": "dead", "leased": "leased",
+        "unread": "ready", "later": "delayed",
+    }  # fmt: skip
+    assert (shown["leased"].worker_id, shown["leased"].lease_id) == ("w-1", lease.lease_id)
+    assert (shown["nacked"].error, shown["nacked"].failure_count) == ("again", 1)
+    assert shown["nacked"].available_at > clock() + timedelta(minutes=59)
+    assert (shown["rejected"].reason, shown["rejected"].error) == ("rejected", "never")
+    for state in ("settled", "dead", "leased", "ready"):
+        (one,) = group.peek(state=state)
+        assert one.state == state
+    assert [one.value for one in group.peek(state="unread")] == [b"unread"]
+    assert [one.value for one in group.peek(2, after=nacked)] == [b"rejected", b"leased"]
+    assert group.lease("w-2").messages[0].value == b"unread"
+    with pytest.raises(InvalidOption, match="state"):
+        group.peek(state="lost")
+
+
+def test_a_message_is_found_by_key_and_by_id(queue: Queue) -> None:
+    queue.publish([Message(f"{n}", key=f"k{n % 3}", message_id=f"id-{n}") for n in range(9)])
+    queue.publish(Message("9", key="k0"))
+    assert [one.value for one in queue.peek(key="k1")] == [b"1", b"4", b"7"]
+    assert [one.value for one in queue.peek(2, key="k1")] == [b"1", b"4"]
+    assert [one.value for one in queue.peek(message_id="id-5")] == [b"5"]
+    assert queue.peek(key="k1", message_id="id-5") == []
+    group = queue.group("g")
+    group.lease("w", max_messages=3)
+    assert [one.state for one in group.peek(key="k1")] == ["leased", "ready", "ready"]
+    newest = queue.find(key="k0", n=2)
+    assert [queue.peek(1, after=seq - 1)[0].value for seq in newest] == [b"9", b"6"]
+    assert queue.find(message_id="none") == []
+
+
+def test_a_message_that_cannot_be_read_is_shown_with_the_reason(
+    delta_queue: Callable[..., Queue],
+) -> None:
+    queue = delta_queue()
+    queue.publish("lost")
+    queue.publish("good")
+    (first, _) = queue._context.messages.index().files
+    (Path(queue.path) / "messages" / first.path).unlink()
+    bad, good = Queue.open(queue.path).peek()
+    assert (bad.value, good.value) == (None, b"good")
+    assert first.path in bad.unreadable
+    assert good.unreadable is None
+
+
+def test_leases_say_who_holds_what_since_when_and_until_when(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a", "b", "c", "d"])
+    group = queue.group("g")
+    start = clock()
+    first = group.lease("w-1", max_messages=3)
+    clock.advance("10s")
+    second = group.lease("w-2", visibility_timeout="10m")
+    first.ack([first.messages[1].sequence])
+    old, new = group.leases()
+    assert (old.lease_id, old.worker_id, old.messages, old.size) == (first.lease_id, "w-1", 2, 3)
+    assert (old.since, old.until) == (start, start + timedelta(minutes=1))
+    sequences = [message.sequence for message in first.messages]
+    assert old.positions == ((sequences[0],) * 2, (sequences[2],) * 2)
+    assert (new.lease_id, new.worker_id, new.messages) == (second.lease_id, "w-2", 1)
+    assert not old.expired
+    clock.advance("2m")
+    assert [one.expired for one in group.leases()] == [True, False]
+    assert [(one.worker_id, one.leases, one.messages) for one in group.workers()] == [
+        ("w-1", 1, 2), ("w-2", 1, 1),
+    ]  # fmt: skip
+
+
+def test_locate_says_where_a_message_stands_in_each_group(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    first, second = (one.sequence for one in queue.peek())
+    lease = queue.group("one").lease("w", max_messages=2)
+    lease.ack([first])
+    queue.group("two").ensure()
+    found = {one.group: (one.state, one.worker_id) for one in queue.locate(second)}
+    assert found == {"one": ("leased", "w"), "two": ("ready", None)}
+    assert {one.group: one.state for one in queue.locate(first)} == {
+        "one": "settled", "two": "ready",
+    }  # fmt: skip
+
+
+def test_the_throughput_over_time_is_the_same_before_and_after_a_sweep(queue: Queue) -> None:
+    queue.publish(["a", "b", "c", "d"])
+    lease = queue.group("g").lease("w", max_messages=3)
+    lease.nack([lease.messages[0].sequence])
+    lease.ack()
+    before = queue.throughput(every="1h", since="2h").to_pylist()
+    published, group = [row for row in before if row["published"] or row["leased"]]
+    assert (published["consumer_group"], published["published"]) == (None, 4)
+    assert (group["consumer_group"], group["leased"]) == ("g", 3)
+    assert (group["failed"], group["acked"]) == (1, 2)
+    queue.sweep()
+    assert queue.throughput(every="1h", since="2h").to_pylist() == before
+    assert queue.throughput(group="other").num_rows == 1
+
+
+def test_slow_and_failing_messages_are_named(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["fast", "slow", "failing"])
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=3, visibility_timeout="1h")
+    fast, slow, failing = (message.sequence for message in lease.messages)
+    lease.ack([fast])
+    lease.nack([failing], error="oops", delay=0)
+    clock.advance("5m")
+    again = group.lease("w")
+    again.nack([failing], error="worse")
+    (worst,) = group.most_failing()
+    assert (worst.first, worst.failure_count, worst.error) == (failing, 2, "worse")
+    assert {one.first for one in group.slowest(2)} == {slow, failing}
+    assert group.slowest(1)[0].seconds == pytest.approx(300, abs=5)
+    assert [one.error for one in group.last_errors()] == ["worse"]
+
+
+def test_blockers_name_the_message_and_the_group(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["poison", "next"])
+    group = queue.group("g")
+    group.configure(max_delivery_attempts=1, on_exhausted="block")
+    poison = group.lease("w")
+    poison.nack(error="broken")
+    queue.group("done").ensure()
+    (blocker,) = queue.blockers()
+    sequence = poison.messages[0].sequence
+    assert (blocker.group, blocker.blocks) == ("g", "leases")
+    assert (blocker.first, blocker.last, blocker.error) == (sequence, sequence, "broken")
+    (problem,) = queue.health(max_unswept=None).problems
+    assert (problem.check, problem.group) == ("blocked", "g")
+    clock.advance("8d")
+    trims = {one.group: one.because for one in queue.blockers() if one.blocks == "trim"}
+    assert trims == {"g": "blocked", "done": "ready"}
+
+
+def test_health_names_what_is_wrong(delta_queue: Callable[..., Queue], clock: ManualClock) -> None:
+    queue = delta_queue()
+    assert queue.health(max_dead=0, max_age="1h").healthy
+    queue.publish(["a", "b"])
+    lease = queue.group("g").lease("w", max_messages=2)
+    lease.reject([lease.messages[0].sequence], error="bad")
+    assert queue.health().healthy
+
+    def checks(**limits: Any) -> list[str]:
+        return [one.check for one in queue.health(**limits).problems]
+
+    assert checks(max_dead=0) == ["too_many_dead"]
+    clock.advance("2h")
+    assert checks() == ["not_swept"]
+    assert checks(max_age="1h", max_unswept=None) == ["too_old"]
+    queue.sweep()
+    assert checks() == []
+    assert checks(max_dead=0) == ["too_many_dead"]
+    assert queue.describe().dead_letters == 1
+    assert queue.redrive().messages == 1
+    assert checks(max_dead=0, max_unswept="1d") == []
+
+
+def test_a_busy_group_is_healthy_and_a_full_ledger_is_not(queue: Queue) -> None:
+    queue.publish(["a", "b", "c"])
+    queue.group("busy").configure(max_in_flight=1)
+    queue.group("busy").lease("w")
+    assert queue.describe().groups["busy"].blocked_because == "max_in_flight"
+    assert queue.health(max_unswept=None).healthy
+    queue.group("full").configure(max_ledger_ranges=1)
+    queue.group("full").lease("w")
+    (problem,) = queue.health(max_unswept=None).problems
+    assert (problem.check, problem.group) == ("blocked", "full")
+    (blocker, other) = queue.blockers()
+    assert {blocker.because, other.because} == {"max_in_flight", "max_ledger_ranges"}
+
+
+def test_sweeps_leave_their_time(delta_queue: Callable[..., Queue], clock: ManualClock) -> None:
+    queue = delta_queue()
+    state = queue.sweep_state()
+    assert (state.last_change_at, state.waiting_since, state.unarchived_commits) == (None, None, 0)
+    queue.publish("a")
+    queue.group("g").lease("w").ack()
+    state = queue.sweep_state()
+    assert state.unarchived_commits == 3
+    assert state.unindexed_commits == 1
+    assert abs(state.waiting_since - clock()) < timedelta(minutes=5)
+    queue.sweep()
+    state = queue.sweep_state()
+    assert (state.waiting_since, state.unarchived_commits, state.unindexed_commits) == (None, 0, 0)
+    assert abs(state.last_change_at - clock()) < timedelta(minutes=5)
+
+
+@pytest.mark.parametrize("to", ["earliest", "latest", "middle"])
+def test_a_preview_of_a_seek_says_what_the_seek_does(queue: Queue, to: str) -> None:
+    queue.publish(list("abcdef"))
+    group = queue.group("g")
+    group.lease("w", max_messages=2).ack()
+    group.lease("w", max_messages=2)
+    target = {"middle": queue.peek()[2].sequence + 1}.get(to, to)
+    preview = group.preview_seek(target)
+    before = group.stats()
+    group.seek(target)
+    after = group.stats()
+    assert preview.skipped == after.skipped - before.skipped
+    assert preview.fenced_leases == 1
+    expected = {"earliest": (0, 4, 6), "middle": (1, 1, 3), "latest": (4, 0, 0)}[to]
+    assert (preview.skipped, preview.delivered_again, after.ready) == expected
+    first = [one.sequence for one in group.peek(1, state="ready")]
+    assert first == ([] if to == "latest" else [preview.position])
+
+
+def test_queues_under_a_path_are_found(tmp_path: Path) -> None:
+    for name in ("b/two", "a", "deep/er/and/deeper"):
+        Queue.create(tmp_path / name)
+    (tmp_path / "other").mkdir()
+    found = Queue.find_all(tmp_path)
+    assert found == [
+        str(tmp_path / "a"),
+        str(tmp_path / "b/two"),
+        str(tmp_path / "deep/er/and/deeper"),
+    ]
+    assert Queue.find_all(tmp_path, max_depth=1) == [str(tmp_path / "a")]
+    assert Queue.find_all(tmp_path / "a") == [str(tmp_path / "a")]
+    assert Queue.find_all(tmp_path / "none") == []
+
+
+def test_a_dropped_queue_leaves_nothing(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "orders")
+    queue.publish("a")
+    queue.group().lease("w").reject()
+    queue.sweep()
+    with pytest.raises(InvalidOption, match="orders"):
+        Queue.drop(queue.path, "other")
+    assert Queue.drop(queue.path, "orders") > 5
+    assert not (tmp_path / "orders").exists()
+    with pytest.raises(LookupError):
+        Queue.drop(queue.path, "orders")
+
+
+def test_a_drop_that_was_killed_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_mq.delta.object_store import ObjectStore
+
+    queue = Queue.create(tmp_path / "orders")
+    queue.publish("a")
+    delete, left = ObjectStore.delete, 0
+
+    def failing(store: ObjectStore, path: str) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        delete(store, path)
+
+    monkeypatch.setattr(ObjectStore, "delete", failing)
+    for kills in range(100):
+        left = kills
+        try:
+            Queue.drop(tmp_path / "orders", "orders")
+            break
+        except KeyboardInterrupt:
+            if kills:
+                with pytest.raises(Exception, match="orders"):
+                    Queue.open(tmp_path / "orders")
+    assert not (tmp_path / "orders").exists()
+
+
+def test_a_group_that_does_not_exist_has_no_records(queue: Queue) -> None:
+    queue.publish("a")
+    group = queue.group("new")
+    assert group.leases() == group.slowest() == group.last_errors() == []
+    assert [one.state for one in group.peek()] == ["ready"]
+    assert queue.groups() == []
+    with pytest.raises(GroupNotFound):
+        queue.drop_group("new")

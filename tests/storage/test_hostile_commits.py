@@ -1,0 +1,207 @@
+"""Commits in ``messages/`` by somebody who may append and means harm: they are refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.handles import again, lease
+
+from spark_mq import Message, Queue
+from spark_mq.delta.actions import log_path
+from spark_mq.errors import CorruptLog
+
+Make = Callable[..., Queue]
+
+
+def messages_of(queue: Queue) -> Path:
+    return Path(queue._context.messages.path)
+
+
+def append(queue: Queue, *adds: dict[str, Any]) -> int:
+    """Write a commit that adds files, as any writer can. Returns its version."""
+    version = again(queue)._context.messages.log.refresh().version + 1  # type: ignore[attr-defined]
+    lines = [{"add": {**add, "partitionValues": {}, "modificationTime": 1}} for add in adds]
+    text = "\n".join(json.dumps(line) for line in lines)
+    (messages_of(queue) / log_path(version)).write_text(text)
+    return int(version)
+
+
+def add_of(path: str, rows: int = 1, size: int = 1) -> dict[str, Any]:
+    stats = json.dumps({"numRecords": rows})
+    return {"path": path, "size": size, "dataChange": True, "stats": stats}
+
+
+def parquet(path: Path, rows: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"value": [b"secret"] * rows}), path)
+    return path
+
+
+OUTSIDE = {
+    "absolute": "{root}/outside/secret.parquet",
+    "a URI": "file://{root}/outside/secret.parquet",
+    "a short URI": "file:{root}/outside/secret.parquet",
+    "of a store": "s3://bucket/secret.parquet",
+    "above": "../../outside/secret.parquet",
+    "above, inside": "a/../../../outside/secret.parquet",
+    "encoded dots": "%2e%2e/%2E%2E/outside/secret.parquet",
+    "encoded slashes": "..%2f..%2foutside%2fsecret.parquet",
+    "encoded root": "%2F{root}/outside/secret.parquet",
+    "the log": "_delta_log/00000000000000000000.json",
+    "nothing": "",
+    "NUL": "a\x00.parquet",
+}
+
+
+@pytest.mark.parametrize("path", OUTSIDE.values(), ids=OUTSIDE)
+def test_only_files_inside_the_table_count(tmp_path: Path, delta_queue: Make, path: str) -> None:
+    queue = delta_queue()
+    queue.publish(["before"])
+    parquet(tmp_path / "outside" / "secret.parquet")
+    version = append(queue, add_of(path.format(root=tmp_path)))
+    fresh = again(queue)
+    assert [m.value for m in lease(fresh).messages] == [b"before"]
+    with pytest.raises(CorruptLog, match=f"commit {version} of .*messages.* is refused") as caught:
+        fresh.group().lease("w")
+    assert caught.value.version == version
+    with pytest.raises(CorruptLog, match="refused"):
+        again(queue).stats()
+    fresh.publish(["after"])
+    # The hint of the error: give the commit up.
+    (messages_of(queue) / log_path(version)).write_text('{"commitInfo":{}}')
+    assert [m.value for m in lease(again(queue)).messages] == [b"after"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_no_link_leads_out_of_the_table(tmp_path: Path, delta_queue: Make, kind: str) -> None:
+    queue = delta_queue(retention=0)
+    secret = parquet(tmp_path / "outside" / "secret.parquet")
+    target, name = (
+        (secret, "link.parquet") if kind == "file" else (secret.parent, "link/secret.parquet")
+    )
+    os.symlink(target, messages_of(queue) / name.partition("/")[0])
+    append(queue, add_of(name))
+    queue.publish(["own"])
+    assert [m.value for m in lease(again(queue)).messages] == [b"own"]
+    queue.sweep()
+    (letter,) = lease(queue.dead_letters).messages
+    assert not letter.value
+    assert "link" in letter.headers["spark_mq.error"]
+    queue.purge(queue.name)
+    assert secret.exists(), "nor does a trim delete through it"
+
+
+def test_a_link_inside_the_table_is_a_file(delta_queue: Make) -> None:
+    queue = delta_queue()
+    parquet(messages_of(queue) / "there" / "own.parquet")
+    os.symlink("there/own.parquet", messages_of(queue) / "link.parquet")
+    append(queue, add_of("link.parquet"))
+    assert [m.value for m in lease(again(queue)).messages] == [b"secret"]
+
+
+def test_a_queue_may_itself_lie_behind_a_link(tmp_path: Path, delta_queue: Make) -> None:
+    delta_queue().publish(["a"])
+    os.symlink(tmp_path / "queue", tmp_path / "link")
+    assert lease(Queue.open(tmp_path / "link")).ack().settled == 1
+
+
+@pytest.mark.parametrize("rows", [2**20 + 1, 4_000_000_000])
+@pytest.mark.parametrize("there", [True, False], ids=["few rows", "no file"])
+def test_a_commit_that_claims_more_rows_than_its_files_have_is_refused(
+    delta_queue: Make, rows: int, there: bool
+) -> None:
+    """One lease took such messages one by one, and found each of them unreadable."""
+    queue = delta_queue()
+    queue.publish(["before"])
+    if there:
+        parquet(messages_of(queue) / "lie.parquet", 3)
+    version = append(queue, add_of("lie.parquet", rows))
+    fresh = again(queue)
+    assert [m.value for m in lease(fresh).messages] == [b"before"]
+    with pytest.raises(CorruptLog, match=rf"commit {version} .*refused.* claims {rows}"):
+        fresh.group().lease("w")
+    queue.group("other").lease("w")
+    assert queue.group("other").stats is not None
+
+
+def test_many_files_of_one_commit_cannot_claim_more_either(delta_queue: Make) -> None:
+    queue = delta_queue()
+    adds = [add_of(f"lie-{n}.parquet", 2**19) for n in range(8)]
+    for n in range(8):
+        parquet(messages_of(queue) / f"lie-{n}.parquet")
+    version = append(queue, *adds)
+    with pytest.raises(CorruptLog, match=f"commit {version} .*claims"):
+        again(queue).group().lease("w")
+
+
+def test_an_honest_large_commit_is_published(delta_queue: Make) -> None:
+    queue = delta_queue()
+    path = messages_of(queue) / "large.parquet"
+    rows = 2**20 + 5
+    pq.write_table(pa.table({"value": pa.repeat(pa.scalar(b"x"), rows)}), path)
+    append(queue, add_of("large.parquet", rows, path.stat().st_size))
+    fresh = again(queue)
+    assert fresh.stats()["published"] == rows
+    assert len(lease(fresh, 7).messages) == 7
+
+
+# -- files that are larger than they look
+
+_POOLS: list[pa.MemoryPool] = []
+"""Kept for ever: buffers outlive the test that allocated them."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "indexed"),
+    [(2_000, True), (60_000, True), (60_000, False)],
+    ids=["a small row group", "a large one", "a large one without an index"],
+)
+@pytest.mark.parametrize("column", ["value", "key"])
+def test_a_value_that_all_rows_share_is_held_once(
+    delta_queue: Make, rows: int, indexed: bool, column: str
+) -> None:
+    """A file of 100 kB decoded to 2 GB, for a lease of one message."""
+    queue, large = delta_queue(), "x" * 1_000_000
+    path = messages_of(queue) / "bomb.parquet"
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([large]))
+    small = pa.array([b"y"] * rows)
+    table = {"value": once if column == "value" else small, "key": once}
+    pq.write_table(
+        pa.table(table), path, store_schema=False, write_page_index=indexed, row_group_size=rows
+    )
+    assert path.stat().st_size < 2**20
+    append(queue, add_of("bomb.parquet", rows, path.stat().st_size))
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    _POOLS.append(pool)
+    pa.set_memory_pool(pool)
+    try:
+        read = lease(again(queue), 3).table()
+    finally:
+        pa.set_memory_pool(usual)
+    assert read.num_rows == 3
+    assert read[column][2].as_py() in (large, large.encode())
+    assert 0 < (pool.max_memory() or 0) < 512 * 2**20
+
+
+def test_giant_headers_go_to_the_dead_letter_queue_and_back(delta_queue: Make) -> None:
+    queue = delta_queue()
+    headers = {"large": "x" * 2**25, "spark_mq.delivery_count": "9" * 2**20, "spark_mq.error": "e"}
+    queue.publish([Message("a", headers=headers)])
+    lease(queue).reject(error="y" * 2**20)
+    assert queue.sweep().routed == 1
+    table = queue.redrive(dry_run=True).table
+    assert table is not None
+    assert table["delivery_count"].to_pylist() == [1]
+    assert table["error"].to_pylist() == ["y" * 2_000]
+    assert queue.redrive().messages == 1
+    (back,) = lease(again(queue)).messages
+    assert back.headers["large"] == headers["large"]
+    assert not {"spark_mq.delivery_count", "spark_mq.error"} & set(back.headers)

@@ -1,0 +1,56 @@
+"""What a newer version of spark_mq has written is refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pyarrow as pa
+import pytest
+
+from spark_mq.errors import UnsupportedTable
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, LogMark
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.storage.ledger_rows import from_rows, to_rows
+
+
+def stored(**more: object) -> str:
+    return json.dumps({**json.loads(QueueSettings(queue_id="a").to_json()), **more})
+
+
+def test_settings_of_a_newer_version_are_refused_by_name():
+    """They were dropped: a queue whose retention has an exception would lose messages."""
+    with pytest.raises(
+        UnsupportedTable, match=r"/data/q: .*does not know keep_keys, legal_hold"
+    ) as e:
+        QueueSettings.from_json(stored(legal_hold=True, keep_keys=["a"]), "/data/q")
+    assert (e.value.path, e.value.features) == ("/data/q", ["keep_keys", "legal_hold"])
+
+
+def test_a_newer_format_is_refused_first():
+    with pytest.raises(UnsupportedTable, match="update spark_mq"):
+        QueueSettings.from_json(stored(format_version=QueueSettings.VERSION + 1, new=1))
+
+
+def test_settings_of_a_group_of_a_newer_version_are_refused_by_name():
+    with pytest.raises(UnsupportedTable, match="pause_at_night"):
+        GroupSettings.from_stored({**asdict(GroupSettings()), "pause_at_night": True})
+
+
+def test_an_id_and_a_home_are_kept_but_no_part_of_the_settings():
+    one = QueueSettings(queue_id="a", home="/data/q", former_ids=("b", "c"))
+    found = QueueSettings.from_json(one.to_json())
+    assert found is not None
+    assert (found.queue_id, found.home, found.former_ids) == ("a", "/data/q", ("b", "c"))
+    assert found == QueueSettings()
+
+
+def test_a_ledger_of_a_newer_version_is_refused_by_name():
+    rows = to_rows("g", Ledger(LedgerHeader(marks=(LogMark(5, "a"),))))
+    assert from_rows(rows).head.marks == (LogMark(5, "a"),)
+    detail = {**json.loads(rows["detail"][0].as_py()), "priorities": [1]}
+    newer = rows.set_column(
+        rows.schema.names.index("detail"), "detail", pa.array([json.dumps(detail)])
+    )
+    with pytest.raises(UnsupportedTable, match="priorities"):
+        from_rows(newer)

@@ -1,0 +1,55 @@
+"""``import spark_mq`` is fast and needs no extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spark_mq
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 0.3
+EXTRAS = ("pyspark", "delta", "typer", "rich", "matplotlib", "pytest", "pandas")
+
+
+def run(program: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT, check=True, capture_output=True, text=True, timeout=120,
+    ).stdout  # fmt: skip
+
+
+def test_the_package_is_imported_within_its_limit() -> None:
+    # CPU time: other tests run at the same time.
+    program = (
+        "import time; t = time.process_time(); import spark_mq; print(time.process_time() - t)"
+    )
+    assert min(float(run(program)) for _ in range(3)) < LIMIT_SECONDS
+
+
+def test_the_package_needs_no_extra() -> None:
+    hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in EXTRAS)
+    program = (
+        f"import sys; {hidden}; import spark_mq; [getattr(spark_mq, n) for n in dir(spark_mq)]"
+    )
+    run(program)
+
+
+def test_each_public_name_is_there_on_first_use() -> None:
+    for name in spark_mq.__all__:
+        assert getattr(spark_mq, name) is not None
+    assert set(spark_mq.__all__) <= set(dir(spark_mq))
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        spark_mq.nothing_like_it  # noqa: B018
+
+
+def test_a_stream_function_can_be_made_from_a_group_alone() -> None:
+    program = (
+        "from spark_mq.testing import memory_queue; "
+        "print(callable(memory_queue().group().for_each_batch(lambda batch, lease: None)))"
+    )
+    pytest.importorskip("pyspark")
+    assert run(program).strip() == "True"

@@ -1,0 +1,100 @@
+"""The built wheel, installed with each extra in a bare environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = sorted({*PROJECT["optional-dependencies"]} - {"dev", "bench", "peers", "lint", "docs"})
+"""Those that users install. The others are for work on the project."""
+
+
+def run(*command: object, expect: int = 0, stdin: str = "") -> str:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        list(map(str, command)), env=own, cwd=ROOT.anchor, input=stdin, capture_output=True,
+        text=True, timeout=1_200, check=False,
+    )  # fmt: skip
+    assert done.returncode == expect, (command, done.stdout[-1_000:], done.stderr[-2_000:])
+    return done.stdout if expect == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    """The wheel that make wheel has built."""
+    (built,) = (ROOT / "dist").glob("*.whl")
+    return built
+
+
+def install(folder: Path, wheel: Path, extra: str | None) -> Path:
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    name = f"spark-mq[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", name)
+    run(python, "-m", "pip", "check", "--disable-pip-version-check")
+    return python
+
+
+def test_without_an_extra_a_queue_works_and_the_command_names_what_it_needs(
+    wheel: Path, tmp_path: Path
+) -> None:
+    python = install(tmp_path / "venv", wheel, None)
+    program = (
+        "from spark_mq import Queue; queue = Queue.create({path!r}); queue.publish('a'); "
+        "queue.group().lease('w').ack(); queue.sweep(); print(queue.stats()['published'])"
+    )
+    assert run(python, "-c", program.format(path=str(tmp_path / "q"))).strip() == "1"
+    error = run(python.with_name("spark-mq"), "--version", expect=2)
+    assert "pip install 'spark-mq[cli]'" in error
+    assert run(python, "-m", "spark_mq_jobs").strip().endswith("spark_mq_jobs")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [extra if extra == "cli" else pytest.param(extra, marks=pytest.mark.slow) for extra in EXTRAS],
+)
+def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: str) -> None:
+    python = install(tmp_path / "venv", wheel, extra)
+    version = run(python, "-c", "import spark_mq; print(spark_mq.__version__)").strip()
+    assert version == PROJECT["version"]
+    if extra == "cli":
+        run_commands(python.with_name("spark-mq"), tmp_path)
+    if extra == "test":
+        run_plugin(python, tmp_path)
+    if extra == "spark":
+        run(python, "-c", "import pyspark_mq, spark_mq.spark")
+
+
+def run_commands(command: Path, tmp_path: Path) -> None:
+    """Run the installed command as a new user would."""
+    queue = tmp_path / "orders"
+    run(command, "publish", "-q", queue, "--create", stdin='{"id": 1}\n{"id": 2}\n')
+    (tmp_path / "handler.py").write_text("def handle(lease):\n    return None\n")
+    handler = f"{tmp_path}/handler.py:handle"
+    run(command, "work", handler, "-q", queue, "-g", "g", "--until-empty")
+    run(command, "sweep", "-q", queue)
+    row = json.loads(run(command, "queue", "describe", queue, "-o", "json"))
+    assert row["groups"]["g"]["acked"] == 2
+    assert run(command, "check", "-q", queue) == "healthy\n"
+    assert "billing" in run(command, "leases", "-q", queue, "-g", "billing", expect=3)
+    assert "worker.py" in run(command, "jobs")
+    for words in (["peek"], ["top"], ["dlq", "list"], ["group", "list"], ["trace", str(1 << 32)]):
+        assert run(command, *words, "-q", queue)
+    run(command, "queue", "drop", queue, "--yes")
+
+
+def run_plugin(python: Path, tmp_path: Path) -> None:
+    """Run a test that uses the plugin's fixtures."""
+    test = (
+        "def test_it(mq_queue, drain):\n    mq_queue.publish('a')\n    assert len(drain()) == 1\n"
+    )
+    (tmp_path / "test_user.py").write_text(test)
+    assert "1 passed" in run(python, "-m", "pytest", "-q", tmp_path / "test_user.py")
