@@ -16,7 +16,7 @@ from support.handles import again, index_commits, lease, trim
 from spark_mq import Queue
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage import commit_files, message_table, message_trim
+from spark_mq.storage import commit_files, history_table, message_table, message_trim
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
@@ -288,3 +288,58 @@ def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
     assert other.stats()["published"] == 32
     duplicate = other.publish("x", producer_id="p", producer_sequence=30, on_duplicate="skip")
     assert duplicate.duplicate
+
+
+# -- chores
+
+
+@pytest.mark.parametrize("broken", ["clean", "drop", "index_commits", "forget"])
+def test_a_chore_that_fails_stops_no_other(
+    delta_queue: DeltaQueue,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:
+    """The log of messages/ is broken in one way. Leases expire, and leases/ is still cleaned."""
+    queue = trimmable(delta_queue, clock)
+    lease(queue, 1)
+    clock.advance("1h")
+    done: list[str] = []
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError("too large")
+
+    real = queue._context.ledgers.clean
+
+    def cleans(*args: object, **options: object) -> int:
+        done.append("cleaned")
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(queue._context.ledgers, "clean", cleans)
+    monkeypatch.setattr(log_of(queue), broken, fails)
+    with pytest.raises(MemoryError, match="too large"):
+        queue.sweep()
+    assert done == ["cleaned"]
+    assert queue.group().stats().ready == 2
+    assert queue._context.history is not None
+    assert queue._context.history.read([])[0].num_rows > 0
+
+
+def test_the_rows_of_the_history_are_archived_by_bytes(
+    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand commits of large ledgers do not fit in memory."""
+    queue = delta_queue()
+    queue.publish([str(number) for number in range(20)])
+    for _ in range(10):
+        lease(queue, 2).ack()
+    whole = queue._context.ledgers.version()
+    monkeypatch.setattr(history_table, "MAX_BYTES", 1)
+    history = queue._context.history
+    assert history is not None
+    assert history.archive(10**15).up_to == whole
+    rows, up_to = history.read([])
+    assert up_to == whole
+    assert len(set(rows["version"].to_pylist())) == whole
+    files = DeltaTable(f"{queue.path}/history").file_uris()
+    assert len(files) > 10, "one for each commit"
