@@ -29,8 +29,8 @@ def trim(context: QueueContext) -> int:
         index, settings = context.messages.index(), context.settings
         floors = _floors(context)
         needed = min([*floors, *_redrive_floor(context)], default=MAX_SEQUENCE)
-        reach = min(floors, default=-1)
-        reach = min(reach, index.last_of_older(context.now() - settings.retention))
+        old = index.last_of_older(context.now() - settings.retention)
+        reach = min(min(floors, default=-1), old)
         if settings.hard_retention is not None:
             reach = max(reach, index.last_of_older(context.now() - settings.hard_retention))
         return _advance_horizon(snapshot, index, reach)
