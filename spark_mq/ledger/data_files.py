@@ -7,7 +7,7 @@ search. Paths are in one Arrow array, with those of the last files beside it.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -74,9 +74,20 @@ class PathColumn:
         parts = [self._seal(), *(chunk.cast(pa.large_string()) for chunk in chunks)]
         self._parts = (pa.concat_arrays(parts), [])
 
+    def truncate(self, count: int) -> None:
+        """Drop all strings from a place on."""
+        sealed, tail = self._parts
+        self._parts = (sealed[:count], tail[: max(0, count - len(sealed))])
+
     def to_arrow(self, start: int, end: int) -> pa.Array:
         """Return the strings at some places."""
-        return self._seal().slice(start, end - start)
+        sealed, tail = self._parts
+        begin = len(sealed)
+        rest = tail[max(0, start - begin) : max(0, end - begin)]
+        if start >= begin:
+            return pa.array(rest, pa.large_string())
+        parts = [sealed.slice(start, end - start), pa.array(rest, pa.large_string())]
+        return pa.concat_arrays(parts)
 
     def _seal(self) -> pa.Array:
         sealed, tail = self._parts
@@ -88,6 +99,9 @@ class PathColumn:
 
 class FileList(Sequence[DataFile]):
     """All published files in sequence order. It only grows.
+
+    One thread at a time may add files. Others may read meanwhile: a file is seen by its first
+    sequence, so that comes after its other columns.
 
     Parameters
     ----------
@@ -103,7 +117,7 @@ class FileList(Sequence[DataFile]):
         self.before = array("q")
         """Messages in all files before this one."""
         self.paths = PathColumn()
-        self.total = before
+        self.total = self._before_all = before
         self.timed = array("q")
         """The first sequences of the files with times."""
         self._times = TimeColumns()
@@ -154,30 +168,51 @@ class FileList(Sequence[DataFile]):
         bounds = (due_from, due_to, expires_from)
         return DeliveryTimes(self._times, start, self._run_ends[at], rows, bounds)
 
-    def append(self, file: DataFile) -> None:
-        """Add a file that follows all others."""
-        if file.times is not None:
-            file.times.copy_to(self._times)
-            self._end_times(file.first)
-        self._add_totals([file.rows])
-        self.rows.append(file.rows)
-        self.sizes.append(file.size)
-        self.committed_at.append(file.committed_at)
-        self.paths.append(file.path)
-        # Last, because another thread may read the list.
-        self.firsts.append(file.first)
+    def extend(self, files: Sequence[DataFile]) -> None:
+        """Add files that follow all others, all or none."""
+        self._drop_partial()
+        total = self.total
+        for file in files:
+            self.before.append(total)
+            total += file.rows
+            self.rows.append(file.rows)
+            self.sizes.append(file.size)
+            self.committed_at.append(file.committed_at)
+            self.paths.append(file.path)
+            if file.times is not None:
+                file.times.copy_to(self._times)
+                self._end_times(file.first)
+        self.firsts.extend(array("q", (file.first for file in files)))
+        self.total = total
 
     def extend_columns(self, columns: FileColumns) -> None:
-        """Add files that follow all others."""
-        for at, runs in columns.times:
-            self._times.append(runs)
-            self._end_times(columns.firsts[at])
-        self._add_totals(columns.rows)
+        """Add files that follow all others, all or none."""
+        self._drop_partial()
+        sums = array("q", accumulate(columns.rows, initial=self.total))
+        total = sums.pop()
+        self.before.extend(sums)
         self.rows.extend(columns.rows)
         self.sizes.extend(columns.sizes)
         self.committed_at.extend(columns.committed_at)
         self.paths.extend(columns.paths)
+        for at, runs in columns.times:
+            self._times.append(runs)
+            self._end_times(columns.firsts[at])
         self.firsts.extend(columns.firsts)
+        self.total = total
+
+    def _drop_partial(self) -> None:
+        """Drop what an interrupted call has added."""
+        count = len(self.firsts)
+        if len(self.before) > count:
+            for column in (self.before, self.rows, self.sizes, self.committed_at):
+                del column[count:]
+            self.paths.truncate(count)
+            timed = bisect_right(self.timed, self.firsts[-1]) if count else 0
+            for column in (self.timed, self._run_ends, *self._time_bounds):
+                del column[timed:]
+            self._times.truncate(self._run_ends[-1] if timed else 0)
+        self.total = self.before[-1] + self.rows[-1] if count else self._before_all
 
     def tail(self, start: int) -> FileList:
         """Return the files from a place on, in a list of its own."""
@@ -204,11 +239,6 @@ class FileList(Sequence[DataFile]):
             column.append(value)
         self._run_ends.append(len(self._times))
         self.timed.append(first)
-
-    def _add_totals(self, rows: Iterable[int]) -> None:
-        sums = array("q", accumulate(rows, initial=self.total))
-        self.total = sums.pop()
-        self.before.extend(sums)
 
 
 @dataclass(frozen=True, slots=True)

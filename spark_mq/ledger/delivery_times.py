@@ -47,6 +47,11 @@ class TimeColumns:
             row += rows
         return row
 
+    def truncate(self, count: int) -> None:
+        """Drop all runs from a place on."""
+        for column in (self.starts, self.deliver_at, self.expires_at):
+            del column[count:]
+
     def tail(self, start: int) -> TimeColumns:
         """Return the runs from a place on, in columns of their own."""
         kept = TimeColumns()

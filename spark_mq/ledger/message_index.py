@@ -83,27 +83,25 @@ class MessageIndex:
         self.extend(files, version)
 
     def extend(self, files: Iterable[DataFile], version: int) -> None:
-        """Add the files of the commits up to `version`, in order."""
-        for file in files:
-            if file.rows:
-                self._check_order(file.first)
-                self.files.append(file)
+        """Add the files of the commits up to `version`, in order, all or none."""
+        new, last = [file for file in files if file.rows], self.last_sequence
+        for file in new:
+            if file.first <= last:
+                raise ValueError(f"files out of order: {file.first} after {last}")
+            last = file.last
+        self.files.extend(new)
         self.version = max(self.version, version)
 
     def extend_columns(self, columns: FileColumns, version: int) -> None:
         """Add the files of the commits up to `version`, in order and none of them empty."""
         firsts, rows = columns.firsts, columns.rows
-        if firsts:
-            self._check_order(firsts[0])
+        if firsts and firsts[0] <= self.last_sequence:
+            raise ValueError(f"files out of order: {firsts[0]} after {self.last_sequence}")
         for at in range(1, len(firsts)):
             if firsts[at] < firsts[at - 1] + rows[at - 1]:
                 raise ValueError(f"files out of order: {firsts[at]} after {firsts[at - 1]}")
         self.files.extend_columns(columns)
         self.version = max(self.version, version)
-
-    def _check_order(self, first: int) -> None:
-        if first <= self.last_sequence:
-            raise ValueError(f"files out of order: {first} after {self.last_sequence}")
 
     def without_settled(self, up_to: int) -> MessageIndex:
         """Return the index without the commits that lie at or below a sequence as a whole.
@@ -242,7 +240,8 @@ class MessageIndex:
         """Return the files with times that end after a sequence."""
         timed = self.files.timed
         start = max(0, bisect_right(timed, after) - 1)
-        return [self.file_at(seq) for seq in timed[start:] if self._last_of(seq) > after]
+        files = (self.file_at(seq) for seq in timed[start:] if self._last_of(seq) > after)
+        return [file for file in files if file.times is not None]
 
     def file_at(self, seq: int) -> DataFile:
         """Return the file with a message. In a gap, return the file before it."""
@@ -250,7 +249,9 @@ class MessageIndex:
 
     def _last_of(self, first: int) -> int:
         """Return the last sequence of the file with this first sequence."""
-        return self.files.last_at(bisect_left(self.files.firsts, first))
+        at = bisect_left(self.files.firsts, first)
+        # Another thread may be about to add the file.
+        return self.files.last_at(at) if at < len(self.files) else first
 
     def last_file_from(self, seq: int) -> DataFile | None:
         """Return the last file that begins at or before a sequence, or None."""

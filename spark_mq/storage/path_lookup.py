@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from bisect import bisect_left
 from itertools import chain
@@ -19,7 +20,7 @@ _CHUNK: Final = 10_000
 
 
 class PathLookup:
-    """Finds the place of a file in a list that grows. Its owner locks.
+    """Finds the place of a file in a list that grows. Thread-safe.
 
     Parameters
     ----------
@@ -29,15 +30,20 @@ class PathLookup:
 
     def __init__(self, files: FileList) -> None:
         self._files = files
+        self._lock = threading.Lock()
         self._hashes = array("q")  # sorted
         self._places = array("q")  # in the order of the hashes
         self._recent: dict[str, int] = {}  # files that are not sorted in yet
 
     def find(self, path: str) -> int | None:
         """Return the place of a file, or None."""
-        self._catch_up()
-        if path in self._recent:
-            return self._recent[path]
+        with self._lock:
+            self._catch_up()
+            if path in self._recent:
+                return self._recent[path]
+            return self._find_sorted(path)
+
+    def _find_sorted(self, path: str) -> int | None:
         wanted = hash(path)
         at = bisect_left(self._hashes, wanted)
         while at < len(self._hashes) and self._hashes[at] == wanted:

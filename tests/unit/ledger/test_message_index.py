@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
 from array import array
 from bisect import bisect_left
@@ -296,3 +297,44 @@ def test_an_index_costs_about_a_hundred_bytes_a_file():
     tracemalloc.stop()
     used = python + pa.total_allocated_bytes() - arrow
     assert used / len(index.files) < 250
+
+
+def test_an_interrupted_addition_leaves_nothing_behind():
+    """Ctrl-C may come at any line. The columns then have different lengths."""
+    times = DeliveryTimes.of([(2, 7, None)])
+    before = [DataFile(sequence(1, 0), 2, "a", 1, 1, times), DataFile(sequence(2, 0), 1, "b", 1, 1)]
+    added = [
+        DataFile(sequence(3, 0), 2, "c", 1, 1, times),
+        DataFile(sequence(3, 2), 2, "d", 1, 1, times),
+    ]
+    lines = 0
+    while True:
+        index = MessageIndex(before, 2)
+        left = lines
+
+        def interrupt(frame, event, arg):
+            nonlocal left
+            if event == "line":
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            index.extend(added, 3)
+            done = True
+        except KeyboardInterrupt:
+            done = False
+        finally:
+            sys.settrace(None)
+        if len(index.files) == 2:
+            assert (index.total, list(index.files)) == (3, before)
+            index.extend(added, 3)
+        assert list(index.files) == [*before, *added]
+        index.extend([DataFile(sequence(4, 0), 1, "e", 1, 1)], 4)
+        assert (index.total, index.files[-1].path, index.count(0, 1 << 40)) == (8, "e", 8)
+        assert [f.path for f in index.timed_files(-1)] == ["a", "c", "d"]
+        if done:
+            return
+        lines += 1
