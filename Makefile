@@ -60,8 +60,9 @@ KILLS := 200
 SPARK := 1
 
 .PHONY: fault
-fault: setup ## kill everything at random, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
+fault: setup ## kill everything at random and interrupt each line, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
 	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK)
+	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
 
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'

@@ -33,6 +33,7 @@ __all__ = [
     "StreamFenced",
     "TablesDisagree",
     "UnsupportedTable",
+    "UsedAfterFork",
 ]
 
 
@@ -305,6 +306,18 @@ class StreamFenced(SparkMQError):
         The batch of this driver.
     mark : int
         The last fence that is committed.
+    """
+
+
+class UsedAfterFork(SparkMQError):
+    """Raised if a forked process uses a handle of its parent.
+
+    Start processes by spawn or forkserver, and open the queue in each of them.
+
+    Attributes
+    ----------
+    what : str
+        The handle.
     """
 
 

@@ -182,6 +182,9 @@ class ConsumerGroup(GroupViews):
         ------
         GroupBlocked
             A cap of the group, or a message that blocks it, lets nothing be leased.
+        StorageError
+            The store fails, or no payload file of a due message can be reached. No delivery
+            counts. With `wait`, this is raised only after the wait.
         DataLossError
             The queue's hard limit dropped unsettled messages.
         """
@@ -194,7 +197,11 @@ class ConsumerGroup(GroupViews):
             timeout = validate_duration("visibility_timeout", visibility_timeout)
         options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
         deadline = time.monotonic() + patience
-        acquired = wait_for_lease(self._ledger, options, lambda: deadline - time.monotonic(), poll)
+
+        def time_left() -> float:
+            return deadline - time.monotonic() if patience else 0.0
+
+        acquired = wait_for_lease(self._ledger, options, time_left, poll)
         if not acquired.ranges:
             self._raise_if_blocked(acquired.blocked_because)
             return None
@@ -234,7 +241,8 @@ class ConsumerGroup(GroupViews):
         The lease is extended while its handler runs. The loop ends when `stop` is set, on SIGTERM
         (in the main thread), or with `until_empty` once nothing is due. It then leases nothing
         more, releases what no handler got, and waits for running handlers. It waits out a failing
-        store and a group that blocks.
+        store and a group that blocks. A handler that meets a failing store is no failure: its lease
+        is released, uncounted.
 
         Parameters
         ----------

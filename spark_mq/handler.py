@@ -54,7 +54,8 @@ class HandlerPolicy:
     on_error
         What an exception and a returned failure mean. "nack" (default): retry after the group's
         backoff. "reject": to the dead letters. "raise": end the loop or the query; the lease
-        expires, or its batch runs again.
+        expires, or its batch runs again. An error of a store is no such exception: the lease is
+        released, uncounted.
     ack
         When the lease is acked. "after" (default): when the handler has returned, at least once.
         "first": before it is called, at most once. A worker that dies then loses messages.

@@ -12,13 +12,14 @@ from operator import attrgetter
 
 import pyarrow as pa
 
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, LeaseLost, StorageError
 from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.message import ReceivedMessage, to_received
-from spark_mq.operations.acquire import Acquired, reject_unreadable
+from spark_mq.operations.acquire import Acquired, find_damage, reject_damaged
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
@@ -43,6 +44,9 @@ class Lease:
         self._expires_at = acquired.expires_at
         self._held = HeldLease(acquired.lease_id, ((r.first, r.last) for r in acquired.ranges))
         self._lock = threading.Lock()
+        self._delivered = False
+        self._outage: StorageError | None = None
+        """Why nothing of the lease was delivered."""
 
     def __repr__(self) -> str:
         expires_at = self.expires_at.isoformat()
@@ -62,28 +66,59 @@ class Lease:
         try:
             return to_received(self.table())
         except UnicodeDecodeError:
-            self._reject_unreadable()
+            self._reject_damaged()
             return to_received(self.table())
 
     def table(self) -> pa.Table:
         """Return the messages as an Arrow table, in the order of their sequence.
 
-        Messages that turn out to be unreadable only now are dead at once and leave this lease.
+        Messages that turn out to be damaged only now are dead at once and leave this lease. If the
+        store is out of reach and this object has delivered nothing yet, the lease is released,
+        uncounted.
 
         Returns
         -------
         pyarrow.Table
             The columns sequence, message_id, key, value, headers, published_at, delivery_count,
             lease_id and lease_expires_at.
-        """
-        try:
-            return self._read()
-        except CorruptLog:
-            self._reject_unreadable()
-            return self._read()
 
-    def _reject_unreadable(self) -> None:
-        good = reject_unreadable(self._ledger, self._ranges, self.lease_id, whole=True)
+        Raises
+        ------
+        StorageError
+            A payload file is out of reach, now or at an earlier call that released the lease.
+        """
+        if self._outage is not None:
+            raise self._outage
+        try:
+            try:
+                table = self._read()
+            except CorruptLog:
+                self._reject_damaged()
+                table = self._read()
+        except StorageError as error:
+            raise self._give_up(error) from error
+        self._delivered = True
+        return table
+
+    def _give_up(self, error: StorageError) -> StorageError:
+        """Release a lease whose messages cannot be read now, unless some were delivered."""
+        self._ledger.payloads.forget(self._ledger.messages.known(), self._ranges)
+        if self._delivered or not self._held.unsettled():
+            return error
+        end = "It is released, and no delivery counts: lease again"
+        try:
+            self.release()
+        except (*OUTAGES, LeaseLost) as failed:
+            end = f"It could not be released either: {failed}"
+        self._outage = StorageError(
+            f"the messages of lease {self.lease_id} could not be read: {error}. {end}",
+            **error.data,
+        )
+        return self._outage
+
+    def _reject_damaged(self) -> None:
+        damage = find_damage(self._ledger, self._ranges)
+        good = reject_damaged(self._ledger, self._ranges, self.lease_id, damage)
         before = [(r.first, r.last) for r in self._ranges]
         bad = subtract(before, [(r.first, r.last) for r in good])
         with self._lock:

@@ -29,6 +29,7 @@ from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.process import ForkGuard
 from spark_mq.util.validation import validate_count, validate_duration, validate_size
 
 __all__ = ["BufferedPublisher", "PendingMessage"]
@@ -107,6 +108,7 @@ class BufferedPublisher:
         retry_timeout: Duration,
     ) -> None:
         self._context = context
+        self._process = ForkGuard(f"a publisher of {context.path}")
         self._max_messages = validate_count("max_messages", max_messages)
         self._max_bytes = validate_size("max_bytes", max_bytes)
         self._max_age = validate_duration("max_age", max_age) / SECOND
@@ -117,16 +119,14 @@ class BufferedPublisher:
         self._changed = threading.Condition()
         self._batch = _Batch()
         self._sending = _Batch()
-        self._taken = self._done = self._wanted = (
-            0  # messages handed in; settled, either way; asked for by a flush
-        )
+        self._done = self._wanted = 0  # messages settled, either way; asked for by a flush
         self._failed: list[
             tuple[BaseException, int, set[int]]
         ] = []  # error, messages, those whose error was asked for
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="spark_mq publisher", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     def __enter__(self) -> BufferedPublisher:
         return self
@@ -146,6 +146,7 @@ class BufferedPublisher:
         Waits while too much is pending. Raises InvalidOption for a message that cannot be
         published, and PublisherClosed.
         """
+        self._process.check()
         row = to_row(message, "the message", self._context.now)
         size = len(row["value"]) + (
             0
@@ -163,7 +164,6 @@ class BufferedPublisher:
             before, at = batch.size, len(batch.rows)
             batch.rows.append(row)
             batch.size += size
-            self._taken += 1
             if at == 0:
                 batch.since = time.monotonic()
             if at == 0 or at + 1 == self._max_messages or before < self._max_bytes <= batch.size:
@@ -173,8 +173,10 @@ class BufferedPublisher:
     def flush(self) -> None:
         """Waits until all that was handed in is durable. Raises PublishFailed for what is not,
         unless its error has been asked for."""
+        self._process.check()
         with self._changed:
-            self._wanted = upto = self._taken
+            pending = len(self._sending.rows) + len(self._batch.rows)
+            self._wanted = upto = self._done + pending
             self._changed.notify_all()
             while self._done < upto:
                 self._changed.wait()
@@ -183,13 +185,18 @@ class BufferedPublisher:
     def close(self) -> None:
         """Flushes, and takes no more messages. Raises as :meth:`flush`. Closing again does
         nothing."""
+        self._process.check()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         with self._changed:
             self._raise_failed()
+
+    def _close_at_exit(self) -> None:
+        if not self._process.is_foreign:  # a forked process leaves it to its parent
+            self.close()
 
     def _raise_failed(self) -> None:
         failed, self._failed = self._failed, []

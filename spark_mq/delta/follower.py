@@ -295,9 +295,16 @@ class LogFollower:
                 f"queue again",
                 path=self.path,
             )
-        state.apply(commit)
-        self._remember(commit)
+        self._take_in(state, commit)
         self._own_streak = 0
+
+    def _take_in(self, state: TableState, commit: Commit) -> None:
+        try:
+            state.apply(commit)
+            self._remember(commit)
+        except BaseException:  # an interrupt: half of the commit may be in the state
+            self.forget()
+            raise
 
     def _remember(self, commit: Commit) -> None:
         self._commits[commit.version] = commit

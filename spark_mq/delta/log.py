@@ -204,8 +204,7 @@ class DeltaLog(LogFollower):
             self._withdraw_stray(version, change)
         with self._lock:
             if self._state is not None and self._state.version == version - 1:
-                self._state.apply(commit)
-                self._remember(commit)
+                self._take_in(self._state, commit)
                 self._own_streak += 1
                 self._sure_at = started
                 if self._local:

@@ -28,8 +28,9 @@ State     Entered by                             Left by
 ========  =====================================  ==========================================
 unread    publish                                a worker's lease, or expires_at
 leased    a worker's lease, counted              a settle, or the next operation after expiry
-waiting   nack, release, expiry, deliver_at      a worker's lease, from available_at on
-dead      reject, or a limit                     the sweep, which routes it
+waiting   nack, release, expiry, deliver_at,     a worker's lease, from available_at on
+          or a file out of reach
+dead      reject, a limit, or a damaged file     the sweep, which routes it
 blocked   a limit in a group that blocks         the owner's unblock
 routing   the sweep or a redrive                 the same, after the copy is published
 settled   ack, routed, drop, skip, expires_at    the next commit, if nothing lies before it
@@ -48,6 +49,7 @@ Each rule has one module:
 - ``transitions`` applies expiry and limits, and replays a batch.
 - ``routing`` freezes ranges for a copy to another queue, and settles them after it.
 - ``schedule`` applies deliver_at and expires_at.
+- ``unreadable`` sets messages aside whose payload cannot be read.
 - ``admin`` applies what the owner does: seek, unblock, and the loss of trimmed messages.
 - ``stats`` counts messages by state.
 

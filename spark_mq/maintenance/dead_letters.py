@@ -145,7 +145,9 @@ def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:
         if len(part) > 1:  # find the slice that cannot be read
             return pa.concat_tables([_dead_rows(reader, [one]) for one in part])
         piece, why = part[0]
-        reason = unreadable_reason(reader.files, piece.path, error)
+        reason = unreadable_reason(
+            reader.files, piece.path, error, lambda files: MessageReader(files).try_read(piece)
+        )
         part = [(piece, {**why, HEADER_PREFIX + "payload": f"unreadable: {reason}"[:500]})]
         ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())
         rows = pa.table(

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
-from spark_mq.errors import DataLossError
+from spark_mq.errors import DataLossError, SparkMQError
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import admin
-from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.commit_info import join_commit_info
+from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settle import REJECT, SettleCommand
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.ledger.unreadable import UNREADABLE
 from spark_mq.operations.group_ledger import GroupLedger, GroupView, read_horizon
+from spark_mq.operations.outages import OUTAGES, outage_pause
+from spark_mq.operations.payloads import FileCheck, acquire_readable, read_whole
 from spark_mq.operations.shared_ledger import LedgerOperation
-from spark_mq.parquet.reader import verify_slice
-from spark_mq.storage.message_store import MessageStore
 from spark_mq.storage.update import Priority, Update
 from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import Notifier, subscribed
 
 __all__ = [
     "Acquired",
+    "Damage",
     "LeaseOptions",
     "acquire_lease",
+    "find_damage",
     "lease_operation",
-    "reject_unreadable",
+    "reject_damaged",
     "settle_lost_messages",
     "wait_for_lease",
-    "without_unreadable",
 ]
 
 _log = logging.getLogger(__name__)
 
-FIRST_PAUSE = 0.01
+FIRST_PAUSE: Final = 0.01
 """Seconds until the second look. Each further pause is half as long again."""
 
 
@@ -58,30 +62,47 @@ class Acquired:
     expires_at: int
     ranges: tuple[Range, ...] = ()
     blocked_because: str = ""
+    error: SparkMQError | None = None
+    """Why nothing can be delivered, if payload files are out of reach."""
+    unfinished: tuple[FileCheck, ...] = ()
+    """Checks of files to finish before the next attempt."""
 
 
-def acquire_lease(ledger: GroupLedger, options: LeaseOptions) -> Acquired:
-    """Commit a lease of what is due. Its messages were readable when it was committed."""
+def acquire_lease(
+    ledger: GroupLedger, options: LeaseOptions, time_left: Callable[[], float] = lambda: 0.0
+) -> Acquired:
+    """Commit a lease of what is due. Its messages were readable before it was committed.
+
+    Parameters
+    ----------
+    ledger
+        The group.
+    options
+        What the worker asks for.
+    time_left
+        Returns the seconds left. A negative value ends the search for readable messages.
+
+    Raises
+    ------
+    StorageError
+        Nothing can be delivered, because payload files are out of reach. No message was leased.
+    """
+    seen: dict[str, FileCheck] = {}
     while True:
-        acquired = ledger.run(lease_operation(ledger, options))
-        if not acquired.ranges:
+        acquired = ledger.run(lease_operation(ledger, options, seen))
+        if not acquired.unfinished or time_left() < 0:
+            if acquired.error is not None:
+                raise acquired.error
             return acquired
-        acquired = without_unreadable(ledger, acquired)
-        if acquired.ranges:
-            return acquired
-        # All of it was unreadable and is dead now.
+        for check in acquired.unfinished:
+            check.finish()
 
 
-def without_unreadable(ledger: GroupLedger, acquired: Acquired) -> Acquired:
-    """Return a lease without the messages that cannot be read. They are dead."""
-    if not acquired.ranges:
-        return acquired
-    ranges = reject_unreadable(ledger, acquired.ranges, acquired.lease_id)
-    return replace(acquired, ranges=ranges)
-
-
-def lease_operation(ledger: GroupLedger, options: LeaseOptions) -> LedgerOperation[Acquired]:
-    """Return the operation that leases what is due."""
+def lease_operation(
+    ledger: GroupLedger, options: LeaseOptions, seen: dict[str, FileCheck] | None = None
+) -> LedgerOperation[Acquired]:
+    """Return the operation that leases what is due. ``seen``: the checks of files so far."""
+    checks = {} if seen is None else seen
 
     def compute(view: GroupView) -> Update[Acquired]:
         # A new id each time: an attempt that failed may have landed.
@@ -90,16 +111,24 @@ def lease_operation(ledger: GroupLedger, options: LeaseOptions) -> LedgerOperati
         request = acquiring.AcquireRequest(
             lease_id, options.worker_id, options.max_messages, expires_at
         )
-        folded = expire_leases(view.ledger, view.now, view.settings)
-        kept = settle_lost_messages(ledger, folded, options.fail_on_data_loss)
+        expired = expire_leases(view.ledger, view.now, view.settings)
+        kept = settle_lost_messages(ledger, expired, options.fail_on_data_loss)
         index, damage = ledger.index_or_damage(view.ledger)
-        after, grant = acquiring.acquire(kept, index, view.now, view.settings, request)
+        found = acquire_readable(
+            ledger.payloads, kept, index,
+            now=view.now, rules=view.settings, request=request, seen=checks,
+        )  # fmt: skip
+        grant = found.grant
         if damage is not None and not grant.ranges:
             raise damage
-        info = grant.commit_info(request) if grant.ranges else {"operation": "cut"}
-        changed = bool(grant.ranges) or kept is not folded
-        acquired = Acquired(lease_id, expires_at, tuple(grant.ranges), grant.blocked_because)
-        return after if changed else None, acquired, info
+        infos: list[Mapping[str, Any]] = [] if kept is expired else [{"operation": "cut"}]
+        infos += [found.commit_info()] if found.dead else []
+        infos += [grant.commit_info(request)] if grant.ranges else []
+        acquired = Acquired(
+            lease_id, expires_at, tuple(grant.ranges), grant.blocked_because,
+            found.error, found.unfinished,
+        )  # fmt: skip
+        return found.ledger if infos else None, acquired, join_commit_info(infos)
 
     return LedgerOperation(compute, priority=Priority.LEASE)
 
@@ -130,19 +159,31 @@ def wait_for_lease(
     -------
     Acquired
         Without ranges if the time is up.
+
+    Raises
+    ------
+    StorageError, ContentionTimeout
+        The store fails, or others win every race, until the time is up.
     """
-    ledger.create_if_missing()
-    pause = FIRST_PAUSE
+    pause, failures = FIRST_PAUSE, 0
     clock = getattr(ledger.clock, "bell", None)  # of a clock that a test moves
     notifiers = (ledger.messages.bell, ledger.ledgers.bell, clock, wake_on)
     with subscribed(*filter(None, notifiers)) as changed:
         while True:
             changed.clear()  # before the look, so that no change in between is missed
-            acquired = acquire_lease(ledger, options)
-            if acquired.ranges or (left := time_left()) <= 0:
-                return acquired
-            changed.wait(max(0.0, min(left, pause, poll, _seconds_until_due(ledger))))
-            pause *= 1.5
+            try:
+                ledger.create_if_missing()
+                acquired = acquire_lease(ledger, options, time_left)
+                if acquired.ranges or (left := time_left()) <= 0:
+                    return acquired
+                changed.wait(max(0.0, min(left, pause, poll, _seconds_until_due(ledger))))
+                pause, failures = pause * 1.5, 0
+            except OUTAGES as error:
+                if (left := time_left()) <= 0:
+                    raise
+                wait, failures = outage_pause(failures), failures + 1
+                _log.warning("could not lease, trying again in %.1f s: %s", wait, error)
+                changed.wait(min(left, wait))
 
 
 def _seconds_until_due(ledger: GroupLedger) -> float:
@@ -155,51 +196,52 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     return float("inf") if at is None else (at - now) / SECOND
 
 
-def reject_unreadable(
-    ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, *, whole: bool = False
-) -> tuple[Range, ...]:
-    """Reject the messages of a lease whose file is missing or corrupt. Returns the others.
+Damage = tuple[int, int, str]
+"""The first and last sequence of messages that cannot be read, and why."""
 
-    ``whole`` reads all bytes, not only the footers.
+
+def find_damage(ledger: GroupLedger, ranges: Sequence[Range]) -> list[Damage]:
+    """Read all bytes of some messages, and return those that are missing or corrupt.
+
+    Raises
+    ------
+    StorageError
+        A file is out of reach.
     """
-    index = ledger.messages.index(ranges[-1].last)
-    pieces = [(r, piece) for r in ranges for piece in index.slices(r.first, r.last)]
-    known = ledger.readable_files
-    if not whole and all(piece.path in known for _, piece in pieces):
-        return tuple(ranges)
-    found: list[tuple[Range, FileSlice, str | None]] = []
-    for r, piece in pieces:
-        rows = index.file_at(piece.first).rows
-        parts = _verify(ledger.messages, known, piece, rows, whole)
-        found += [(r, part, why) for part, why in parts]
-    if all(why is None for _, _, why in found):
-        return tuple(ranges)
-    cut = [(r.slice(s.first, s.first + s.rows - 1, index), why) for r, s, why in found]
-    for r, why in cut:
-        if why is None:
-            continue
-        _log.error(
-            "group %s: messages %d..%d cannot be read and are dead: %s",
-            ledger.name, r.first, r.last, why,
-        )  # fmt: skip
-        unreadable = [(r.first, r.last)]
-        reason = "payload unreadable"
-        ledger.settle([SettleCommand(REJECT, lease_id, unreadable, error=why, reason=reason)])
-    return tuple(r for r, why in cut if why is None)
+    if not ranges:
+        return []
+    index = ledger.messages.index(max(r.last for r in ranges))
+    ledger.payloads.forget(index, ranges)
+    return [
+        (part.first, part.first + part.rows - 1, why)
+        for r in ranges
+        for piece in index.slices(r.first, r.last)
+        for part, why in read_whole(ledger.messages, piece, index.file_at(piece.first).rows)
+        if why is not None
+    ]
 
 
-def _verify(
-    messages: MessageStore, known: set[str], piece: FileSlice, rows: int, whole: bool
-) -> list[tuple[FileSlice, str | None]]:
-    """Return the parts of a slice, each with the reason why it is unreadable, or None."""
-    if whole:
-        known.discard(piece.path)
-    elif piece.path in known:
-        return [(piece, None)]
-    found = list(verify_slice(messages.files, piece, rows, whole=whole))
-    if not whole and found[0][1] is None:
-        known.add(piece.path)
-    return found
+def reject_damaged(
+    ledger: GroupLedger, ranges: Sequence[Range], lease_id: str, damage: Sequence[Damage]
+) -> tuple[Range, ...]:
+    """Reject the damaged messages of a lease in one commit. Returns the others."""
+    commands, good = list[SettleCommand](), list[Range]()
+    for r in ranges:
+        index = ledger.messages.index(r.last)
+        bad = [(max(d[0], r.first), min(d[1], r.last), d[2]) for d in damage]
+        bad = [(first, last, why) for first, last, why in bad if first <= last]
+        for first, last, why in bad:
+            _log.error(
+                "group %s: messages %d..%d cannot be read and are dead: %s",
+                ledger.name, first, last, why,
+            )  # fmt: skip
+            place = [(first, last)]
+            commands.append(SettleCommand(REJECT, lease_id, place, error=why, reason=UNREADABLE))
+        rest = subtract([(r.first, r.last)], [(first, last) for first, last, _ in bad])
+        good += [r.slice(first, last, index) for first, last in rest]
+    if commands:
+        ledger.settle(commands)
+    return tuple(r for r in good if r.message_count)
 
 
 def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledger:

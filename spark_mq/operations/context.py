@@ -15,19 +15,17 @@ from spark_mq.operations.group_ledger import (
     StartPosition,
     read_horizon,
 )
+from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.shared_ledger import OperationBatcher
 from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros
-from spark_mq.util.recent import RecentSet
+from spark_mq.util.process import ForkGuard
 
 __all__ = ["QueueContext"]
 
 _log = logging.getLogger(__name__)
-
-_READABLE_FILES = 10_000
-"""Data files that are remembered as readable."""
 
 
 class QueueContext:
@@ -71,13 +69,14 @@ class QueueContext:
     ) -> None:
         self.path = path
         self.settings = settings
-        self.messages = messages
-        self.ledgers = ledgers
+        self._process = ForkGuard(f"queue {path}")
+        self._messages = messages
+        self._ledgers = ledgers
         self.history = history
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
-        self.readable_files: set[str] = RecentSet(_READABLE_FILES)
-        """Data files whose footer was read without an error. Files do not change."""
+        self.payloads = PayloadFiles(messages)
+        """The payload files as far as this process has checked them."""
         self._open_dead_letters = open_dead_letters
         self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
@@ -99,6 +98,18 @@ class QueueContext:
         if self._reopen is None:
             return self
         return self._reopen(self.path, self.storage_options, self.clock)
+
+    @property
+    def messages(self) -> MessageStore:
+        """The store of the messages. Raises UsedAfterFork."""
+        self._process.check()
+        return self._messages
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        """The store of the ledgers. Raises UsedAfterFork."""
+        self._process.check()
+        return self._ledgers
 
     @property
     def name(self) -> str:
@@ -126,7 +137,7 @@ class QueueContext:
             start=start,
             hard_limit=self.settings.hard_retention is not None,
         )
-        ledger.readable_files = self.readable_files
+        ledger.payloads = self.payloads
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger

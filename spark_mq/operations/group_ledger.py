@@ -50,6 +50,20 @@ class GroupLedger(SharedLedger):
 
         return self.update(compute, priority=Priority.LEASE) if self.exists() else 0
 
+    def check_payloads(self, lease_id: str) -> None:
+        """Check again that the payload files of a lease can be reached.
+
+        Raises
+        ------
+        StorageError
+            One cannot, or the ledger cannot be read.
+        """
+        ranges = self.current().held(lease_id)
+        if ranges:
+            index = self.messages.index(ranges[-1].last)
+            self.payloads.forget(index, ranges)
+            self.payloads.require_reachable(index, ranges)
+
     # -- the group itself
 
     def create_if_missing(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
 from spark_mq.errors import LeaseLost
 from spark_mq.util.clock import SECOND
@@ -14,6 +15,8 @@ from spark_mq.util.clock import SECOND
 __all__ = ["LeaseKeepAlive"]
 
 _log = logging.getLogger(__name__)
+
+_TEN_YEARS: Final = 10 * 365 * 86_400.0
 
 
 class LeaseKeepAlive:
@@ -30,8 +33,18 @@ class LeaseKeepAlive:
         self._timeout = timeout
         self._end = time.monotonic() + limit / SECOND
         self.stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="spark_mq keep-alive", daemon=True)
-        self._thread.start()
+        self._thread = self._start()
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="spark_mq keep-alive", daemon=True)
+        thread.start()
+        return thread
+
+    def remove_limit(self) -> None:
+        """Extend without a limit from now on: the work is done, and only its settle waits."""
+        self._end = time.monotonic() + _TEN_YEARS
+        if not self._thread.is_alive() and not self.stopped.is_set():
+            self._thread = self._start()
 
     def stop(self) -> None:
         """No extension starts after this returns."""

@@ -24,12 +24,14 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore, tables_disagree
 from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
+from spark_mq.util.process import ForkGuard
 
 __all__ = [
     "GroupView",
@@ -118,8 +120,9 @@ class SharedLedger:
         hard_limit: bool = False,
     ) -> None:
         self.name = name
-        self.ledgers = ledgers
-        self.messages = messages
+        self._process = ForkGuard(f"group {name!r} of {queue_path}")
+        self._ledgers = ledgers
+        self._messages = messages
         self.clock = clock
         self.defaults = defaults
         self.queue_path = queue_path
@@ -128,14 +131,26 @@ class SharedLedger:
         self.hard_limit = hard_limit
         self.batcher: OperationBatcher = CallBatcher(self._run_batch)
         """The context shares it between the objects of one group."""
-        self.readable_files: set[str] = set()
-        """Data files whose footer was read without an error. The context shares it."""
+        self.payloads = PayloadFiles(messages)
+        """The payload files as far as they were checked. The context shares them."""
         self.last_settings = defaults
         """The settings as last read, for logs."""
         self._created = False
 
     def __repr__(self) -> str:
         return f"ConsumerGroup({self.queue_path!r}, {self.name!r})"
+
+    @property
+    def ledgers(self) -> LedgerStore:
+        """Return the store of the ledgers. Raises UsedAfterFork."""
+        self._process.check()
+        return self._ledgers
+
+    @property
+    def messages(self) -> MessageStore:
+        """Return the store of the messages. Raises UsedAfterFork."""
+        self._process.check()
+        return self._messages
 
     # -- read
 
@@ -239,6 +254,7 @@ class SharedLedger:
 
     def run_together(self, *operations: LedgerOperation[Any]) -> list[Any]:
         """Run operations in one commit. Returns the result or the error of each."""
+        self._process.check()
         return self.batcher.do([(self, operation) for operation in operations])
 
     def _run_batch(self, calls: Sequence[Sequence[_Asked]]) -> list[list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -42,7 +43,7 @@ def read_delivery_times(files: FileStore, path: str) -> DeliveryTimes | None:
     try:
         columns = _read_columns(files, path)
     except (OSError, pa.ArrowException) as error:
-        unreadable_reason(files, path, error)
+        unreadable_reason(files, path, error, partial(_read_columns, path=path))
         return None
     if all(value is None for column in columns for value in column):
         return None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+from typing import Any
+
 import pyarrow as pa
 
 from spark_mq.delta.store_errors import one_line, to_storage_error
@@ -9,19 +13,68 @@ from spark_mq.errors import CorruptLog, SparkMQError
 from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice
 from spark_mq.parquet.files import FileStore
 
-__all__ = ["row_count_error", "unreadable_error", "unreadable_reason"]
+__all__ = ["Read", "row_count_error", "unreadable_error", "unreadable_reason"]
 
 
-def unreadable_reason(files: FileStore, path: str, error: Exception) -> str:
-    """Return why reading a data file failed.
+Read = Callable[[FileStore], object]
+"""Reads again, from a store that has the file's bytes in memory."""
 
-    Raises OSError if the store does not answer. The file may be sound then.
+
+def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read) -> str:
+    """Return why a data file cannot be read.
+
+    A store that fails now and then may have caused the error. So this gets the file's bytes and
+    reads them again.
+
+    Parameters
+    ----------
+    files
+        The store of the file.
+    path
+        Its path.
+    error
+        What reading it raised.
+    read
+        Does the same from another store, which has this file only.
+
+    Raises
+    ------
+    OSError
+        The store does not answer, or the bytes are sound. The file is not damaged.
     """
     try:
-        files.read(path)
+        data = files.read(path)
     except FileNotFoundError:
         return f"data file {path} is missing"
-    return f"data file {path} is not readable: {one_line(error)}"
+    try:
+        read(_FileBytes(path, data))
+    except (OSError, pa.ArrowException) as damage:
+        return f"data file {path} is not readable: {one_line(damage)}"
+    text = f"data file {path} could not be read, and its bytes are sound: {one_line(error)}"
+    raise OSError(errno.EIO, text) from error
+
+
+class _FileBytes:
+    """A store with one file, in memory."""
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self.root = f"bytes of {path}"
+        self.options: dict[str, str] = {}
+        self._path, self._data = path, data
+
+    def open(self, path: str) -> Any:
+        """Open the file."""
+        return pa.BufferReader(self.read(path))
+
+    def read(self, path: str) -> bytes:
+        """Return the file."""
+        if path != self._path:
+            raise FileNotFoundError(path)
+        return self._data
+
+    def write(self, path: str, data: bytes) -> None:
+        """Raise OSError: this store is for reading."""
+        raise OSError(errno.EROFS, "this store is for reading", path)
 
 
 def row_count_error(rows: int) -> pa.ArrowInvalid:
@@ -29,10 +82,12 @@ def row_count_error(rows: int) -> pa.ArrowInvalid:
     return pa.ArrowInvalid(f"it has {rows} rows, fewer than its commit says")
 
 
-def unreadable_error(files: FileStore, piece: FileSlice, error: Exception) -> SparkMQError:
-    """Return the error to raise for a slice that cannot be read."""
+def unreadable_error(
+    files: FileStore, piece: FileSlice, error: Exception, read: Read
+) -> SparkMQError:
+    """Return the error to raise for a slice that cannot be read. See :func:`unreadable_reason`."""
     try:
-        why = unreadable_reason(files, piece.path, error)
+        why = unreadable_reason(files, piece.path, error, read)
     except OSError as out_of_reach:
         return to_storage_error(files.root, out_of_reach, "reading messages of")
     last = piece.first + piece.rows - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, groupby
 from operator import attrgetter, itemgetter
 from typing import Any, Final
@@ -88,7 +89,9 @@ class MessageReader:
         except (OSError, pa.ArrowException) as error:
             if len(pieces) > 1:  # Find the slice that cannot be read.
                 return pa.concat_tables([self.read(piece) for piece in pieces])
-            raise unreadable_error(self.files, pieces[0], error) from error
+            (piece,) = pieces
+            read = partial(_read_piece, piece=piece, columns=self._schema.names)
+            raise unreadable_error(self.files, piece, error, read) from error
 
     def try_read(self, *pieces: FileSlice) -> pa.Table:
         """Return the rows as :meth:`read`. Raises OSError and pyarrow's errors unchanged."""
@@ -253,7 +256,8 @@ def verify_slice(
         found = reader.row_count(piece.path)
         parts = list(reader.split_by_row_group(piece))
     except (OSError, pa.ArrowException) as error:
-        yield piece, unreadable_reason(files, piece.path, error)
+        path = piece.path
+        yield piece, unreadable_reason(files, path, error, partial(_split, piece=piece))
         return
     if not whole:
         why = f"data file {piece.path} has {found} rows, and {rows} by its commit"
@@ -264,7 +268,18 @@ def verify_slice(
             reader.try_read(part).validate(full=True)
             yield part, None
         except (OSError, pa.ArrowException) as error:
-            yield part, unreadable_reason(files, piece.path, error)
+            read = partial(_read_piece, piece=part)
+            yield part, unreadable_reason(files, piece.path, error, read)
+
+
+def _split(files: FileStore, *, piece: FileSlice) -> object:
+    return list(MessageReader(files).split_by_row_group(piece))
+
+
+def _read_piece(
+    files: FileStore, *, piece: FileSlice, columns: Iterable[str] | None = None
+) -> object:
+    return MessageReader(files, columns).try_read(piece).validate(full=True)
 
 
 def to_delivery_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from spark_mq.errors import (
     InvalidHandlerResult,
     InvalidSchema,
     LeaseLost,
+    SparkMQError,
     StorageError,
     StreamFenced,
 )
@@ -26,6 +28,7 @@ from spark_mq.handler import (
 )
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.ledger.settle import RELEASE, SettleCommand, SettleOutcome
+from spark_mq.operations.outages import OUTAGES, is_outage
 from spark_mq.operations.settle import summarize
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_lease import BatchLease
@@ -47,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 Process = Callable[["DataFrame", "BatchLease"], "DataFrame | None"]
 READERS: Final = ("spark", "python")
+_REMOTE_OUTAGE: Final = re.compile(r"spark_mq\.errors\.(?:StorageError|ContentionTimeout)\b.*")
+"""An outage in the text of a failed Spark job."""
 
 
 def for_each_batch(
@@ -82,7 +87,8 @@ def for_each_batch(
         rows that are not simply acked.
     on_error
         What an exception of `process` does: "nack" (delivered again after a backoff), "reject" (to
-        the dead letters), or "raise" (the query ends). Default: "nack".
+        the dead letters), or "raise" (the query ends). Default: "nack". A failing store is no such
+        failure: the batch is released, uncounted, and the query ends with the error.
     also
         The groups of the other queues, if the stream reads several. Default: none.
     ack
@@ -262,6 +268,11 @@ class ForEachBatch:
         except (StreamFenced, InvalidHandlerResult):
             raise
         except Exception as failure:
+            if (outage := self._outage(failure, lease)) is not None:
+                self._release(lease)
+                if outage is failure:
+                    raise
+                raise outage from failure
             if self.policy.on_error == "raise":
                 self._owners.check(lease.lease_ids)
                 raise
@@ -273,6 +284,35 @@ class ForEachBatch:
             for one, outcome in zip(commands, outcomes, strict=True):
                 ledger = self._owners.of(one.lease_id)._ledger
                 log_outcomes(ledger.name, ledger.now(), [(one, outcome)])
+
+    def _outage(self, failure: Exception, lease: BatchLease) -> Exception | None:
+        """Return the error of the store behind a failure of `process`, or None.
+
+        A Spark job that failed in an executor tells its cause only as text, and Spark's own reader
+        has other errors. So the batch's files are checked, too.
+        """
+        if is_outage(failure):
+            return failure
+        if found := _REMOTE_OUTAGE.search(str(failure)):
+            return StorageError(f"a task failed: {found[0][:400]}", path=None, landed=False)
+        try:
+            for lease_id in lease.lease_ids:
+                self._owners.of(lease_id)._ledger.check_payloads(lease_id)
+        except OUTAGES as error:
+            return error
+        except SparkMQError as error:
+            _log.warning("the files of lease %s could not be checked: %s", lease.lease_id, error)
+        return None
+
+    def _release(self, lease: BatchLease) -> None:
+        """Release what is left of a batch, uncounted, before the query ends."""
+        named = ", ".join(lease.lease_ids)
+        try:
+            self._owners.settle([SettleCommand(RELEASE, one) for one in lease.lease_ids])
+        except OUTAGES as error:
+            _log.warning("%s could not be released, and waits for its replay: %s", named, error)
+        else:
+            _log.warning("%s met a failing store. Its messages are released, uncounted", named)
 
     def _log_failure(self, lease: BatchLease) -> None:
         """Log the current exception with what each lease of the batch holds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from spark_mq.group import ConsumerGroup
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
+from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.read_errors import row_count_error, unreadable_error
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.spark.batch_scan import BatchScan
@@ -174,19 +176,25 @@ def _check(group: ConsumerGroup, files: Files) -> tuple[bool, bool]:
     Raises CorruptLog for a file with fewer rows than its commit says. Spark would not notice.
     """
     alike, whole, store = True, True, group._context.messages.files
-    for path, pieces in files.items():
+    for pieces in files.values():
         last = max((piece for piece, _ in pieces), key=lambda piece: piece.offset)
         try:
-            with store.open(path) as raw:
-                file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
-            rows = file.metadata.num_rows
-            if rows < last.offset + last.rows:
-                raise row_count_error(rows)
+            file = _opened(store, last)
         except (OSError, pa.ArrowException) as error:
-            raise unreadable_error(store, last, error) from error
+            raise unreadable_error(store, last, error, partial(_opened, piece=last)) from error
+        rows = file.metadata.num_rows
         whole = whole and rows == sum(piece.rows for piece, _ in pieces)
         alike = alike and _is_alike(file)
     return alike, whole
+
+
+def _opened(store: FileStore, piece: FileSlice) -> pq.ParquetFile:
+    """Open a file, and check that it has the rows of a slice."""
+    with store.open(piece.path) as raw:
+        file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us")
+    if file.metadata.num_rows < piece.offset + piece.rows:
+        raise row_count_error(file.metadata.num_rows)
+    return file
 
 
 def _is_alike(file: pq.ParquetFile) -> bool:

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -59,8 +60,12 @@ def on_sigterm(
     ...     query.awaitTermination()  # doctest: +SKIP
     """
     requested, ended, answered = threading.Event(), threading.Event(), threading.Event()
-    first = threading.Lock()
-    stopping: list[threading.Thread] = []
+    signals: SimpleQueue[bool] = SimpleQueue()
+
+    def wait_for_signal() -> None:
+        if signals.get():
+            requested.set()
+            terminate()
 
     def terminate() -> None:
         _log.warning("SIGTERM: stopping within %.0f s", timeout)
@@ -72,15 +77,13 @@ def on_sigterm(
         except Exception:
             _log.exception("the stop failed")
 
+    # Started before any signal: a signal handler may not start a thread, nor set an event. The
+    # thread that it interrupts may hold a lock that these need. It may be inside a py4j call, too.
+    waiting = threading.Thread(target=wait_for_signal, name="spark_mq-terminate", daemon=True)
+    waiting.start()
+
     def begin(*_: object) -> None:
-        # A signal handler: the main thread may be inside a py4j call, so no Spark here, and no
-        # waiting for a lock.
-        requested.set()
-        if first.acquire(blocking=False):
-            stopping.append(
-                threading.Thread(target=terminate, name="spark_mq-terminate", daemon=True)
-            )
-            stopping[0].start()
+        signals.put(True)  # safe in a signal handler
 
     def from_jvm() -> None:
         begin()
@@ -92,10 +95,10 @@ def on_sigterm(
     try:
         yield requested
     finally:
-        for thread in stopping:
-            # The block ends with the query. Python's end must not cut off the rest of the stop,
-            # which gives leases back.
-            thread.join(timeout)
+        signals.put(False)
+        # The block ends with the query. Python's end must not cut off the rest of the stop,
+        # which gives leases back.
+        waiting.join(timeout)
         ended.set()
         if not remove_hook():
             # The JVM is shutting down. Without the hook's answer it waits for its own timeout.

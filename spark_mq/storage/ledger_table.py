@@ -151,7 +151,8 @@ class LedgerTable:
             except (pa.ArrowException, NotAQueue) as error:
                 raise self._unreadable(group, files, error) from error
             except OSError as error:
-                if "parquet" in str(error).lower():  # pyarrow's error for a broken file
+                # pyarrow's error for a broken file. The system's errors name a path, too.
+                if error.errno is None and "parquet" in str(error).lower():
                     raise self._unreadable(group, files, error) from error
                 raise to_storage_error(self.path, error, "reading") from error
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.errors import CommitConflict
-from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.delivery_times import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
@@ -80,7 +80,9 @@ class MemoryMessages(MessageStore):
         with self._lock:
             if mark is not None:
                 check_mark(self.last_number(mark[0]), mark)
-            version, at = self._index.version + 1, to_micros(self._clock())
+            # An interrupted publish may have added a file and not the version.
+            last = max(self._index.version, self._index.last_sequence >> ORDINAL_BITS)
+            version, at = last + 1, to_micros(self._clock())
             files, ordinal = [], 0
             for file in written:
                 times = read_delivery_times(self.files, file.path) if file.timed else None

@@ -242,7 +242,12 @@ class MessageTable(MessageStore):
         if self.log.generation != self._generation:
             self._check_known(latest)
             self._generation = self.log.generation
-        self._catch_up(latest)
+        try:
+            self._catch_up(latest)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: half of a commit may be in it
+                self._published = PublishedFiles(self.files, self.path, self.active)
+            raise
         if len(self._published.index.files) >= self._forget_at:
             self._forget_as_swept()
 

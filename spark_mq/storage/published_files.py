@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
+from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.read_errors import unreadable_reason
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
@@ -208,13 +210,13 @@ class PublishedFiles:
             return int(count)
         path = add["path"]
         try:
-            with self._files.open(path) as file:
-                found = int(pq.ParquetFile(file).metadata.num_rows)
+            found = _footer_rows(self._files, path)
             if count is not None and found < count:
                 raise self._lying(version, f"{path} has {found} rows, and claims {count}")
             return found if count is None else int(count)
         except (OSError, pa.ArrowException) as error:
-            why = unreadable_reason(self._files, path, error)
+            again = partial(_footer_rows, path=path)
+            why = unreadable_reason(self._files, path, error, again)
             if isinstance(error, FileNotFoundError) and not self._active(path):
                 return int(count or 0)  # trimmed, with its whole commit: nobody reads it any more
             if count is not None:
@@ -271,6 +273,11 @@ class PublishedFiles:
         self.index.extend_columns(file_columns(rows, pc.and_(is_new, is_kept)), version)
         # The rows are several times as large as what is kept of them.
         pa.default_memory_pool().release_unused()
+
+
+def _footer_rows(files: FileStore, path: str) -> int:
+    with files.open(path) as file:
+        return int(pq.ParquetFile(file).metadata.num_rows)
 
 
 def commit_matches(rows: pa.Table, commit: Commit) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
 from enum import Enum
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from spark_mq.errors import CommitConflict, ContentionTimeout
 from spark_mq.ledger.ranges import Ledger
@@ -42,6 +43,26 @@ class Priority(Enum):
     LEASE = 0.02
 
 
+Params = ParamSpec("Params")
+
+
+def _leaves_no_turn(
+    update: Callable[Concatenate[LedgerStore, str, Params], T],
+) -> Callable[Concatenate[LedgerStore, str, Params], T]:
+    """Release the turn if an interrupt kept the update from it."""
+
+    @functools.wraps(update)
+    def wrapped(store: LedgerStore, group: str, /, *args: Params.args, **given: Params.kwargs) -> T:
+        try:
+            return update(store, group, *args, **given)
+        except BaseException:
+            store.door(group).abandon()
+            raise
+
+    return wrapped
+
+
+@_leaves_no_turn
 def update_ledger(
     store: LedgerStore,
     group: str,

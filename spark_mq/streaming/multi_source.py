@@ -7,16 +7,20 @@ queue may be added to the list or removed.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spark_mq.errors import StorageError
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.streaming.offset import QUEUES, parse_multi_offset, stream_id_in_queue
 from spark_mq.streaming.options import BatchPlan, StreamOptions
 from spark_mq.streaming.source import StreamSource
 
 __all__ = ["MultiQueueSource", "fair_shares"]
+
+_log = logging.getLogger(__name__)
 
 Plans = list[tuple[GroupLedger, BatchPlan]]
 
@@ -118,18 +122,27 @@ class MultiQueueSource:
         hungry = sum(1 for most in could if most)
         size = None if self.options.max_bytes is None else max(1, self.options.max_bytes // hungry)
         plans: Plans = []
+        out_of_reach: list[StorageError] = []
         for source, share in zip(
             self.sources, fair_shares(self.options.max_messages, could, n), strict=True
         ):
-            if share:
-                plans.append(
-                    (source.ledger, source.lease(self._in(source, stream), n, (share, size)))
-                )
-            else:
+            if not share:
                 source.ack_committed(self._in(source, stream), n - 1)
+                continue
+            try:
+                plan = source.lease(self._in(source, stream), n, (share, size))
+            except StorageError as error:  # the other queues' messages are leased and counted
+                _log.warning("a batch goes on without %s: %s", source.ledger.queue_path, error)
+                out_of_reach.append(error)
+            else:
+                plans.append((source.ledger, plan))
+        if out_of_reach and not any(plan.slices for _, plan in plans):
+            raise out_of_reach[0]
         return plans
 
     def _replay(self, stream: str, n: int) -> Plans:
+        for source in self.sources:  # before any queue counts a delivery
+            source.find_damage(self._in(source, stream), n)
         # Also in queues where it holds nothing: a zombie between two leases is refused there.
         return [
             (source.ledger, source.replay(self._in(source, stream), n)) for source in self.sources

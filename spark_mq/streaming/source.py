@@ -15,16 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from spark_mq.errors import CommitConflict, InvalidOption
+from spark_mq.errors import CommitConflict, InvalidOption, StorageError
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import transitions
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import compute_stats
-from spark_mq.operations.acquire import reject_unreadable, settle_lost_messages
+from spark_mq.operations.acquire import (
+    Damage,
+    find_damage,
+    reject_damaged,
+    settle_lost_messages,
+)
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.payloads import FileCheck, ReadableGrant, acquire_readable
 from spark_mq.operations.settle import extend
 from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.auto_ack import ack_committed_leases
@@ -230,31 +236,57 @@ class StreamSource:
         self.ledger.update(compute)
 
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
-        """Lease batch n, and ack what came before it in the same commit."""
-        app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
+        """Lease batch n, and ack what came before it in the same commit.
 
-        def compute(view: GroupView) -> Update[tuple[acquiring.Grant, int, GroupSettings]]:
+        Raises
+        ------
+        StorageError
+            Nothing can be delivered, because payload files are out of reach. The acks are
+            committed, and no message was leased.
+        """
+        app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
+        seen: dict[str, FileCheck] = {}
+
+        def compute(view: GroupView) -> Update[tuple[ReadableGrant, int, GroupSettings]]:
             check_fence(self.ledger, view, app, stream, n, highest=2 * n)
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
             index, _ = self.ledger.index_or_damage(view.ledger)
-            after, grant = acquiring.acquire(acked, index, view.now, view.settings, request)
-            if grant.ranges:
-                info = {**info, **grant.commit_info(request)}
-            return after if info else None, (grant, request.expires_at, view.settings), info
+            found = acquire_readable(
+                self.ledger.payloads, acked, index,
+                now=view.now, rules=view.settings, request=request, seen=seen,
+            )  # fmt: skip
+            if found.dead:
+                info = {**info, **found.commit_info()}
+            if found.grant.ranges:
+                info = {**info, **found.grant.commit_info(request)}
+            return found.ledger if info else None, (found, request.expires_at, view.settings), info
 
-        grant, expires_at, settings = self.ledger.update(
-            compute,
-            txn=lambda got: (app, 2 * n + 1) if got[0].ranges else None,
-            priority=Priority.LEASE,
-        )
+        while True:
+            found, expires_at, settings = self.ledger.update(
+                compute,
+                txn=lambda got: (app, 2 * n + 1) if got[0].grant.ranges else None,
+                priority=Priority.LEASE,
+            )
+            for check in found.unfinished:
+                check.finish()
+            if not found.unfinished:
+                break
+        if found.error is not None:
+            raise found.error
         self._first = False
-        return self._granted(lease_id, expires_at, grant.ranges, settings)
+        return self._granted(lease_id, expires_at, found.grant.ranges, settings)
 
     def replay(self, stream: str, n: int) -> BatchPlan:
-        """Take over what batch n still holds, and lease nothing new: a sink may skip a replay."""
+        """Take over what batch n still holds. It leases nothing new: a sink may skip a replay.
+
+        Raises
+        ------
+        StorageError
+            Payload files are out of reach. Nothing was taken over, and no delivery was counted.
+        """
         app, prefix = fence_app_id(stream), f"{stream}/{n}/"
-        lease_id = prefix + self.runner
+        lease_id, damage = prefix + self.runner, self.find_damage(stream, n)
 
         def compute(
             view: GroupView,
@@ -288,27 +320,31 @@ class StreamSource:
         if self._bound is not None:  # what the replay gave back was there at the start, and due
             self._bound = (self._bound[0], self.ledger.now())
         self._first = False
-        # The batch may have died of a page that no task can read, so read all of it.
-        return self._granted(lease_id, expires_at, granted, settings, whole=True)
+        good = reject_damaged(self.ledger, granted, lease_id, damage)
+        return self._granted(lease_id, expires_at, good, settings)
+
+    def find_damage(self, stream: str, n: int) -> list[Damage]:
+        """Read all that batch n holds, before its replay is counted as a delivery.
+
+        A page that no task can read may be why the batch died. Raises StorageError.
+        """
+        ledger = self.ledger.ledger_in(self.ledger.snapshot())
+        rows = transitions.rows_held_by_batch(ledger, f"{stream}/{n}/")
+        try:
+            return find_damage(self.ledger, ledger.ranges_at(rows))
+        except StorageError:
+            self.ack_committed(stream, n - 1)
+            raise
 
     def _granted(
-        self,
-        lease_id: str,
-        expires_at: int,
-        ranges: Sequence[Range],
-        settings: GroupSettings,
-        *,
-        whole: bool = False,
+        self, lease_id: str, expires_at: int, ranges: Sequence[Range], settings: GroupSettings
     ) -> BatchPlan:
-        good: Sequence[Range] = ()
-        if ranges:
-            good = reject_unreadable(self.ledger, ranges, lease_id, whole=whole)
-        if not good:
+        if not ranges:
             return BatchPlan(lease_id, expires_at)
         limit = self.options.max_lease_duration
         self._alive = self._keep_alive(lease_id, self._timeout(settings), limit)
-        index = self.ledger.messages.index(good[-1].last)
-        slices = ((piece, r) for r in good for piece in index.slices(r.first, r.last))
+        index = self.ledger.messages.index(ranges[-1].last)
+        slices = ((piece, r) for r in ranges for piece in index.slices(r.first, r.last))
         return BatchPlan(lease_id, expires_at, tuple(slices))
 
     # -- ack what Spark has committed

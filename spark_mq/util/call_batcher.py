@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -21,10 +22,23 @@ class _Call(Generic[T, R]):
         self.item = item
         self.done = False
         self.result: Any = None
+        self.batch: list[_Call[T, R]] = []
+        """The calls that this call's thread runs. Empty while another thread leads."""
+        self._gate = threading.Lock()
+        self._gate.acquire()
 
     def finish(self, result: R | Exception) -> None:
         """Store the result."""
         self.result, self.done = result, True
+
+    def wait(self) -> None:
+        """Wait until somebody wakes this call. A call that was woken before returns at once."""
+        self._gate.acquire()
+
+    def wake(self) -> None:
+        """Wake the thread of this call. The next wait returns, also if nobody waits now."""
+        with contextlib.suppress(RuntimeError):  # somebody has woken it already
+            self._gate.release()
 
 
 class CallBatcher(Generic[T, R]):
@@ -32,7 +46,7 @@ class CallBatcher(Generic[T, R]):
 
     A single call runs at once. Calls that arrive during a run wait, and one of their threads
     then runs all of them. If `run` raises, each item runs again by itself, so that no call fails
-    because of another.
+    because of another. An interrupt (Ctrl-C) at any line ends its own call only.
 
     Parameters
     ----------
@@ -42,8 +56,8 @@ class CallBatcher(Generic[T, R]):
 
     def __init__(self, run: Callable[[Sequence[T]], Sequence[R | Exception]]) -> None:
         self._run = run
-        self._condition = threading.Condition()
-        self._busy = False
+        self._lock = threading.Lock()
+        self._leader: _Call[T, R] | None = None
         self._waiting: list[_Call[T, R]] = []
 
     def do(self, item: T) -> R:
@@ -55,40 +69,55 @@ class CallBatcher(Generic[T, R]):
             The error that `run` returned or raised for this item.
         """
         call: _Call[T, R] = _Call(item)
-        calls = self._enqueue(call)
-        if calls:
+        # Twice: one interrupt may cut one of them short, or come before its first step.
+        try:
             try:
-                self._run_batch(calls)
+                self._join(call)
+                if call.batch:
+                    self._run_batch(call.batch)
             finally:
-                self._release(call, calls)
+                self._leave(call)
+        finally:
+            self._leave(call)
         if isinstance(call.result, Exception):
             raise call.result
         result: R = call.result
         return result
 
-    def _enqueue(self, call: _Call[T, R]) -> list[_Call[T, R]]:
-        """Wait until the call is done, or return the batch that this thread must run."""
-        with self._condition:
+    def _join(self, call: _Call[T, R]) -> None:
+        """Wait until the call is done, or give it the batch that its thread must run."""
+        with self._lock:
             self._waiting.append(call)
-            try:
-                while self._busy and not call.done:
-                    self._condition.wait()
-            except BaseException:  # an interrupt: nobody waits for the result any more
-                if call in self._waiting:
-                    self._waiting.remove(call)
-                raise
-            if call.done:
-                return []
-            calls, self._waiting = self._waiting, []
-            self._busy = True
-            return calls
+        while True:
+            with self._lock:
+                if call.done:
+                    return
+                if self._leader is None:
+                    self._leader = call
+                    call.batch = self._waiting
+                    self._waiting = []
+                    return
+            call.wait()
 
-    def _release(self, own: _Call[T, R], calls: Sequence[_Call[T, R]]) -> None:
-        """Let the next thread run. It takes over the calls of an interrupted thread."""
-        with self._condition:
-            self._waiting[:0] = [call for call in calls if not call.done and call is not own]
-            self._busy = False
-            self._condition.notify_all()
+    def _leave(self, call: _Call[T, R]) -> None:
+        """Let the next thread run. It takes over the calls of an interrupted thread.
+
+        A second call changes nothing.
+        """
+        with self._lock:
+            # In this order, so that a second call completes what an interrupt cut short. As long
+            # as this call leads, nobody else runs the calls that it puts back.
+            for one in call.batch:
+                if one.done:
+                    one.wake()
+            waiting = {id(one) for one in self._waiting}
+            undone = [one for one in call.batch if not one.done and id(one) not in waiting]
+            self._waiting = [one for one in (*undone, *self._waiting) if one is not call]
+            call.batch = []
+            if self._leader is call:
+                self._leader = None
+            if self._leader is None and self._waiting:
+                self._waiting[0].wake()
 
     def _run_batch(self, calls: Sequence[_Call[T, R]]) -> None:
         try:

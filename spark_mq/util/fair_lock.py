@@ -9,20 +9,22 @@ An object store has no file locks, so only the threads of a process are ordered 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Final
 from weakref import WeakValueDictionary
+
+from spark_mq.util.process import ForkSafeLock
 
 try:
     import fcntl
 except ImportError:  # this system has no file locks, so its processes are not ordered
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["FairLock", "FileLock", "fair_lock_for"]
+__all__ = ["FairLock", "FileLock", "Hold", "fair_lock_for"]
 
 TIMEOUT_SECONDS: Final = 2.0
 """How long a caller waits before it proceeds without the lock."""
@@ -44,7 +46,7 @@ class FileLock:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._held: int | None = None
+        self._file: io.FileIO | None = None
         self._skip_until = 0.0
 
     def acquire(self, timeout: float) -> bool:
@@ -53,30 +55,23 @@ class FileLock:
             return False
         deadline = time.monotonic() + timeout
         try:
-            with _opened(f"{self._path}.next") as turnstile:
-                if not self._lock(turnstile, deadline):
+            with _open(f"{self._path}.next") as turnstile:
+                if not self._lock(turnstile.fileno(), deadline):
                     return False
-                self._held = self._lock_second(deadline)
+                # Kept before it is locked: after an interrupt, the release closes it.
+                self._file = _open(f"{self._path}.lock")
+                if self._lock(self._file.fileno(), deadline):
+                    return True
         except OSError:  # a full or read-only disk, or a file system without locks
             self._skip()
-        return self._held is not None
+        self.release()
+        return False
 
     def release(self) -> None:
         """Release the lock and close its file. Without the lock this does nothing."""
-        held, self._held = self._held, None
-        if held is not None:
-            os.close(held)
-
-    def _lock_second(self, deadline: float) -> int | None:
-        """Return the open and locked second file, or None after the deadline."""
-        file = _open(f"{self._path}.lock")
-        locked = False
-        try:
-            locked = self._lock(file, deadline)
-        finally:
-            if not locked:
-                os.close(file)
-        return file if locked else None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _lock(self, file: int, deadline: float) -> bool:
         """Lock an open file until the deadline."""
@@ -101,24 +96,13 @@ class FileLock:
             self.release()
 
 
-def _open(path: str) -> int:
-    """Open a lock file. Create it and its folder if needed."""
-    flags, mode = os.O_RDWR | os.O_CREAT, 0o666
+def _open(path: str) -> io.FileIO:
+    """Open a lock file. Create it and its folder if needed. Closing it releases its lock."""
     try:
-        return os.open(path, flags, mode)
+        return io.FileIO(path, "ab")
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        return os.open(path, flags, mode)
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    """Open a lock file for the block. Closing it releases its lock."""
-    file = _open(path)
-    try:
-        yield file
-    finally:
-        os.close(file)
+        return io.FileIO(path, "ab")
 
 
 class FairLock:
@@ -133,71 +117,106 @@ class FairLock:
     def __init__(self, lock: FileLock | None = None) -> None:
         self._lock = lock
         self._guard = threading.Lock()
-        self._owner: int | None = None
-        self._depth = 0
-        self._queue: deque[tuple[int, threading.Event]] = deque()
+        self._holds: list[Hold] = []  # of one thread, the outermost first
+        self._queue: deque[Hold] = deque()
 
-    @contextlib.contextmanager
-    def hold(self, timeout: float = TIMEOUT_SECONDS) -> Iterator[None]:
-        """Hold the lock for the block. After the timeout the block runs without it.
+    @property
+    def owner(self) -> int | None:
+        """The thread that has the lock."""
+        holds = self._holds
+        return holds[0].thread if holds else None
+
+    def hold(self, timeout: float = TIMEOUT_SECONDS) -> Hold:
+        """Return what holds the lock for a block. After the timeout the block runs without it.
 
         Parameters
         ----------
         timeout
             The longest wait in seconds, for threads and again for processes. Default 2.
         """
-        if not self._acquire(timeout):
-            yield
-            return
-        outermost = self._depth == 1
-        try:
-            if outermost and self._lock is not None:
-                self._lock.acquire(timeout)
-            yield
-        finally:
-            try:
-                if outermost and self._lock is not None:
-                    self._lock.release()
-            finally:
-                self._release()
+        return Hold(self, timeout)
 
-    def _acquire(self, timeout: float) -> bool:
-        """Wait for the lock. Return False after the timeout."""
-        me, event = threading.get_ident(), threading.Event()
-        with self._guard:
-            if self._owner in (None, me):
-                self._owner, self._depth = me, self._depth + 1
-                return True
-            self._queue.append((me, event))
-        try:
-            event.wait(timeout)
-        except BaseException:  # an interrupt
-            if not self._withdraw(me, event):
-                self._release()
-            raise
-        return not self._withdraw(me, event)
+    def abandon(self) -> None:
+        """Release all that this thread holds, also what an interrupted release left behind."""
+        me = threading.get_ident()
+        for hold in [*self._holds, *self._queue]:
+            if hold.thread == me:
+                hold.release()
 
-    def _withdraw(self, me: int, event: threading.Event) -> bool:
-        """Leave the queue. Return False if this thread has the lock already."""
+    def _enter(self, hold: Hold) -> None:
         with self._guard:
-            if not event.is_set():
-                self._queue.remove((me, event))
-            return not event.is_set()
-
-    def _release(self) -> None:
-        with self._guard:
-            self._depth -= 1
-            if self._depth:
+            if self.owner in (None, hold.thread):
+                self._holds = [*self._holds, hold]
                 return
-            self._owner = None
-            if self._queue:
-                self._owner, event = self._queue.popleft()
-                self._depth = 1
-                event.set()
+            hold.event = threading.Event()
+            self._queue.append(hold)
+        hold.event.wait(hold.timeout)
+        with self._guard:
+            if hold in self._queue:  # the time is up
+                self._queue.remove(hold)
+
+    def _leave(self, hold: Hold) -> None:
+        """Give the lock to the next thread. A second call completes what was interrupted."""
+        with self._guard:
+            if hold in self._queue:
+                self._queue.remove(hold)
+            self._holds = [one for one in self._holds if one is not hold]
+            if not self._holds and self._queue:
+                self._holds = [self._queue[0]]
+            if self._queue and self._queue[0] in self._holds:
+                following = self._queue[0]
+                assert following.event is not None
+                following.event.set()
+                self._queue.popleft()
+
+
+class Hold:
+    """Holds a lock for one block of one thread.
+
+    An interrupt may come before the first step of the release. Then the thread calls
+    :meth:`FairLock.abandon`.
+    """
+
+    def __init__(self, lock: FairLock, timeout: float) -> None:
+        self.thread = threading.get_ident()
+        self.timeout = timeout
+        self.event: threading.Event | None = None
+        """Set when the thread has the lock after a wait."""
+        self._fair = lock
+        self._has_file = False
+
+    def acquire(self) -> None:
+        """Wait for the lock. After the timeout the caller goes on without it."""
+        fair = self._fair
+        fair._enter(self)
+        if fair._lock is not None and fair._holds == [self]:
+            self._has_file = True  # before, so that the release closes the file in any case
+            fair._lock.acquire(self.timeout)
+
+    def release(self) -> None:
+        """Release the lock. A second call does nothing."""
+        fair = self._fair
+        if self._has_file and fair._lock is not None:
+            fair._lock.release()
+            self._has_file = False
+        fair._leave(self)
+
+    def __enter__(self) -> None:
+        try:
+            self.acquire()
+        except BaseException:  # an interrupt
+            self.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.release()
+        finally:
+            self.release()
 
 
 _locks: WeakValueDictionary[tuple[str, str], FairLock] = WeakValueDictionary()
-_guard = threading.Lock()
+_guard = ForkSafeLock()
 
 
 def fair_lock_for(path: str, group: str) -> FairLock:

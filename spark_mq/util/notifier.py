@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from weakref import WeakSet, WeakValueDictionary
 
+from spark_mq.util.process import ForkSafeLock
+
 __all__ = ["Notifier", "notifier_for", "subscribed"]
 
 
@@ -36,7 +38,7 @@ class Notifier:
 
 
 _notifiers: WeakValueDictionary[str, Notifier] = WeakValueDictionary()
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 def notifier_for(path: str) -> Notifier:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from spark_mq import Queue
-from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
+from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StorageError, StreamFenced
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
@@ -268,6 +268,17 @@ def releases(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     if ctx.local["fresh"] and ctx.choose(2):
         ctx.group().release(batch.lease_id)
         return
+    write(ctx, batch, lease, batch.sequences)
+
+
+OUTAGES: Final = 12
+"""Batches that meet an outage: more than all messages have attempts."""
+
+
+def unreachable(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+    """Cannot read its messages, in the first batches of a stream."""
+    if ctx.local["i"] < OUTAGES:
+        raise StorageError("the store is out of reach", path=None, landed=False)
     write(ctx, batch, lease, batch.sequences)
 
 

@@ -157,6 +157,10 @@ ALL = [
            'if self.policy.ack == "manual":', "if False:", "left"),
     Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run, 'if self.policy.ack == "first":', "if True:", "crashes"),
     Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", actors.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
+    Mutant(SETTLING, "an outage is no failure of the messages", foreach.ForEachBatch._run,
+           "if (outage := self._outage(failure, lease)) is not None:", "if (outage := None) is not None:", "outages"),
+    Mutant(SETTLING, "a batch that met an outage is released before the query ends", foreach.ForEachBatch._run,
+           "self._release(lease)", "pass", "outages"),
     # -- section 8: dead letters
     Mutant(LETTERS, "a sweeper finishes the routing ids that it finds", dead_letters.route_dead_letters, "routing.finish_all()", "0", "routing"),
     Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),

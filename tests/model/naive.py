@@ -385,6 +385,37 @@ class Naive:
             else:
                 m.forget("unread")
 
+    # -- files that cannot be read
+
+    def _due_of(self, first: int, last: int, now: int) -> list[Message]:
+        return [
+            m
+            for m in self.messages
+            if first <= m.seq <= last
+            and (m.state == "unread" or (m.state == "waiting" and m.info["available_at"] <= now))
+        ]
+
+    def _write_down(self, before: int) -> None:
+        """Unread messages below something in the ledger are in it too, as due since ever."""
+        for m in self.by_state("unread"):
+            if m.seq < before:
+                m.become("waiting", available_at=0)
+
+    def bury_file(self, first: int, last: int, reason: str, now: int) -> int:
+        due = self._due_of(first, last, now)
+        if any(m.state == "unread" for m in due):
+            self._write_down(first)
+        for m in due:
+            self.bury(m, reason, blocks=False)
+        return len(due)
+
+    def postpone_file(self, first: int, last: int, now: int, until: int) -> None:
+        due = self._due_of(first, last, now)
+        if any(m.state == "unread" for m in due):
+            self._write_down(first)
+        for m in due:
+            m.become("waiting", available_at=until)
+
     # -- judging what a lease took
 
     def check_grant(

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .actors import SECOND, Driver, Fickle, Poison, Worker, failing, flaky, refuses, releases
+from .actors import (
+    SECOND,
+    Driver,
+    Fickle,
+    Poison,
+    Worker,
+    failing,
+    flaky,
+    refuses,
+    releases,
+    unreachable,
+)
 from .chores import Joiner, Redriver, Rejecter, Router, Seeker, Trimmer
 from .delivery import Bounds, Delivery, Redriven, Routed, Trimmed
 from .explorer import World
@@ -218,6 +229,15 @@ def releasing(large: bool) -> World:
     return Delivery([Driver("A", 1, 0, releases)], Bounds(crashes=3 if large else 2), messages=(2,))
 
 
+def outages(large: bool) -> World:
+    """A store out of reach for more batches than a message has attempts: no message may die of it."""
+    return Delivery(
+        [Driver("A", 1, 0, unreachable, max_messages=2)],
+        Bounds(crashes=0, ticks=1 if large else 0),
+        must_live=(0, 1, 2),
+    )
+
+
 def plain_sink(large: bool) -> World:
     """No foreachBatch: what Spark has committed is acked when it asks for more."""
     return Delivery(
@@ -286,7 +306,7 @@ WORLDS: dict[str, Callable[[bool], World]] = {
         crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, left, left_by_a_zombie, capped, apart,
         last_attempts,
         killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie,
-        failing_batches, releasing, plain_sink,
+        failing_batches, releasing, outages, plain_sink,
         routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
     )
 }  # fmt: skip

@@ -220,7 +220,7 @@ class Rig:
             "memory", self.settings, _Taped(self, self.log, *logs), _Taped(self, self.leases, *leases), clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda _: dead,
         )  # fmt: skip
-        context.readable_files = _ALL
+        context.payloads.readable = _ALL
         return Queue(context)
 
     def publish(self, *commits: Any) -> Log:

@@ -15,6 +15,7 @@ from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.unreadable import UNREADABLE, bury_unreadable, postpone_due
 from spark_mq.storage.ledger_rows import from_rows, to_rows
 
 from .naive import Message, Naive
@@ -336,6 +337,36 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, lost = admin.settle_lost(self.ledger, self.index, horizon)
         assert lost == self.naive.cut(horizon)
 
+    # -- files that cannot be read
+
+    @rule(which=numbers)
+    def bury(self, which):
+        """A file is damaged."""
+        self.expire_leases()
+        file = self.some_file(which)
+        self.ledger, dead = bury_unreadable(
+            self.ledger,
+            self.index,
+            (file.first, file.last),
+            now=self.now,
+            rules=self.rules,
+            error="damaged",
+        )
+        assert dead == self.naive.bury_file(file.first, file.last, UNREADABLE, self.now)
+
+    @rule(which=numbers, delay=st.sampled_from([1, 10]))
+    def postpone(self, which, delay):
+        """A file is out of reach."""
+        self.expire_leases()
+        file, until = self.some_file(which), self.now + delay * SECOND
+        self.ledger = postpone_due(
+            self.ledger, self.index, (file.first, file.last), now=self.now, until=until
+        )
+        self.naive.postpone_file(file.first, file.last, self.now, until)
+
+    def some_file(self, which):
+        return self.index.files[which % len(self.index.files)]
+
     # -- helpers
 
     def pool(self):
@@ -397,7 +428,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert head.counters == self.naive.counters
         for m in messages:
             assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
-            if m.info["reason"] not in (None, "rejected"):
+            if m.info["reason"] not in (None, "rejected", UNREADABLE):
                 assert m.own_failure, f"an innocent died: {m.seq:x} by {m.info['reason']}"
 
     @invariant()

@@ -235,7 +235,7 @@ def test_after_a_lost_race_all_operations_are_computed_again(
     with piled_up(queue, monkeypatch) as submit:
         monkeypatch.setattr(ledgers, "write", write)
         if queue.path == "memory":  # its rival writes through the same object
-            rival._context.ledgers = _Unwrapped(ledgers, write.real)
+            rival._context._ledgers = _Unwrapped(ledgers, write.real)
         calls = [submit(held.ack), submit(lost.ack), submit(queue.group().lease, "w")]
     assert write.calls == 2
     assert calls[0].result(30) == SettleResult(1)

@@ -21,6 +21,7 @@ LAYERS = [
     {"queue"},
     {"group"},
     {"worker"},
+    {"worker_loop"},
     {"lease", "handler", "publisher"},
     {"inspect"},
     {"maintenance", "streaming"},

@@ -22,7 +22,7 @@ from spark_mq.ledger.ranges import (
 )
 
 LEGAL = {
-    "unread": {"leased", "waiting", "routing", "settled"},
+    "unread": {"leased", "waiting", "dead", "routing", "settled"},
     "leased": {"waiting", "dead", "blocked", "settled"},
     "waiting": {"leased", "dead", "blocked", "routing", "settled"},
     "dead": {"routing", "settled"},

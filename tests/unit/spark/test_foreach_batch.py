@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_mq import Queue
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, StorageError
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.options import StreamOptions
@@ -78,3 +78,74 @@ def test_what_manual_leaves_is_not_acked_by_the_commit(
     source.ack_committed(stream, 1)
     stats = queue.group().stats()
     assert (stats.in_flight, stats.acked) == (left, 2 - left)
+
+
+class Away:
+    """The payload files of a queue in memory, out of reach or not."""
+
+    def __init__(self, queue: Queue, patch: pytest.MonkeyPatch) -> None:
+        self.on = False
+        files = queue._context.messages.files
+        for verb in ("open", "read"):
+            patch.setattr(files, verb, self._failing(getattr(files, verb)))
+
+    def _failing(self, real: Any) -> Any:
+        def call(path: str) -> Any:
+            if self.on:
+                raise TimeoutError("out of reach")
+            return real(path)
+
+        return call
+
+
+@pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
+@pytest.mark.parametrize("how", ["error of the store", "text of a task", "files"])
+def test_a_batch_that_meets_an_outage_is_released_uncounted(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str, on_error: str
+) -> None:
+    """Whatever the handler says of it: nothing is wrong with the messages."""
+    queue.publish(["a", "b"])
+    away = Away(queue, monkeypatch)
+
+    def process(batch: Any, lease: Any) -> None:
+        if how == "error of the store":
+            raise StorageError("publishing failed", path="/other", landed=False)
+        if how == "text of a task":
+            raise RuntimeError("Job aborted: spark_mq.errors.StorageError: reading messages failed")
+        away.on = True
+        raise ValueError("Spark could not read a file")
+
+    each: Any = queue.group().for_each_batch(process, on_error=on_error)
+    source = StreamSource(
+        queue.group().ensure()._ledger,
+        StreamOptions(),
+        keep_alive=lambda *_: SimpleNamespace(stop=lambda: None),
+    )
+    stream = str(uuid.uuid4())
+    for n in range(1, 20):
+        away.on = False
+        plan = source.lease(stream, n)
+        assert [r.delivery_count for _, r in plan.slices] == [1]
+        each._finder = SimpleNamespace(
+            find=lambda batch, plan=plan: BatchLeases([plan.lease_id], True)
+        )
+        with pytest.raises(StorageError):
+            each(BATCH, n)
+        (left,) = queue.group()._ledger.current()
+        assert (left.state, left.delivery_count, left.failure_count) == ("waiting", 0, 0)
+        assert left.lease_id is None
+
+
+def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue) -> None:
+    queue.publish("a")
+    taken = queue.group().lease("w")
+    assert taken is not None
+
+    def process(batch: Any, lease: Any) -> None:
+        raise ConnectionError("of the handler's own service")
+
+    each: Any = queue.group().for_each_batch(process)
+    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    each(BATCH, 0)
+    (left,) = queue.group()._ledger.current()
+    assert (left.state, left.delivery_count, left.failure_count) == ("waiting", 1, 1)

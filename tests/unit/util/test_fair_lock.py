@@ -46,8 +46,8 @@ def test_threads_enter_in_the_order_in_which_they_came() -> None:
 def test_the_thread_that_has_it_enters_again() -> None:
     lock = FairLock()
     with lock.hold(), lock.hold(0):
-        assert lock._depth == 2
-    assert lock._owner is None
+        assert len(lock._holds) == 2
+    assert lock.owner is None
 
 
 def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
@@ -62,8 +62,8 @@ def test_who_has_waited_for_long_enough_goes_in_without_its_turn() -> None:
         thread.start()
         assert inside.wait(30)
         thread.join(30)
-        assert lock._owner == threading.get_ident()
-    assert (lock._owner, len(lock._queue)) == (None, 0)
+        assert lock.owner == threading.get_ident()
+    assert (lock.owner, len(lock._queue)) == (None, 0)
 
 
 def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
@@ -92,7 +92,7 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
     assert len(lock._queue) == 0
     leave.set()
     thread.join(30)
-    assert lock._owner is None
+    assert lock.owner is None
 
 
 def test_handles_of_one_process_share_a_door(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Take messages whose payload cannot be read out of the way of the others.
+
+A damaged file never becomes readable by itself, so its messages are dead. A file that is out of
+reach may be sound, so its messages only wait and no delivery is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import Interval, subtract
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.schedule import add_scheduled, split_by_time
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.transitions import exhaust
+
+__all__ = ["UNREADABLE", "bury_unreadable", "postpone_due"]
+
+UNREADABLE: Final = "payload unreadable"
+"""The reason of messages that are dead because their file is damaged or missing."""
+
+
+def bury_unreadable(
+    ledger: Ledger,
+    index: MessageIndex,
+    interval: Interval,
+    *,
+    now: int,
+    rules: GroupSettings,
+    error: str,
+) -> tuple[Ledger, int]:
+    """Make the due messages of a damaged file dead, without a delivery.
+
+    Messages that a lease holds stay with it. Delayed messages stay until they are due.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger. The caller has expired leases already.
+    index
+        The message index.
+    interval
+        The sequences of the file.
+    now
+        The current time in microseconds.
+    rules
+        The group's settings.
+    error
+        What is wrong with the file.
+
+    Returns
+    -------
+    tuple of Ledger and int
+        The next ledger and the number of dead messages.
+    """
+
+    def dead(r: Range) -> Range:
+        return exhaust(r, rules, UNREADABLE, error, may_block=False)
+
+    return _replace_due(ledger, index, interval, now, dead, event="rejected")
+
+
+def postpone_due(
+    ledger: Ledger, index: MessageIndex, interval: Interval, *, now: int, until: int
+) -> Ledger:
+    """Let the due messages of a file wait until a time, uncounted.
+
+    They keep their counts, their errors and the claim of an expired lease.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger. The caller has expired leases already.
+    index
+        The message index.
+    interval
+        The sequences of the file.
+    now
+        The current time in microseconds.
+    until
+        When they are due again, in microseconds.
+    """
+
+    def later(r: Range) -> Range:
+        return r._replace(state=WAITING, available_at=until)
+
+    return _replace_due(ledger, index, interval, now, later)[0]
+
+
+def _replace_due(
+    ledger: Ledger,
+    index: MessageIndex,
+    interval: Interval,
+    now: int,
+    become: Callable[[Range], Range],
+    *,
+    event: str = "",
+) -> tuple[Ledger, int]:
+    """Replace the due messages of an interval, and count them."""
+    editor, total = LedgerEditor(ledger), 0
+    for r in _due_or_unread(editor, index, now, interval):
+        for low, high in subtract([(r.first, r.last)], [interval]):
+            editor.add(_outside(r.slice(low, high, index)), r)
+        inside = r.slice(*interval, index)
+        if not inside.message_count:
+            continue
+        parts = split_by_time(inside, index, now, now)
+        for piece in (*parts.later, *parts.expired):
+            add_scheduled(editor, piece, r)
+        for piece in parts.due:
+            editor.add(become(piece), r, event)
+            total += piece.message_count
+    return (editor.build(), total) if total else (ledger, 0)
+
+
+def _outside(piece: Range) -> Range:
+    """Return a piece before the interval. The ledger has no unread range before another range."""
+    return piece if piece.state == WAITING else piece._replace(state=WAITING, available_at=0)
+
+
+def _due_or_unread(
+    editor: LedgerEditor, index: MessageIndex, now: int, interval: Interval
+) -> list[Range]:
+    """Remove the due ranges that overlap an interval, and return them with the unread range."""
+    ledger = editor.ledger
+    available_at = ledger.column("available_at").cast(pa.int64())
+    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, now))
+    near = ledger.overlapping(*interval)
+    found = editor.remove([row for row in ledger.rows_where(due) if row in near])
+    first = ledger.tracked_up_to + 1
+    if unread := index.count(first, interval[1]):
+        low, high = index.nth_from(first, 1), index.nth_from(first, unread)
+        found.append(Range(low, high, UNREAD, unread))
+    return found

@@ -1,0 +1,91 @@
+"""Wait out a store that fails, because no outage is the fault of a message."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import ContentionTimeout, StorageError
+from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.shared_ledger import LedgerOperation
+
+__all__ = ["OUTAGES", "is_outage", "outage_pause", "settle_patiently"]
+
+_log = logging.getLogger(__name__)
+
+OUTAGES: Final = (*STORE_ERRORS, ContentionTimeout)
+"""Errors of an operation on a ledger that passes once the store works again."""
+FIRST_PAUSE: Final = 0.05
+MAX_PAUSE: Final = 30.0
+"""Seconds until the next try. Each pause is twice as long as the one before."""
+MAX_SETTLE_PAUSE: Final = 5.0
+"""Seconds until the next try of a settle. Its lease may expire meanwhile."""
+
+
+def outage_pause(failures: int, most: float = MAX_PAUSE) -> float:
+    """Return the seconds to wait after `failures` earlier failures in a row."""
+    return min(most, FIRST_PAUSE * 2.0 ** min(failures, 20))
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Return whether a handler failed because of a store or of contention.
+
+    An error that was raised from such an error, or while one was handled, counts too.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, StorageError | ContentionTimeout):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def settle_patiently(
+    ledger: GroupLedger,
+    commands: Sequence[SettleCommand],
+    also: Callable[[], Sequence[LedgerOperation[Any]]],
+    gave_up: threading.Event,
+    before_retry: Callable[[Sequence[Any]], None],
+) -> tuple[list[SettleOutcome], list[Any]] | None:
+    """Settle in one commit with other operations, and try again as long as the store fails.
+
+    Parameters
+    ----------
+    ledger
+        The group.
+    commands
+        What to settle.
+    also
+        Returns the operations that share the first try.
+    gave_up
+        Ends the tries once it is set.
+    before_retry
+        Called after each failure with the results of the other operations.
+
+    Returns
+    -------
+    tuple or None
+        The outcomes of the commands, and the results or errors of the others. None if the tries
+        were ended.
+    """
+    operation, failures = ledger.settle_operation(commands), 0
+    while True:
+        others = [] if failures else list(also())
+        try:
+            outcomes, *results = ledger.run_together(operation, *others)
+        except OUTAGES as error:
+            outcomes, results = error, []
+        if not isinstance(outcomes, Exception):
+            return outcomes, results
+        before_retry(results)
+        if not isinstance(outcomes, OUTAGES):
+            raise outcomes
+        pause, failures = outage_pause(failures, MAX_SETTLE_PAUSE), failures + 1
+        _log.warning("could not settle, trying again in %.1f s: %s", pause, outcomes)
+        if gave_up.wait(pause):
+            return None

@@ -1,0 +1,275 @@
+"""Check that the payload files of a lease can be read, before the lease is committed.
+
+Data files never change, so a file is checked once in a process. A damaged file makes its messages
+dead. A file out of reach only postpones them, because it may be sound: no outage of the store may
+cost a message a delivery.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
+from spark_mq.errors import SparkMQError, StorageError
+from spark_mq.ledger import acquire as acquiring
+from spark_mq.ledger.acquire import AcquireRequest, Grant
+from spark_mq.ledger.intervals import Interval, format_intervals
+from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex
+from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.unreadable import bury_unreadable, postpone_due
+from spark_mq.parquet.reader import verify_slice
+from spark_mq.storage.message_store import MessageStore
+from spark_mq.util.clock import SECOND
+from spark_mq.util.recent import RecentSet
+
+__all__ = ["FileCheck", "PayloadFiles", "ReadableGrant", "acquire_readable", "read_whole"]
+
+_log = logging.getLogger(__name__)
+
+POSTPONE: Final = 10 * SECOND
+"""How long the messages of a file out of reach wait, if others can be delivered."""
+MAX_OUT_OF_REACH: Final = 100
+"""After so many files out of reach, a lease gives up: the store is."""
+_REMEMBERED_FILES: Final = 10_000
+"""Files that are remembered as readable. Others are checked again."""
+CHECK_SECONDS: Final = 0.25
+"""How long one attempt to commit checks files. Other threads may wait for the same commit."""
+
+
+REACH_SECONDS: Final = 10.0
+"""How long the check of a failed batch's files may take."""
+
+
+class FileCheck:
+    """The check of one file. ``reason``: why it is damaged. ``error``: why it is out of reach."""
+
+    def __init__(self, messages: MessageStore, file: DataFile) -> None:
+        self.file = file
+        self.reason: str | None = None
+        self.error: SparkMQError | None = None
+        self._messages = messages
+        self.started = False
+        self._ended = threading.Event()
+
+    @property
+    def readable(self) -> bool:
+        """Return whether the file was found readable."""
+        return self._ended.is_set() and self.reason is None and self.error is None
+
+    def run(self) -> None:
+        """Check the file's footer."""
+        self.started = True
+        store, file = self._messages.files, self.file
+        piece = FileSlice(file.path, 0, file.rows, file.first, file.committed_at, file.size)
+        try:
+            self.reason = next(why for _, why in verify_slice(store, piece, file.rows))
+        except Exception as error:  # also what no store should raise: the file may be sound
+            self.error = to_storage_error(store.root, error, "reading messages of")
+        finally:
+            self._ended.set()
+        if self.reason is not None:
+            _log.error(
+                "messages %d..%d of %s cannot be read and are dead: %s",
+                file.first, file.last, store.root, self.reason,
+            )  # fmt: skip
+
+    def start(self) -> None:
+        """Check the file in a thread, because the store may take minutes to fail."""
+        self.started = True
+        threading.Thread(target=self.run, name="spark_mq file check", daemon=True).start()
+
+    def has_ended(self, end: float) -> bool:
+        """Wait until a time of ``time.monotonic()``. Return whether the check has ended."""
+        return self._ended.wait(max(0.0, end - time.monotonic()))
+
+    def finish(self) -> None:
+        """Wait for the end of the check. Run it if nobody does."""
+        if not self.started:
+            self.run()
+        self._ended.wait()
+
+
+def is_remote(messages: MessageStore) -> bool:
+    """Return whether the files are in an object store, which may take minutes to fail."""
+    return "://" in messages.path
+
+
+class PayloadFiles:
+    """The payload files of one queue, as far as this process has checked them. Thread-safe."""
+
+    def __init__(self, messages: MessageStore) -> None:
+        self.readable: set[str] = RecentSet(_REMEMBERED_FILES)
+        """Files whose footer was read without an error."""
+        self._messages = messages
+
+    def check(
+        self, index: MessageIndex, ranges: Iterable[Range], seen: dict[str, FileCheck], end: float
+    ) -> list[FileCheck]:
+        """Return the checks of files that are not known to be readable.
+
+        Parameters
+        ----------
+        index
+            The message index.
+        ranges
+            The messages of a lease.
+        seen
+            The checks of this lease so far. New ones are added.
+        end
+            When to stop, by ``time.monotonic()``. The caller finishes the other checks.
+        """
+        found = []
+        for path, first in self._unknown(index, ranges):
+            if path not in seen:
+                seen[path] = FileCheck(self._messages, index.file_at(first))
+                if is_remote(self._messages):
+                    seen[path].start()
+                elif time.monotonic() < end:
+                    seen[path].run()
+            found.append(seen[path])
+        for check in found:
+            if check.has_ended(end) and check.readable:
+                self.readable.add(check.file.path)
+        return [check for check in found if not check.readable]
+
+    def require_reachable(self, index: MessageIndex, ranges: Iterable[Range]) -> None:
+        """Raise StorageError if a file of some messages is out of reach. Takes seconds at most."""
+        end = time.monotonic() + REACH_SECONDS
+        for check in self.check(index, ranges, {}, end):
+            if check.started and not check.has_ended(end):
+                text = f"reading messages of {self._messages.path} takes too long. Do it again"
+                raise StorageError(text, path=self._messages.path, landed=False)
+            if check.error is not None:
+                raise check.error
+
+    def _unknown(self, index: MessageIndex, ranges: Iterable[Range]) -> list[tuple[str, int]]:
+        """Return the paths of files that no check found readable, each with a sequence in it."""
+        pieces = (piece for r in ranges for piece in index.slices(r.first, r.last))
+        known = self.readable
+        return list({p.path: p.first for p in pieces if p.path not in known}.items())
+
+    def forget(self, index: MessageIndex, ranges: Iterable[Range]) -> None:
+        """Forget that the files of some messages were readable."""
+        paths = {piece.path for r in ranges for piece in index.slices(r.first, r.last)}
+        self.readable -= paths
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableGrant:
+    """What a lease gets, without messages that cannot be read."""
+
+    ledger: Ledger
+    """The next ledger. Damaged files are buried in it, also without a grant."""
+    grant: Grant
+    buried: tuple[Interval, ...] = ()
+    """The messages that are dead because their file is damaged, by file."""
+    dead: int = 0
+    """The number of these messages."""
+    error: SparkMQError | None = None
+    """Why nothing is granted, if a file was out of reach."""
+    unfinished: tuple[FileCheck, ...] = ()
+    """Checks to wait for before the next attempt."""
+
+    def commit_info(self) -> dict[str, object]:
+        """Return what the commit says about buried messages."""
+        ranges = format_intervals(self.buried)
+        return {"operation": "reject", "messages": self.dead, "ranges": f"reject {ranges}"}
+
+
+def acquire_readable(
+    payloads: PayloadFiles,
+    ledger: Ledger,
+    index: MessageIndex,
+    *,
+    now: int,
+    rules: GroupSettings,
+    request: AcquireRequest,
+    seen: dict[str, FileCheck],
+) -> ReadableGrant:
+    """Lease what the rules allow, without messages that cannot be read.
+
+    Messages of a damaged file die. If other messages can be delivered, those of a file out of
+    reach are due again later. If none can, nothing is granted and nothing is postponed.
+
+    Parameters
+    ----------
+    payloads
+        The payload files of the queue.
+    ledger, index, now, rules, request
+        As for :func:`spark_mq.ledger.acquire.acquire`.
+    seen
+        The checks of this lease so far.
+    """
+    end = time.monotonic() + CHECK_SECONDS
+    found = _Search(ledger, ledger)
+    while True:
+        after, grant = acquiring.acquire(found.ledger, index, now, rules, request)
+        bad = payloads.check(index, grant.ranges, seen, end)
+        if grant.ranges and not bad:
+            return found.result(after, grant)
+        unfinished = tuple(one for one in bad if not one.has_ended(end))
+        if unfinished or not bad or found.out_of_reach >= MAX_OUT_OF_REACH:
+            nothing = Grant(blocked_because=grant.blocked_because)
+            return replace(found.result(found.kept, nothing), unfinished=unfinished)
+        for one in bad:
+            interval = (one.file.first, one.file.last)
+            if one.reason is None:
+                found.postpone(
+                    one, postpone_due(found.ledger, index, interval, now=now, until=now + POSTPONE)
+                )
+                continue
+            bury = partial(
+                bury_unreadable,
+                index=index, now=now, rules=rules, interval=interval, error=one.reason,
+            )  # fmt: skip
+            found.bury(interval, bury)
+
+
+class _Search:
+    """The search for messages that can be delivered. ``kept``: without what was postponed."""
+
+    def __init__(self, ledger: Ledger, kept: Ledger) -> None:
+        self.ledger, self.kept = ledger, kept
+        self.buried: list[Interval] = []
+        self.dead = self.out_of_reach = 0
+        self.error: SparkMQError | None = None
+
+    def postpone(self, check: FileCheck, ledger: Ledger) -> None:
+        """Take the ledger in which the messages of a file wait."""
+        self.error = self.error or check.error
+        self.out_of_reach += 1
+        self.ledger = ledger
+
+    def bury(self, interval: Interval, bury: Callable[[Ledger], tuple[Ledger, int]]) -> None:
+        """Bury a damaged file in both ledgers."""
+        same = self.kept is self.ledger
+        self.kept, count = bury(self.kept)
+        self.ledger = self.kept if same else bury(self.ledger)[0]
+        self.buried.append(interval)
+        self.dead += count
+
+    def result(self, ledger: Ledger, grant: Grant) -> ReadableGrant:
+        """Return what was found."""
+        error = None if grant.ranges else self.error
+        return ReadableGrant(ledger, grant, tuple(self.buried), self.dead, error)
+
+
+def read_whole(
+    messages: MessageStore, piece: FileSlice, rows: int
+) -> list[tuple[FileSlice, str | None]]:
+    """Read all bytes of a slice. Returns its parts, each with why it cannot be read, or None.
+
+    Raises
+    ------
+    StorageError
+        The file is out of reach.
+    """
+    with wrap_store_errors(messages.files.root, "reading messages of"):
+        return list(verify_slice(messages.files, piece, rows, whole=True))

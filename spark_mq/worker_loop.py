@@ -1,0 +1,351 @@
+"""The worker loop: its threads lease, call the handler, settle, and wait out a failing store."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from spark_mq.errors import InvalidHandlerResult, LeaseLost, SparkMQError
+from spark_mq.handler import (
+    HandlerPolicy,
+    MessageVerdict,
+    commands_for,
+    describe_held,
+    log_outcomes,
+    parse_result,
+)
+from spark_mq.lease import Lease
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.keep_alive import LeaseKeepAlive
+from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_patiently
+from spark_mq.operations.settle import summarize
+from spark_mq.operations.shared_ledger import LedgerOperation
+from spark_mq.util.notifier import Notifier
+
+__all__ = ["Handler", "WorkSummary", "WorkerLoop"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+Handler = Callable[[Lease], Any]
+
+
+@dataclass(slots=True)
+class WorkSummary:
+    """What a worker loop did. Messages that a handler settled itself are not counted.
+
+    Attributes
+    ----------
+    leases
+        Leases handed to the handler.
+    failed
+        Those of them whose handler failed.
+    settled
+        Messages settled.
+    nacked
+        Messages of these given back. They are redelivered, except after their last attempt.
+    rejected
+        Messages of these made dead. The rest was acked.
+    """
+
+    leases: int = 0
+    failed: int = 0
+    settled: int = 0
+    nacked: int = 0
+    rejected: int = 0
+
+
+@dataclass(eq=False)
+class WorkerLoop:
+    """One call of :func:`run_worker`."""
+
+    ledger: GroupLedger
+    handler: Handler
+    options: LeaseOptions
+    policy: HandlerPolicy
+    limit: int
+    stop: threading.Event
+    poll: float
+    until_empty: bool
+    summary: WorkSummary = field(default_factory=WorkSummary)
+    error: BaseException | None = None
+    _ending: Notifier = field(default_factory=Notifier)
+    """Wakes the thread that waits for messages when the loop ends."""
+    _leasing: threading.Lock = field(default_factory=threading.Lock)
+    """One thread waits for messages, for all."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _news: SimpleQueue[bool] = field(default_factory=SimpleQueue)
+    """Wakes the thread that runs the loop. True: SIGTERM. A signal handler may call its put."""
+    _over: threading.Event = field(default_factory=threading.Event)
+    """Set when the graceful timeout has passed: no settle is tried again."""
+    _outages: int = 0
+    """Handlers in a row that met a failing store."""
+    _alive: dict[str, LeaseKeepAlive] = field(default_factory=dict)
+
+    def run(self, threads: int, grace: float) -> WorkSummary:
+        running = [
+            threading.Thread(target=self._thread, name=f"spark_mq worker {n}", daemon=True)
+            for n in range(threads)
+        ]
+        with self._on_sigterm():
+            for thread in running:
+                thread.start()
+            try:
+                while any(thread.is_alive() for thread in running) and not self.stop.is_set():
+                    self._wait_for_news()
+            except BaseException:
+                self._end()
+                self._join(running, grace)
+                raise
+            self._end()
+            self._join(running, grace)
+        if self.error is not None:
+            raise self.error
+        return self.summary
+
+    def _wait_for_news(self) -> None:
+        with contextlib.suppress(Empty):
+            if self._news.get(timeout=self.poll):
+                self.stop.set()
+
+    def _end(self) -> None:
+        self.stop.set()
+        self._ending.notify()
+
+    def _join(self, running: list[threading.Thread], grace: float) -> None:
+        deadline = time.monotonic() + grace
+        for thread in running:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._over.set()
+        with self._lock:
+            late = list(self._alive.values())
+        for alive in late:
+            alive.stop()
+        if any(thread.is_alive() for thread in running):
+            _log.warning("a handler still runs after %.0f s: its lease is left to expire", grace)
+
+    @contextlib.contextmanager
+    def _on_sigterm(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(*_: object) -> None:
+            # Not an Event: this thread may hold the lock that its set() needs.
+            self._news.put(True)
+
+        before = signal.signal(signal.SIGTERM, on_signal)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    # -- one thread
+
+    def _thread(self) -> None:
+        try:
+            lease = self._next()
+            while lease is not None:
+                lease = self._handle(lease) or self._next()
+        except BaseException as error:
+            with self._lock:
+                self.error = self.error or error
+            self._end()
+        finally:
+            self._news.put(False)
+
+    def _next(self) -> Lease | None:
+        """Return the next lease, or None at the end. A lease that comes after the end is
+        released."""
+        pause = self.poll
+        while not self.stop.is_set():
+            try:
+                with self._leasing:
+                    acquired = wait_for_lease(
+                        self.ledger, self.options, self._time_left, self.poll, self._ending
+                    )
+            except OUTAGES as error:
+                _log.warning("could not lease, trying again: %s", error)
+                self.stop.wait(pause := min(30.0, pause * 2))
+                continue
+            if acquired.unfinished:
+                continue  # the end of the loop came first
+            why = acquired.blocked_because
+            if why and not acquired.ranges and not self.stop.is_set():
+                _log.warning("group %s may lease nothing: %s", self.ledger.name, why)
+            return self._take(acquired)
+        return None
+
+    def _take(self, acquired: Acquired) -> Lease | None:
+        """Return a lease and keep it alive. One that comes after the end is released."""
+        if not acquired.ranges:
+            return None
+        lease = Lease(self.ledger, self.options.worker_id, acquired)
+        if self.stop.is_set():
+            self._give_back(lease)
+            return None
+        # From now on: the thread may have to end the extension of its last lease first.
+        alive = lease._start_keep_alive(self.limit)
+        with self._lock:
+            self._alive[lease.lease_id] = alive
+        return lease
+
+    def _time_left(self) -> float:
+        if self.stop.is_set():
+            return -1.0
+        return 0.0 if self.until_empty else float("inf")
+
+    def _handle(self, lease: Lease) -> Lease | None:
+        """Handle a lease. Returns the next one if its commit granted one."""
+        with self._lock:
+            self.summary.leases += 1
+        try:
+            return self._call(lease)
+        finally:
+            with self._lock:
+                alive = self._alive.pop(lease.lease_id)
+            alive.stop()
+
+    def _call(self, lease: Lease) -> Lease | None:
+        if self.policy.ack == "first" and not self._ack_first(lease):
+            return None
+        try:
+            granted = [(r.first, r.last) for r in lease._ranges]
+            result = parse_result(self.handler(lease), lease.lease_id, granted)
+        except InvalidHandlerResult:
+            raise
+        except Exception as error:
+            if lease._outage is not None or is_outage(error):
+                self._wait_out(lease, error)
+                return None
+            self._note_failure(lease, error)
+            return self._settle(lease, error)
+        if lease._outage is not None:
+            self._wait_out(lease, lease._outage)
+            return None
+        with self._lock:
+            self._outages = 0
+        return self._settle(lease, result)
+
+    def _ack_first(self, lease: Lease) -> bool:
+        """Ack before the handler gets the messages. Return whether it may have them."""
+        command = SettleCommand(ACK, lease.lease_id, lease._held.unsettled(), whole=True)
+        done = self._commit(lease, [command])
+        if done is None:
+            return False
+        (outcome,), _ = done
+        lease._held.mark_settled(outcome.ranges)
+        self._count(ACK, outcome.settled)
+        try:
+            summarize([lease.lease_id], [outcome])
+        except LeaseLost as lost:
+            _log.warning("a lease was lost before its messages were handed over: %s", lost)
+            return False
+        return True
+
+    def _wait_out(self, lease: Lease, error: Exception) -> None:
+        """Release a lease whose handler met a failing store, uncounted, and wait a while."""
+        text = "group %s: a handler met a failing store. Its messages are released, uncounted: %s"
+        _log.warning(text, self.ledger.name, error)
+        self._give_back(lease)
+        with self._lock:
+            pause, self._outages = outage_pause(self._outages), self._outages + 1
+        self.stop.wait(pause)
+
+    def _give_back(self, lease: Lease) -> None:
+        """Release what is left of a lease, also if the store fails for a while."""
+        if unsettled := lease._held.unsettled():
+            command = SettleCommand(RELEASE, lease.lease_id, unsettled, whole=True)
+            self._commit(lease, [command])
+
+    def _commit(
+        self, lease: Lease, commands: Sequence[SettleCommand], *, more: bool = False
+    ) -> tuple[list[SettleOutcome], list[Any]] | None:
+        """Settle, and with `more` lease the next. Waits as long as the store fails.
+
+        Returns None if the graceful timeout ended it.
+        """
+
+        def also() -> list[LedgerOperation[Acquired]]:
+            wanted = more and not self.stop.is_set()
+            return [lease_operation(self.ledger, self.options)] if wanted else []
+
+        def before_retry(granted: Sequence[Any]) -> None:
+            self._release(granted)
+            with self._lock:
+                alive = self._alive.get(lease.lease_id)
+            if alive is not None:
+                alive.remove_limit()
+
+        done = settle_patiently(self.ledger, commands, also, self._over, before_retry)
+        if done is None:
+            _log.warning("lease %s could not be settled: it is left to expire", lease.lease_id)
+        return done
+
+    def _note_failure(self, lease: Lease, error: Exception) -> None:
+        with self._lock:
+            self.summary.failed += 1
+        if self.policy.on_error == "raise":
+            raise error
+        limit = self.ledger.last_settings.max_delivery_attempts
+        held = describe_held(lease._deliveries(), limit)
+        _log.exception("group %s: the handler failed with %s", self.ledger.name, held)
+
+    def _settle(self, lease: Lease, result: list[MessageVerdict] | Exception) -> Lease | None:
+        """Settle the verdicts and the rest of a lease, and lease the next, in one commit."""
+        unsettled = {lease.lease_id: lease._held.unsettled()}
+        commands = commands_for(result, self.policy, unsettled)
+        if not commands:
+            return None  # the next lease has nothing to share a commit with
+        done = self._commit(lease, commands, more=True)
+        if done is None:
+            return None
+        outcomes, granted = done
+        self._note_settled(lease, result, commands, outcomes)
+        return self._take_next(granted)
+
+    def _note_settled(
+        self,
+        lease: Lease,
+        result: list[MessageVerdict] | Exception,
+        commands: Sequence[SettleCommand],
+        outcomes: Sequence[SettleOutcome],
+    ) -> None:
+        for command, outcome in zip(commands, outcomes, strict=True):
+            lease._held.mark_settled(outcome.ranges)
+            self._count(command.verb, outcome.settled)
+        if isinstance(result, Exception):
+            done = zip(commands, outcomes, strict=True)
+            log_outcomes(self.ledger.name, self.ledger.now(), done)
+        try:
+            summarize([lease.lease_id] * len(outcomes), outcomes)
+        except LeaseLost as lost:
+            _log.warning("some messages of this lease come again, to another worker: %s", lost)
+
+    def _take_next(self, granted: Sequence[Acquired | Exception]) -> Lease | None:
+        """Return the lease that came with a settle. After an error :meth:`_next` asks again."""
+        for acquired in granted:
+            if isinstance(acquired, Acquired):
+                return self._take(acquired)
+        return None
+
+    def _release(self, granted: Sequence[Acquired | Exception]) -> None:
+        """Release the lease that came with a settle that failed."""
+        for acquired in granted:
+            if isinstance(acquired, Acquired) and acquired.ranges:
+                with contextlib.suppress(SparkMQError):
+                    Lease(self.ledger, self.options.worker_id, acquired).release()
+
+    def _count(self, verb: str, messages: int) -> None:
+        with self._lock:
+            self.summary.settled += messages
+            self.summary.nacked += messages if verb == NACK else 0
+            self.summary.rejected += messages if verb == REJECT else 0

@@ -1,0 +1,107 @@
+"""A forked process is refused the handles of its parent, also if a thread held their locks; it may open the queue again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.handles import lease
+
+from spark_mq import Queue
+from spark_mq.errors import UsedAfterFork
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+
+
+def in_a_fork(act: Callable[[], Any]) -> Any:
+    """What a function returns or raises in a forked process. One that hangs is killed."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            try:
+                answer = act()
+            except BaseException as error:
+                answer = error
+            os.write(write, pickle.dumps(answer))
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        ready, _, _ = select.select([read], [], [], 30)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        data = os.read(read, 65_536)
+    finally:
+        os.close(read)
+        os.waitpid(child, 0)
+    assert data, "the forked process hangs, or died"
+    return pickle.loads(data)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    queue = Queue.create(tmp_path / "queue")
+    queue.publish(["a", "b"])
+    return queue
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "publish": lambda world: world.queue.publish("x"),
+    "group": lambda world: world.queue.group("g"),
+    "stats of the queue": lambda world: world.queue.stats(),
+    "sweep": lambda world: world.queue.sweep(),
+    "redrive": lambda world: world.queue.redrive(),
+    "dead letters": lambda world: world.queue.dead_letters.publish("x"),
+    "lease": lambda world: world.group.lease("w"),
+    "work": lambda world: world.group.work(lambda _: None, until_empty=True),
+    "stats": lambda world: world.group.stats(),
+    "seek": lambda world: world.group.seek("latest"),
+    "messages": lambda world: world.lease.messages,
+    "ack": lambda world: world.lease.ack(),
+    "extend": lambda world: world.lease.extend(),
+    "buffered publish": lambda world: world.publisher.publish("x"),
+    "flush": lambda world: world.publisher.flush(),
+    "close": lambda world: world.publisher.close(),
+}
+
+
+class World:
+    def __init__(self, queue: Queue) -> None:
+        self.queue, self.group = queue, queue.group()
+        self.lease, self.publisher = lease(queue, 1), queue.publisher()
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_handle_of_the_parent_is_refused(queue: Queue, use: str) -> None:
+    world = World(queue)
+    ledger = world.group._ledger
+    with ledger.batcher._lock, queue._context._lock, world.publisher._changed:  # as another thread
+        error = in_a_fork(lambda: USES[use](world))
+    assert isinstance(error, UsedAfterFork)
+    assert "spawn or forkserver" in str(error)
+    assert queue.path in error.data["what"]
+    world.publisher.close()
+    assert world.lease.ack().settled == 1, "the parent goes on"
+
+
+def test_a_forked_process_may_open_the_queue_again(queue: Queue) -> None:
+    lease(queue, 1)
+
+    def work() -> list[bytes]:
+        taken = lease(Queue.open(queue.path), 1)
+        values = [m.value for m in taken.messages]
+        taken.ack()
+        return values
+
+    assert in_a_fork(work) == [b"b"]
+    assert queue.group().stats().acked == 1

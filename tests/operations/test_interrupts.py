@@ -1,0 +1,258 @@
+"""Ctrl-C at any line of any public call: the handle works afterwards, also for other threads; a signal handler waits for no lock."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from support.handles import lease
+
+import spark_mq
+from spark_mq import Queue
+from spark_mq.spark.shutdown import on_sigterm
+from spark_mq.testing import memory_queue
+from spark_mq.util.call_batcher import CallBatcher
+
+PACKAGE = os.path.dirname(spark_mq.__file__)
+Line = tuple[str, int]
+
+
+@functools.cache
+def uninterrupted(code: CodeType) -> set[int]:
+    """Where Python runs no signal handler: between the end of a ``with`` block and __exit__, and at ``try:``."""
+    every = list(dis.get_instructions(code))
+    found = {one.offset for one in every if one.opname == "NOP"}
+    steps = [one for one in every if one.opname not in ("CACHE", "PRECALL", "NOP")]
+    for at, step in enumerate(steps[:-3]):
+        nones = all(one.opname == "LOAD_CONST" and one.argval is None for one in steps[at : at + 3])
+        if nones and steps[at + 3].opname.startswith("CALL"):
+            found.add(step.offset)
+    return found
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the first event of one line, in this thread."""
+
+    def __init__(self, at: Line | None = None) -> None:
+        self.at, self.lines, self.fired = at, dict[Line, None](), False
+
+    def run(self, act: Callable[[], Any]) -> None:
+        sys.settrace(self._call)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                act()
+        finally:
+            sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and frame.f_lasti not in uninterrupted(frame.f_code):
+            line = (frame.f_code.co_filename[len(PACKAGE) + 1 :], frame.f_lineno)
+            self.lines[line] = None
+            if line == self.at and not self.fired:
+                self.fired = True
+                raise KeyboardInterrupt
+        return self._line
+
+
+def published(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+
+
+def leased(queue: Queue) -> Any:
+    published(queue)
+    return lease(queue, 1)
+
+
+CALLS: dict[str, tuple[Callable[[Queue], Any], Callable[[Queue, Any], Any]]] = {
+    "publish": (lambda queue: None, lambda queue, _: published(queue)),
+    "lease": (published, lambda queue, _: lease(queue, 1)),
+    "read": (leased, lambda _, taken: taken.table()),
+    "ack": (leased, lambda _, taken: taken.ack()),
+    "nack": (leased, lambda _, taken: taken.nack(delay=0)),
+    "reject": (leased, lambda _, taken: taken.reject()),
+    "release": (leased, lambda _, taken: taken.release()),
+    "extend": (leased, lambda _, taken: taken.extend()),
+    "stats": (published, lambda queue, _: queue.group().stats()),
+    "configure": (published, lambda queue, _: queue.group().configure(max_failures=7)),
+    "seek": (published, lambda queue, _: queue.group().seek("earliest")),
+    "expire": (leased, lambda queue, _: queue.group().expire()),
+    "work": (published, lambda queue, _: queue.group().work(lambda _: None, until_empty=True)),
+}
+
+
+def use(queue: Queue) -> None:
+    """What must work after an interrupt."""
+    queue.publish("x")
+    taken = queue.group().lease("w", max_messages=1_000)
+    if taken is not None:
+        taken.table()
+        taken.extend()
+        taken.ack()
+    queue.group().stats()
+
+
+def works(queue: Queue) -> str:
+    """Why the handle does not work, in another thread and in this one. Empty if it does."""
+    told = ["it hangs"]
+
+    def run() -> None:
+        try:
+            use(queue)
+            told.clear()
+        except Exception as error:
+            told[:] = [f"{type(error).__name__}: {error}"]
+
+    thread = threading.Thread(target=run, daemon=True)
+    started = time.monotonic()
+    thread.start()
+    thread.join(60)
+    if not told and time.monotonic() - started > 10:
+        return "it is slow"
+    if told:
+        return told[0]
+    try:
+        use(queue)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line], bool]) -> None:
+    """Interrupts a call at each chosen line in turn, and uses the handle after each."""
+    prepare, act = CALLS[call]
+    queue, broken, seen = fresh(), list[tuple[Line, str]](), Interrupter()
+    for _ in range(2):  # what is cached the second time takes other lines
+        given = prepare(queue)
+        seen.run(functools.partial(act, queue, given))
+    lines = [line for number, line in enumerate(seen.lines) if chosen(number, line)]
+    assert len(lines) > 10
+    for line in lines:
+        given = prepare(queue)
+        interrupter = Interrupter(line)
+        interrupter.run(functools.partial(act, queue, given))
+        if interrupter.fired and (why := works(queue)):
+            broken.append((line, why))
+            queue = fresh()
+    assert broken == []
+
+
+def on_delta(tmp_path: Path) -> Callable[[], Queue]:
+    numbers = itertools.count()
+    return lambda: Queue.create(
+        tmp_path / str(next(numbers)), durable=False, max_delivery_attempts=None
+    )
+
+
+SHARED = ("util/call_batcher.py", "util/fair_lock.py", "operations/shared_ledger.py")
+"""Where threads share work: each line of these counts in every run of the tests."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_interrupt_leaves_a_handle_that_works(tmp_path: Path, call: str) -> None:
+    interrupt(call, on_delta(tmp_path), lambda n, line: line[0] in SHARED or n % 32 == 0)
+
+
+@pytest.mark.skipif(os.environ.get("INTERRUPTS") != "all", reason="in make fault: it takes minutes")
+@pytest.mark.parametrize("storage", ["memory", "delta"])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_interrupt_at_any_line_leaves_a_handle_that_works(
+    tmp_path: Path, call: str, storage: str
+) -> None:
+    in_memory = functools.partial(memory_queue, max_delivery_attempts=None)
+    fresh = on_delta(tmp_path) if storage == "delta" else in_memory
+    interrupt(call, fresh, lambda number, line: True)
+
+
+@contextlib.contextmanager
+def no_longer_than(seconds: float) -> Iterator[None]:
+    """Ends a deadlock of the main thread."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("the main thread waits for itself")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Interrupted(threading.Event):
+    """SIGTERM comes while the main thread holds this event's lock."""
+
+    sent = False
+
+    def is_set(self) -> bool:
+        if not self.sent and threading.current_thread() is threading.main_thread():
+            self.sent = True
+            with self._cond:  # type: ignore[attr-defined]
+                signal.raise_signal(signal.SIGTERM)
+        return super().is_set()
+
+
+def test_sigterm_ends_a_worker_whose_thread_holds_the_lock_of_its_event() -> None:
+    queue, stop = memory_queue(), Interrupted()
+    with no_longer_than(60):
+        assert queue.group().work(lambda _: None, stop=stop, max_poll_interval="1ms").leases == 0
+    assert stop.sent
+    assert stop.is_set()
+
+
+def test_sigterm_ends_a_stream_whose_thread_holds_the_lock_of_its_event() -> None:
+    stopped = threading.Event()
+    with no_longer_than(60), on_sigterm(object(), stopped.set) as requested:
+        with requested._cond, threading._active_limbo_lock:  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGTERM)
+        assert requested.wait(30)
+        assert stopped.wait(30)
+
+
+def test_a_thread_that_waits_is_let_go_by_an_interrupted_leader() -> None:
+    """Whoever leads a batch is interrupted; the others' calls are run by one of them."""
+    began, interrupt, runs = threading.Event(), threading.Event(), list[list[int]]()
+
+    def run(items: Any) -> list[int]:
+        runs.append(list(items))
+        if items == [0]:
+            began.set()
+            assert interrupt.wait(30)
+            raise KeyboardInterrupt
+        return [10 * item for item in items]
+
+    batcher: CallBatcher[int, int] = CallBatcher(run)
+    results: list[int] = []
+
+    def lead() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            batcher.do(0)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    assert began.wait(30)
+    others = [threading.Thread(target=lambda n=n: results.append(batcher.do(n))) for n in (1, 2, 3)]
+    for other in others:
+        other.start()
+    while len(batcher._waiting) < 3:
+        assert leader.is_alive()
+    interrupt.set()
+    for thread in (leader, *others):
+        thread.join(30)
+    assert sorted(results) == [10, 20, 30]
+    assert len(runs) == 2

@@ -1,0 +1,679 @@
+"""No outage of the store costs a message a delivery, however long it lasts; a damaged file still makes its messages dead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.disks import SizeLimit
+from support.handles import again, lease, route, until
+
+from spark_mq import Lease, Message, Queue, errors
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.operations import outages, payloads
+from spark_mq.storage.memory import MemoryFiles
+from spark_mq.streaming.multi_source import MultiQueueSource
+from spark_mq.streaming.source import StreamOptions, StreamSource
+from spark_mq.testing import ManualClock, memory_queue
+
+Make = Callable[..., Queue]
+TRIES = 60
+"""How often one tries in an outage of a month, at a try each half a day."""
+
+
+class Outage:
+    """The payload files of all queues, or some of them, while nobody can read them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.on = False
+        self.only: set[str] | None = None
+        self.failed = 0
+        self.error: type[OSError] = PermissionError
+        for store in (ObjectStore, MemoryFiles):
+            for verb in ("open", "read"):
+                if verb in vars(store):
+                    patch.setattr(store, verb, self._failing(getattr(store, verb)))
+
+    def _failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(store: Any, path: str) -> Any:
+            payload = path.endswith(".parquet") and "leases" not in store.root
+            hit = payload and "_delta_log" not in path and "commits" not in store.root
+            if self.on and hit and (self.only is None or path in self.only):
+                self.failed += 1
+                raise self.error(13, "out of reach", path)
+            return real(store, path)
+
+        return call
+
+    @contextmanager
+    def __call__(self, *only: str) -> Iterator[None]:
+        self.on, self.only = True, set(only) or None
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
+    return Outage(monkeypatch)
+
+
+def counts(queue: Queue) -> set[tuple[str, int, int]]:
+    """State, deliveries and failures of what is in the ledger."""
+    return {(r.state, r.delivery_count, r.failure_count) for r in queue.group()._ledger.current()}
+
+
+def paths(queue: Queue) -> list[str]:
+    return [file.path for file in queue._context.messages.index().files]
+
+
+def drained(queue: Queue) -> list[tuple[bytes, int]]:
+    """All that is left, with its delivery count."""
+    found: list[tuple[bytes, int]] = []
+    while (taken := queue.group().lease("last", max_messages=100)) is not None:
+        found += [(m.value, m.delivery_count) for m in taken.messages]
+        taken.ack()
+    return sorted(found)
+
+
+# -- leases
+
+
+@pytest.mark.parametrize("error", [PermissionError, TimeoutError, OSError])
+def test_a_lease_of_what_is_out_of_reach_is_refused_and_not_counted(
+    make: Make, clock: ManualClock, outage: Outage, error: type[OSError]
+) -> None:
+    queue = make()
+    queue.publish(["a", "b"])
+    outage.error = error
+    with outage():
+        for _ in range(TRIES):
+            clock.advance("12h")
+            with pytest.raises(errors.StorageError, match="out of reach"):
+                queue.group().lease("w", max_messages=10)
+    assert counts(queue) == set()
+    assert drained(queue) == [(b"a", 1), (b"b", 1)]
+
+
+def test_a_waiting_call_waits_for_the_end_of_the_outage(make: Make, outage: Outage) -> None:
+    queue = make()
+    queue.publish("a")
+    found: list[Lease | None] = []
+    with outage():
+        waiting = threading.Thread(target=lambda: found.append(queue.group().lease("w", wait=60)))
+        waiting.start()
+        until(lambda: outage.failed > 2)
+    waiting.join(60)
+    assert found
+    assert found[0] is not None
+    assert found[0].messages[0].delivery_count == 1
+
+
+def test_a_waiting_call_says_what_failed_once_its_time_is_up(make: Make, outage: Outage) -> None:
+    queue = make()
+    queue.publish("a")
+    with outage(), pytest.raises(errors.StorageError, match="out of reach"):
+        queue.group().lease("w", wait=0.05)
+
+
+def test_one_file_out_of_reach_does_not_hold_up_the_others(
+    make: Make, clock: ManualClock, outage: Outage
+) -> None:
+    queue = make()
+    for value in ("bad", "one", "two"):
+        queue.publish(value)
+    with outage(paths(queue)[0]):
+        for _ in range(TRIES):
+            clock.advance("12h")
+            taken = lease(queue, 10)
+            assert [m.value for m in taken.messages] == [b"one", b"two"]
+            taken.release()
+        lease(queue, 10).ack()
+        clock.advance("1h")
+        with pytest.raises(errors.StorageError):
+            queue.group().lease("w")
+    clock.advance("1h")
+    assert drained(queue) == [(b"bad", 1)]
+
+
+def test_files_out_of_reach_are_passed_over_one_by_one(
+    make: Make, clock: ManualClock, outage: Outage
+) -> None:
+    queue = make()
+    for n in range(20):
+        queue.publish(str(n))
+    with outage(*paths(queue)[:15]):
+        assert [m.value for m in lease(queue, 1).messages] == [b"15"]
+    clock.advance("1h")
+    assert drained(queue)[0] == (b"0", 1)
+
+
+def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
+    make: Make, clock: ManualClock, outage: Outage
+) -> None:
+    """The footers are known to be good, so nobody looks at the files before the lease."""
+    queue = make()
+    queue.publish([str(n) for n in range(3)])
+    lease(queue, 1).ack()
+    taken = lease(queue, 2)
+    with outage():
+        with pytest.raises(errors.StorageError, match=r"out of reach.*lease again"):
+            taken.messages  # noqa: B018
+        with pytest.raises(errors.StorageError, match="lease again"):
+            taken.table()
+        for settle in (taken.nack, taken.ack, taken.reject):
+            assert settle().settled == 0
+        assert counts(queue) == {("waiting", 0, 0)}
+        with pytest.raises(errors.StorageError):
+            queue.group().lease("w", max_messages=2)
+    with pytest.raises(errors.StorageError, match="lease again"):
+        taken.messages  # noqa: B018
+    assert drained(queue) == [(b"1", 1), (b"2", 1)]
+
+
+def test_a_lease_that_delivered_keeps_its_messages_in_an_outage(make: Make, outage: Outage) -> None:
+    queue = make()
+    queue.publish("a")
+    taken = lease(queue)
+    assert len(taken.messages) == 1
+    with outage():
+        with pytest.raises(errors.StorageError):
+            taken.table()
+        assert counts(queue) == {("leased", 1, 0)}
+        assert taken.ack().settled == 1
+
+
+def test_an_error_of_the_store_is_not_taken_for_damage(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose reading failed, and whose bytes are sound, is not damaged."""
+    queue = make()
+    queue.publish(["a", "b"])
+    real = pq.ParquetFile.__init__
+
+    def failing(self: Any, source: Any, *args: Any, **options: Any) -> None:
+        if not str(type(source)).endswith("BufferReader'>") or source.size() == 0:
+            raise OSError(5, "Input/output error")
+        real(self, source, *args, **options)
+
+    if queue.path == "memory":
+        pytest.skip("its files are bytes")
+    with monkeypatch.context() as patch:
+        patch.setattr(pq.ParquetFile, "__init__", failing)
+        with pytest.raises(errors.StorageError, match="sound"):
+            queue.group().lease("w")
+    assert drained(queue) == [(b"a", 1), (b"b", 1)]
+
+
+def test_a_ledger_out_of_reach_is_not_taken_for_damage(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    held = lease(queue, 1)
+    real = ObjectStore.read_parquet
+
+    def read(store: ObjectStore, path: str, *args: Any) -> Any:
+        if store.root.endswith("/leases"):
+            raise PermissionError(13, "Permission denied", f"{store.root}/{path}")
+        return real(store, path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "read_parquet", read)
+        with pytest.raises(errors.StorageError, match="readable and writable"):
+            again(queue).group().lease("w")
+    held.ack()
+    assert drained(again(queue)) == [(b"b", 1)]
+
+
+def test_a_lease_that_was_acked_first_may_be_read_again_after_an_outage(
+    make: Make, outage: Outage
+) -> None:
+    queue = make()
+    queue.publish(["a", "b"])
+    lease(queue, 1).ack()
+    taken = queue.group().lease("w", auto_ack=True)
+    assert taken is not None
+    with outage(), pytest.raises(errors.StorageError):
+        taken.table()
+    assert [m.value for m in taken.messages] == [b"b"]
+
+
+# -- the worker loop
+
+
+@contextmanager
+def working(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> Iterator[None]:
+    """A worker in a thread, which ends without an error."""
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            queue.group().work(handler, stop=stop, max_poll_interval="1ms", **options)
+        except BaseException as error:
+            failed.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        worker.join(60)
+    assert not worker.is_alive()
+    assert not failed
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
+def test_workers_wait_out_any_outage(
+    make: Make, clock: ManualClock, outage: Outage, threads: int, on_error: str
+) -> None:
+    queue = make(visibility_timeout="30d")  # no lease expires when the clock is moved
+    for n in range(4):
+        queue.publish([f"{n}a", f"{n}b"])
+    seen: list[tuple[bytes, int]] = []
+
+    def handle(taken: Lease) -> None:
+        seen.extend((m.value, m.delivery_count) for m in taken.messages)
+
+    outage.on = True
+    with working(queue, handle, threads=threads, on_error=on_error, max_messages=2):
+        for _ in range(24):
+            before = outage.failed
+            clock.advance("1d")
+            until(lambda before=before: outage.failed > before)  # type: ignore[misc]
+        assert counts(queue) == set()
+        outage.on = False
+        until(lambda: clock.advance("10s") or len(seen) == 8)
+    assert sorted(seen) == sorted((f"{n}{x}".encode(), 1) for n in range(4) for x in "ab")
+    assert queue.group().stats().acked == 8
+
+
+@pytest.mark.parametrize("ack", ["after", "manual"])
+@pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
+def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
+    make: Make, clock: ManualClock, outage: Outage, on_error: str, ack: str
+) -> None:
+    """It reads late, of a file that was good before."""
+    queue = make(visibility_timeout="30d")
+    queue.publish([str(n) for n in range(3)])
+    lease(queue, 1).ack()
+    began = threading.Event()
+
+    def handle(taken: Lease) -> None:
+        began.set()
+        try:
+            seen.extend((m.value, m.delivery_count) for m in taken.messages)
+        except OSError:
+            raise RuntimeError("no luck") from None
+        taken.ack()
+
+    seen: list[tuple[bytes, int]] = []
+    outage.on = True
+    with working(queue, handle, on_error=on_error, ack=ack, max_messages=2):
+        assert began.wait(30)
+        for _ in range(24):
+            before = outage.failed
+            clock.advance("1d")
+            until(lambda before=before: outage.failed > before)  # type: ignore[misc]
+        assert counts(queue) == {("waiting", 0, 0)}
+        outage.on = False
+        until(lambda: clock.advance("10s") or len(seen) == 2)
+    assert seen == [(b"1", 1), (b"2", 1)]
+
+
+@pytest.mark.parametrize("how", ["plain", "from", "while handling"])
+def test_an_error_of_another_queues_store_is_not_the_messages_failure(
+    make: Make, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    queue = make(max_delivery_attempts=2)
+    queue.publish("a")
+    tries: list[int] = []
+
+    def handle(taken: Lease) -> None:
+        tries.append(taken.messages[0].delivery_count)
+        if len(tries) == 10:
+            return
+        error = errors.StorageError("publishing failed", path="/other", landed=False)
+        if how == "plain":
+            raise error
+        try:
+            raise error
+        except errors.StorageError as cause:
+            if how == "from":
+                raise ValueError("no") from cause
+            raise ValueError("no")  # noqa: B904
+
+    queue.group().work(handle, until_empty=True)
+    assert tries == [1] * 10
+    assert queue.group().stats().acked == 1
+
+
+def test_a_handlers_own_oserror_is_its_failure(make: Make) -> None:
+    queue = make(max_delivery_attempts=2, retry_delay=0)
+    queue.publish("a")
+
+    def handle(_: Lease) -> None:
+        raise FileNotFoundError("what the message names")
+
+    queue.group().work(handle, until_empty=True)
+    assert queue.group().stats().dead == 1
+
+
+@pytest.mark.parametrize("ack", ["after", "first"])
+def test_a_settle_waits_for_the_store_and_keeps_its_lease(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, ack: str
+) -> None:
+    queue = delta_queue(visibility_timeout="300ms", clock_skew=0)
+    queue = Queue.open(queue.path)  # by the machine's clock: the lease is to be extended
+    queue.publish(["a", "b"])
+    full, failed = threading.Event(), list[float]()
+    real = ObjectStore.create
+
+    def create(store: ObjectStore, path: str, data: bytes) -> None:
+        if full.is_set() and store.root.endswith("/leases") and b'"ack' in data.replace(b"\\", b""):
+            failed.append(time.monotonic())
+            raise OSError(28, "No space left on device")
+        real(store, path, data)
+
+    monkeypatch.setattr(ObjectStore, "create", create)
+    seen: list[int] = []
+
+    def handle(taken: Lease) -> None:
+        seen.extend(m.delivery_count for m in taken.messages)
+
+    full.set()
+    with working(queue, handle, ack=ack, max_messages=2, max_lease_duration="400ms"):
+        until(lambda: failed and failed[-1] - failed[0] > 1.5)
+        full.clear()
+        until(lambda: queue.group().stats().acked == 2)
+    assert seen == [1, 1], "nobody else got them meanwhile"
+
+
+def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    queue.publish("a")
+    ledger, tries = type(queue.group()._ledger), list[int]()
+    real = ledger.run_together
+
+    def contended(self: Any, *operations: Any) -> list[Any]:
+        if operations[0].lease_ids and len(tries) < 3:
+            tries.append(1)
+            raise errors.ContentionTimeout("lost", group="default", attempts=9)
+        return real(self, *operations)
+
+    monkeypatch.setattr(ledger, "run_together", contended)
+    summary = queue.group().work(lambda _: None, until_empty=True)
+    assert (len(tries), summary.settled) == (3, 1)
+
+
+def test_a_worker_that_cannot_settle_ends_after_its_grace(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    queue.publish("a")
+    ledger, stop = type(queue.group()._ledger), threading.Event()
+    real = ledger.run_together
+
+    def failing(self: Any, *operations: Any) -> list[Any]:
+        if operations[0].lease_ids:
+            stop.set()
+            raise errors.StorageError("no", path="p", landed=False)
+        return real(self, *operations)
+
+    monkeypatch.setattr(ledger, "run_together", failing)
+    before = time.monotonic()
+    queue.group().work(lambda _: None, stop=stop, graceful_timeout="200ms")
+    assert time.monotonic() - before < 20
+    assert counts(queue) == {("leased", 1, 0)}
+
+
+def test_a_disk_without_permissions(clock: ManualClock) -> None:
+    """The real thing: files that this user may not read."""
+    disk = SizeLimit()
+    try:
+        queue = Queue.create(disk.path / "queue", clock=clock)
+        queue.publish(["a", "b"])
+        with disk.unreadable():
+            for _ in range(50):
+                clock.advance("1h")
+                with pytest.raises(errors.StorageError, match="readable and writable"):
+                    again(queue).group().lease("w")
+                with pytest.raises(errors.StorageError):
+                    queue.group().lease("w")
+        assert drained(queue) == [(b"a", 1), (b"b", 1)]
+    finally:
+        disk.close()
+
+
+# -- streams
+
+
+def restarted(queue: Queue, offsets: list[Any]) -> Any:
+    """What a new runner plans, as Spark drives it after a crash: first what is logged, then what is new."""
+    source = StreamSource(queue.group()._ledger, StreamOptions(), keep_alive=lambda *_: Alive())
+    if not offsets:
+        offsets.append(source.initial())
+    plan = source.plan(offsets[-2], offsets[-1]) if len(offsets) > 1 else None
+    if plan is None or not plan.slices:
+        end = source.latest(offsets[-1])
+        if end == offsets[-1]:
+            return plan
+        offsets.append(end)
+        plan = source.plan(offsets[-2], end)
+    return plan
+
+
+class Alive:
+    def stop(self) -> None:
+        pass
+
+
+def test_a_stream_restarted_in_an_outage_counts_nothing(
+    make: Make, clock: ManualClock, outage: Outage
+) -> None:
+    queue, offsets = make(), list[Any]()
+    queue.publish(["a", "b"])
+    with outage():
+        for _ in range(TRIES):
+            clock.advance("12h")
+            with pytest.raises(errors.StorageError, match="out of reach"):
+                restarted(queue, offsets)
+        assert counts(queue) == set()
+    plan = restarted(queue, offsets)
+    assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, 1)]
+
+
+def test_a_replay_in_an_outage_counts_nothing(
+    make: Make, clock: ManualClock, outage: Outage
+) -> None:
+    queue, offsets = make(), list[Any]()
+    queue.publish(["a", "b"])
+    assert restarted(queue, offsets).slices
+    with outage():
+        for _ in range(100):
+            clock.advance("1m")
+            with pytest.raises(errors.StorageError, match="out of reach"):
+                restarted(queue, offsets)
+    assert {r.delivery_count for r in queue.group()._ledger.current()} == {1}
+    plan = restarted(queue, offsets)
+    assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, 2)]
+
+
+def test_what_spark_has_committed_is_acked_in_an_outage(make: Make, outage: Outage) -> None:
+    queue = make()
+    queue.publish("a")
+    source = StreamSource(queue.group()._ledger, StreamOptions(), keep_alive=lambda *_: Alive())
+    offsets = [source.initial()]
+    offsets.append(source.latest(offsets[0]))
+    assert source.plan(*offsets).slices
+    queue.publish("b")
+    with outage():
+        offsets.append(source.latest(offsets[1]))
+        with pytest.raises(errors.StorageError):
+            source.plan(offsets[1], offsets[2])
+    assert queue.group().stats().acked == 1
+    assert drained(queue) == [(b"b", 1)]
+
+
+def test_a_stream_over_two_queues_goes_on_with_the_one_in_reach(
+    clock: ManualClock, outage: Outage
+) -> None:
+    one, two = memory_queue(clock), memory_queue(clock)
+    for queue in (one, two):
+        queue.publish("a")
+    two._context.path = "memory two"
+    groups = [queue.group()._ledger for queue in (one, two)]
+    groups[1].queue_path = "memory two"
+    source = MultiQueueSource(groups, StreamOptions(), keep_alive=lambda *_: Alive())
+    start = source.initial()
+    with outage(*paths(two)):
+        plans = source.plans(start, source.latest(start))
+        assert [ledger.queue_path for ledger, plan in plans if plan.slices] == ["memory"]
+    assert counts(two) == set()
+    assert {r.delivery_count for r in groups[0].current()} == {1}
+    again_source = MultiQueueSource(groups, StreamOptions(), keep_alive=lambda *_: Alive())
+    with outage(*paths(one)):
+        for _ in range(20):
+            with pytest.raises(errors.StorageError):
+                again_source.plans(start, {**start, "batch": 1})
+    assert {r.delivery_count for r in groups[0].current()} == {1}
+
+
+# -- dead letters
+
+
+def test_dead_letters_are_routed_and_redriven_only_once_they_can_be_read(
+    make: Make, clock: ManualClock, outage: Outage
+) -> None:
+    queue = make()
+    queue.publish(["a", "b"])
+    lease(queue).reject(error="no")
+    with outage():
+        for _ in range(20):
+            clock.advance("1h")
+            with pytest.raises(OSError, match="out of reach"):
+                route(queue.group())
+    assert queue.dead_letters.stats()["published"] == 0
+    assert queue.sweep().routed == 2
+    with outage():
+        for _ in range(20):
+            with pytest.raises(OSError, match="out of reach"):
+                queue.redrive()
+    assert queue.redrive().messages == 2
+    assert drained(queue) == [(b"a", 1), (b"b", 1)]
+
+
+# -- damage
+
+
+def damage(queue: Queue, path: str) -> None:
+    queue._context.messages.files.delete(path)
+    queue._context.messages.files.write(path, b"garbage")
+
+
+def test_one_commit_buries_all_messages_of_a_damaged_file(make: Make) -> None:
+    queue = make()
+    queue.publish([str(n) for n in range(300)])
+    queue.publish("good")
+    damage(queue, paths(queue)[0])
+    queue.group().ensure()
+    before = queue._context.ledgers.version()
+    assert [m.value for m in lease(queue, 1).messages] == [b"good"]
+    assert queue._context.ledgers.version() == before + 1
+    (dead,) = [r for r in queue.group()._ledger.current() if r.state == "dead"]
+    assert (dead.message_count, dead.delivery_count, dead.reason) == (300, 0, "payload unreadable")
+    assert "not readable" in (dead.error or "")
+    assert queue.sweep().routed == 300
+
+
+def test_delayed_messages_of_a_damaged_file_wait_for_their_time(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make()
+    late = clock() + timedelta(hours=1)
+    queue.publish([Message("late", deliver_at=late), Message("now")])
+    damage(queue, paths(queue)[0])
+    assert queue.group().lease("w") is None
+    stats = queue.group().stats()
+    assert (stats.dead, stats.delayed) == (1, 1)
+    clock.advance("2h")
+    assert queue.group().lease("w") is None
+    assert queue.group().stats().dead == 2
+
+
+def test_many_damaged_files_respect_the_wait_and_take_few_commits(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make()
+    for n in range(40):
+        queue.publish(str(n))
+    queue.publish("good")
+    for path in paths(queue)[:-1]:
+        damage(queue, path)
+    queue.group().ensure()
+    before = queue._context.ledgers.version()
+    assert [m.value for m in lease(queue, 1).messages] == [b"good"]
+    assert queue._context.ledgers.version() - before < 20
+    assert queue.group().stats().dead == 40
+
+
+def test_a_stop_ends_the_search_through_damaged_files(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payloads, "CHECK_SECONDS", 0.0)
+    queue = make()
+    for n in range(30):
+        queue.publish(str(n))
+    for path in paths(queue):
+        damage(queue, path)
+    stop, real, runs = threading.Event(), payloads.FileCheck.run, list[str]()
+
+    def run(check: payloads.FileCheck) -> None:
+        runs.append(check.file.path)
+        if len(runs) == 3:
+            stop.set()
+        real(check)
+
+    monkeypatch.setattr(payloads.FileCheck, "run", run)
+    summary = queue.group().work(lambda _: None, stop=stop)
+    assert summary.leases == 0
+    assert len(runs) <= 4
+
+
+def test_a_slow_check_does_not_hold_up_the_settles_of_others(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a store, a file may take minutes to fail: an extension must not wait for that."""
+    queue = delta_queue()
+    queue.publish("a")
+    held = lease(queue, 1)
+    queue.publish("b")
+    slow, began = threading.Event(), threading.Event()
+    real = payloads.FileCheck.run
+
+    def run(check: payloads.FileCheck) -> None:
+        began.set()
+        slow.wait(60)
+        real(check)
+
+    monkeypatch.setattr(payloads.FileCheck, "run", run)
+    monkeypatch.setattr(payloads, "is_remote", lambda messages: True)
+    found: list[Lease | None] = []
+    taking = threading.Thread(target=lambda: found.append(queue.group().lease("w", wait=60)))
+    taking.start()
+    assert began.wait(30)
+    assert held.extend().settled == 1
+    assert held.ack().settled == 1
+    slow.set()
+    taking.join(60)
+    assert found[0] is not None

@@ -1,0 +1,62 @@
+"""A payload file that nobody can read for a while costs a stream's messages no delivery, however often it is restarted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from support.harness import Stream, numbered
+
+from spark_mq import Queue
+
+
+class Hidden:
+    """The payload files of a queue, while folders stand in their place: to read one fails, and it is not missing."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._files = [
+            Path(queue.path, "messages", file.path)
+            for file in queue._context.messages.index().files
+        ]
+
+    def begin(self) -> None:
+        for file in self._files:
+            if file.is_file():
+                file.rename(f"{file}.hidden")
+                file.mkdir()
+
+    def end(self) -> None:
+        for file in self._files:
+            file.rmdir()
+            Path(f"{file}.hidden").rename(file)
+
+
+@pytest.mark.parametrize("on_error", ["nack", "raise"])
+@pytest.mark.parametrize("reader", ["spark", "python"])
+def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
+    stream: Stream, queue: Queue, reader: str, on_error: str
+) -> None:
+    queue.publish(numbered(4))
+    hidden, seen = Hidden(queue), list[tuple[str, int]]()
+    away = [True]
+
+    def process(batch: Any, lease: Any) -> None:
+        if away[0]:
+            hidden.begin()
+        rows = batch.select("value", "delivery_count").collect()
+        seen.extend((bytes(row.value).decode(), row.delivery_count) for row in rows)
+
+    def run() -> None:
+        stream.run(stream.group.for_each_batch(process, on_error=on_error, reader=reader))
+
+    for _ in range(7):  # more often than a message may be delivered
+        with pytest.raises(StreamingQueryException):
+            run()
+    assert {(r.state, r.delivery_count) for r in stream.group._ledger.current()} == {("waiting", 0)}
+    away[0] = False
+    hidden.end()
+    run()
+    assert sorted(seen) == [(value, 1) for value in numbered(4)]
+    assert stream.group.stats().acked == 4
