@@ -244,13 +244,15 @@ class LocalBackend:
                 return os.path.commonpath([root, os.path.realpath(self._full(path))]) != root
         return False
 
-    def _entries(self, folder: str, temporary: bool = False) -> _Entries:
+    def _entries(self, folder: str, temporary: bool = False) -> Iterator[os.DirEntry[str]]:
         try:
-            with os.scandir(self._full(folder)) as entries:
-                found = list(entries)
+            entries = os.scandir(self._full(folder))
         except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [e for e in found if (_TEMPORARY.fullmatch(e.name) is not None) == temporary]
+            return
+        with entries:  # not as a list: a folder may have a million files
+            for entry in entries:
+                if (_TEMPORARY.fullmatch(entry.name) is not None) == temporary:
+                    yield entry
 
     def _found(self, folder: str, entry: os.DirEntry[str]) -> Iterator[FileInfo]:
         # Another process may delete the file between the listing and this call.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger import admin, schedule
@@ -31,6 +31,9 @@ from spark_mq.util.validation import suggest, validate_choice
 __all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
 
 _log = logging.getLogger(__name__)
+
+_MAX_COMPARED_GROUPS: Final = 100
+"""A new group's name is compared with those of the others only if there are not more."""
 
 
 class GroupLedger(SharedLedger):
@@ -91,10 +94,14 @@ class GroupLedger(SharedLedger):
         self._created = True
 
     def _warn_similar_name(self) -> None:
-        """Log the new group. Warn if its name looks misspelt. Numbered names are alike on
-        purpose."""
+        """Log the new group. Warn if its name looks misspelt.
+
+        Numbered names are alike on purpose. Nobody types the names of very many groups.
+        """
         stem = _without_digits(self.name)
-        others = (name for name in self.ledgers.groups() if _without_digits(name) != stem)
+        many = self.ledgers.group_count() > _MAX_COMPARED_GROUPS
+        names = () if many else self.ledgers.groups()
+        others = (name for name in names if _without_digits(name) != stem)
         if alike := suggest(self.name, others):
             _log.warning(
                 "group %r is made in %s, at %s: is %r meant, which is there? If so, drop_group(%r)",
