@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow.compute as pc
-
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
@@ -27,7 +25,7 @@ def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, li
     """
     editor = LedgerEditor(ledger)
     frozen: list[Range] = []
-    for r in editor.remove(ledger.rows_where(ledger.is_state(DEAD))[:limit]):
+    for r in editor.remove(ledger.find((DEAD,))[:limit]):
         frozen.append(r._replace(state=ROUTING, lease_id=routing_id))
         editor.add(frozen[-1], r)
     return editor.build(), frozen
@@ -83,8 +81,8 @@ def settle_routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tup
         The next ledger and the number of settled messages.
     """
     editor, total = LedgerEditor(ledger), 0
-    own = pc.equal(ledger.column("lease_id"), routing_id)
-    for r in editor.remove(ledger.rows_where(pc.and_(ledger.is_state(ROUTING), own))):
+    own = ("lease_id", "=", routing_id)
+    for r in editor.remove(ledger.find((ROUTING,), own)):
         editor.add(r.as_settled(), r, event)
         total += r.message_count
     return editor.build(), total

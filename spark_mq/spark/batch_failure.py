@@ -26,7 +26,7 @@ _REMOTE_OUTAGE: Final = re.compile(r"spark_mq\.errors\.(?:StorageError|Contentio
 def find_outage(owners: LeaseRouter, failure: Exception, lease: BatchLease) -> Exception | None:
     """Return the error of the store behind a failure of the user's function, or None.
 
-    A Spark job that failed in an executor has its cause only as text, and Spark's own reader has
+    A Spark job that failed in an executor names its cause only as text, and Spark's own reader has
     other errors. So the batch's files are checked too.
     """
     if is_outage(failure):

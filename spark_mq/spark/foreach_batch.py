@@ -216,7 +216,7 @@ class ForEachBatch:
         held = {
             r.lease_id
             for ledger in ledgers
-            for r in ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED)))
+            for r in ledger.ranges_at(ledger.find((LEASED,)))
             if r.lease_id
         }
         parts = {lease_id: parse_lease_id(lease_id) for lease_id in held}
