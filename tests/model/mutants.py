@@ -20,7 +20,7 @@ from spark_mq.operations import group_ledger, shared_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.spark.batch_lease import BatchLease
-from spark_mq.streaming import auto_ack
+from spark_mq.streaming import auto_ack, replay
 from spark_mq.streaming import source as stream
 
 from . import actors
@@ -127,11 +127,11 @@ ALL = [
            "(self.replay if transitions.rows_held_by_batch(self.ledger.current(), f'{stream}/{n}/') else self.lease)(stream, n)", "crashes"),
     Mutant(SOURCE, "a replay takes over what its batch holds", ledger.rows_held_by_batch, "return ledger", "return [] and ledger", "crashes"),
     Mutant(SOURCE, "a replay counts as a delivery", ledger.replay_batch, "r.delivery_count + 1", "r.delivery_count", "crashes"),
-    Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", stream.StreamSource.replay, "if got[2] else None",
+    Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", replay.take_over_batch, "if got[2] else None",
            "if got[0] else None", "zombie"),
     Mutant(SOURCE, "a lease is refused once the batch was leased or replayed", stream.StreamSource.lease, "highest=2 * n)",
            "highest=2 * n + 2)", "zombie"),
-    Mutant(SOURCE, "a batch is replayed once", stream.StreamSource.replay, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
+    Mutant(SOURCE, "a batch is replayed once", replay.take_over_batch, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
     Mutant(SOURCE, "no innocent has its last attempt in company", selection._due_rows,
            "sorted([*suspect, *innocent])", "suspect", "releasing"),
     Mutant(SOURCE, "what failed by itself stays in the replay", ledger.replay_batch, " and not _failed_by_itself(r)", "", "refusing"),
@@ -158,9 +158,9 @@ ALL = [
     Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run, 'if self.policy.ack == "first":', "if True:", "crashes"),
     Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", actors.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
     Mutant(SETTLING, "an outage is no failure of the messages", foreach.ForEachBatch._run,
-           "if (outage := self._outage(failure, lease)) is not None:", "if (outage := None) is not None:", "outages"),
+           "if (outage := find_outage(self._owners, failure, lease)) is not None:", "if (outage := None) is not None:", "outages"),
     Mutant(SETTLING, "a batch that met an outage is released before the query ends", foreach.ForEachBatch._run,
-           "self._release(lease)", "pass", "outages"),
+           "release_batch(self._owners, lease)", "pass", "outages"),
     # -- section 8: dead letters
     Mutant(LETTERS, "a sweeper finishes the routing ids that it finds", dead_letters.route_dead_letters, "routing.finish_all()", "0", "routing"),
     Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
