@@ -31,7 +31,7 @@ def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
     if file is None or (marks and marks[-1].first >= file.first):
         return ledger
     head = replace(ledger.head, marks=_thinned([*marks, LogMark(file.first, file.path)]))
-    return Ledger(head, ledger.ranges, ledger.events)
+    return ledger.replaced(head, ledger.events)
 
 
 def _thinned(marks: Sequence[LogMark]) -> tuple[LogMark, ...]:
@@ -64,10 +64,13 @@ def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
         A bound that is certain: they may agree on more. -1 if they share nothing.
     """
     marks, reached = ledger.head.marks, index.last_sequence
-    if not marks or index.path_at(marks[-1].first) == marks[-1].path:
+    if not marks or index.may_have(*marks[-1]):
         return None if ledger.tracked_up_to <= reached else reached
-    known = [mark for mark in marks if index.path_at(mark.first) == mark.path]
-    return index.file_at(known[-1].first).last if known else -1
+    known = [mark for mark in marks if index.may_have(*mark)]
+    if not known:
+        return -1
+    file = index.last_file_from(known[-1].first)
+    return index.forgotten_to if file is None else file.last
 
 
 def forget(

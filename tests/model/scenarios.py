@@ -322,5 +322,8 @@ WORLDS: dict[str, Callable[[bool], World]] = {
     )
 }  # fmt: skip
 
-LARGE: set[str] = {"zombie_and_crashes"}
-"""Looked at as a whole in the long form only, for half a minute; a mutant is found in it in a second."""
+SLOW: set[str] = {
+    "zombie_and_crashes", "fickle", "driver_and_worker", "routing_goes_on", "trim_and_new_group", "redriving", "zombie", "crashes", "capped",
+    "last_attempts", "raiser", "releasing", "routing", "kept_alive", "killer_and_crashes", "flaky_verdicts", "company", "failing_batches",
+}  # fmt: skip
+"""Explored as a whole in make test-all only. A mutant is found in each of them in a second."""
