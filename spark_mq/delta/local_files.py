@@ -94,8 +94,10 @@ class LocalBackend:
         return LocalBackend(self._full(name), self._durable, self._files)
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a file. A data file behind a link that leads out is missing."""
         full = self._full(path)
+        if not path.startswith("_delta_log/") and self._leads_out(path):
+            raise _missing(full)
         try:
             with io.FileIO(full) as file:
                 return file.readall()
