@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import format_intervals
 from spark_mq.ledger.message_index import MessageIndex
@@ -24,6 +21,7 @@ from spark_mq.ledger.ranges import (
     ROUTING,
     UNREAD,
     WAITING,
+    Condition,
     Ledger,
     LedgerHeader,
     Range,
@@ -184,9 +182,10 @@ class _Acquiring:
         self.attempts = rules.attempts_before_isolation(request.reserved_attempts)
         self.limit = 1 if self.attempts == 1 else request.max_messages
         if rules.max_in_flight is not None:
-            in_flight = ledger.count(ledger.is_state(LEASED))
+            in_flight = ledger.count((LEASED,))
             self.limit = min(self.limit, rules.max_in_flight - in_flight)
-        self.waiting = _due_rows(ledger, _due_cutoff(now, request), request, self.attempts)
+        self.due = _due_conditions(now, request)
+        self.waiting = _due_rows(ledger, self.due, self.attempts)
         self.may_read = _has_unread(ledger, index, request)
         self.full = _is_full(ledger, now, rules)
 
@@ -196,6 +195,8 @@ class _Acquiring:
 
     def acquire(self, kind: AcquireKind) -> tuple[Ledger, Grant] | None:
         """Lease messages of one kind. Return None if there are none."""
+        if kind != REST and not self.waiting[kind]:
+            return None
         editor, scheduled, reach = LedgerEditor(self.ledger), list[Range](), -1
         taken = self._take(editor, kind)
         if kind == REST and self.may_read and not self.full:
@@ -210,11 +211,12 @@ class _Acquiring:
             )
             taken += unread.due
             scheduled = [*unread.later, *unread.expired]
-        fitting = limit_bytes(editor, taken, self.index, self.request.max_bytes)
-        if not fitting:
+        if not taken:
             return None
-        if fitting is not taken:
-            taken, reach = fitting, fitting[-1].last
+        if self.request.max_bytes is not None:
+            fitting = limit_bytes(editor, taken, self.index, self.request.max_bytes)
+            if fitting is not taken:
+                taken, reach = fitting, fitting[-1].last
         editor.head = _with_next_kind(self.ledger.head, kind)
         granted = _add_leased(editor, taken, self.now, self.request)
         for r in scheduled:
@@ -225,8 +227,10 @@ class _Acquiring:
     def _take(self, editor: LedgerEditor, kind: AcquireKind) -> list[Range]:
         """Take waiting messages of one kind."""
         rows, limit = self.waiting[kind], self.limit
-        if kind == SUSPECT and rows:
-            row = rows[0] if self.attempts is not None else _longest_due(self.ledger, rows)
+        if not rows:
+            return []
+        if kind == SUSPECT:
+            row = rows[0] if self.attempts is not None else _longest_due(self.ledger, self.due)
             deliveries = self.ledger.range_at(row).delivery_count
             limit = isolation_size(limit, deliveries, self.attempts or _DEFAULT_ATTEMPTS)
             rows = [row]
@@ -239,7 +243,7 @@ def _with_next_kind(head: LedgerHeader, kind: AcquireKind) -> LedgerHeader:
 
 def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
     """Return the request for the messages before the first blocked one, and why it ends there."""
-    blocked = ledger.rows_where(ledger.is_state(BLOCKED))
+    blocked = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
     if not blocked:
         return request, ""
     first = ledger.range_at(blocked[0])
@@ -251,41 +255,36 @@ def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[Acquir
 
 
 def _due_rows(
-    ledger: Ledger, cutoff: int, request: AcquireRequest, attempts: int | None
+    ledger: Ledger, due: Sequence[Condition], attempts: int | None
 ) -> dict[AcquireKind, list[int]]:
     """Return the waiting rows that are due, by kind."""
-    available_at = ledger.column("available_at").cast(pa.int64())
-    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
-    if request.max_sequence is not None:
-        due = pc.and_(due, pc.less_equal(ledger.column("first"), request.max_sequence))
-    suspect = ledger.column("suspect")
-    count = ledger.column("delivery_count")
-    before_last = _MAX_INT32 if attempts is None else attempts - 1
-    last = pc.and_(pc.greater(count, 0), pc.greater_equal(count, before_last))
+    if WAITING not in ledger.states or not ledger.find((WAITING,), *due):
+        return {kind: [] for kind in _KINDS}
+    before_last = _MAX_INT32 if attempts is None else max(1, attempts - 1)
+    clear = (*due, ("suspect", "=", False))
+    last = (*clear, ("delivery_count", ">=", before_last))
+    suspect = ledger.find((WAITING,), *due, ("suspect", "=", True))
     # A message without a failure can be on its last attempt, after a replay and a release.
     # It goes alone, because it is innocent so far.
-    innocent = pc.and_(last, pc.equal(ledger.column("failure_count"), 0))
-    suspect = pc.or_(suspect, innocent)
-    clear = pc.and_(due, pc.invert(suspect))
+    innocent = ledger.find((WAITING,), *last, ("failure_count", "=", 0))
     return {
-        SUSPECT: ledger.rows_where(pc.and_(due, suspect)),
-        LAST: ledger.rows_where(pc.and_(clear, last)),
-        REST: ledger.rows_where(pc.and_(clear, pc.invert(last))),
+        SUSPECT: sorted([*suspect, *innocent]),
+        LAST: ledger.find((WAITING,), *last, ("failure_count", ">", 0)),
+        REST: ledger.find((WAITING,), *clear, ("delivery_count", "<", before_last)),
     }
 
 
-def _longest_due(ledger: Ledger, rows: list[int]) -> int:
+def _longest_due(ledger: Ledger, due: Sequence[Condition]) -> int:
     """Return the suspect range that is due the longest, in a group without a limit.
 
     The least delivered one wins a tie, then the lowest. With a limit the lowest always goes
     first, because it is settled or dead at last. Without one it would starve the others.
     """
-    places = pa.array(rows, pa.int64())
-    due = ledger.column("available_at").cast(pa.int64()).take(places)
-    count = ledger.column("delivery_count").take(places)
-    longest = pc.equal(due, pc.min(due))
-    least = pc.and_(longest, pc.equal(count, pc.min(count.filter(longest))))
-    return rows[pc.index(least, True).as_py()]
+    suspect = (*due, ("suspect", "=", True))
+    since = ledger.minimum("available_at", (WAITING,), *suspect)
+    longest = (*suspect, ("available_at", "=", since))
+    least = ledger.minimum("delivery_count", (WAITING,), *longest)
+    return ledger.find((WAITING,), *longest, ("delivery_count", "=", least))[0]
 
 
 def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
@@ -293,10 +292,11 @@ def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
 
     Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     """
-    available_at = ledger.column("available_at").cast(pa.int64())
-    delayed = pc.and_(ledger.is_state(WAITING), pc.greater(available_at, now))
-    excluded = pc.or_kleene(ledger.is_state(DEAD, BLOCKED, ROUTING), delayed)
-    return len(ledger) - (pc.sum(excluded).as_py() or 0) >= rules.max_ledger_ranges
+    if ledger.size < rules.max_ledger_ranges:
+        return False
+    excluded = len(ledger.find((DEAD, BLOCKED, ROUTING)))
+    delayed = len(ledger.find((WAITING,), ("available_at", ">", now)))
+    return ledger.size - excluded - delayed >= rules.max_ledger_ranges
 
 
 def _end(index: MessageIndex, request: AcquireRequest) -> int:
@@ -311,6 +311,14 @@ def _has_unread(ledger: Ledger, index: MessageIndex, request: AcquireRequest) ->
 
 def _due_cutoff(now: int, request: AcquireRequest) -> int:
     return now if request.due_by is None else min(now, request.due_by)
+
+
+def _due_conditions(now: int, request: AcquireRequest) -> list[Condition]:
+    """Return the conditions for waiting ranges that a request may lease."""
+    due: list[Condition] = [("available_at", "<=", _due_cutoff(now, request))]
+    if request.max_sequence is not None:
+        due.append(("first", "<=", request.max_sequence))
+    return due
 
 
 def _add_leased(

@@ -31,7 +31,7 @@ def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
     if file is None or (marks and marks[-1].first >= file.first):
         return ledger
     head = replace(ledger.head, marks=_thinned([*marks, LogMark(file.first, file.path)]))
-    return Ledger(head, ledger.ranges, ledger.events)
+    return ledger.replaced(head, ledger.events)
 
 
 def _thinned(marks: Sequence[LogMark]) -> tuple[LogMark, ...]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import pyarrow.compute as pc
-
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
@@ -48,7 +46,7 @@ def freeze_dead(
     editor = LedgerEditor(ledger)
     frozen: list[Range] = []
     left = sys.maxsize if max_messages is None or index is None else max_messages
-    for r in editor.remove(ledger.rows_where(ledger.is_state(DEAD))[:limit]):
+    for r in editor.remove(ledger.find((DEAD,))[:limit]):
         piece = r
         if r.message_count > left and index is not None:
             last = index.nth_from(r.first, left) if left else r.first - 1
@@ -111,8 +109,8 @@ def settle_routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tup
         The next ledger and the number of settled messages.
     """
     editor, total = LedgerEditor(ledger), 0
-    own = pc.equal(ledger.column("lease_id"), routing_id)
-    for r in editor.remove(ledger.rows_where(pc.and_(ledger.is_state(ROUTING), own))):
+    own = ("lease_id", "=", routing_id)
+    for r in editor.remove(ledger.find((ROUTING,), own)):
         editor.add(r.as_settled(), r, event)
         total += r.message_count
     return editor.build(), total

@@ -140,7 +140,7 @@ def settle(
     """
     settling = _Settling(ledger, index, now, rules, command)
     if command.intervals is None:
-        for r in settling.editor.remove(ledger.rows_where(ledger.held_mask(command.lease_id))):
+        for r in settling.editor.remove(ledger.rows_held(command.lease_id)):
             settling.apply(r)
     else:
         settling.settle_intervals(normalise(command.intervals))
@@ -246,7 +246,7 @@ class _Settling:
     def _after(self, r: Range) -> Range:
         command, rules = self.command, self.rules
         if command.verb == ACK:
-            return r.as_settled()
+            return Range(r.first, r.last, SETTLED, r.message_count)
         if command.verb == REJECT:
             return exhaust(r, rules, command.reason, command.error, may_block=False)
         if command.verb == NACK:
@@ -304,7 +304,7 @@ def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Sett
         The next ledger. ``settled`` counts the messages that the lease holds.
     """
     editor, outcome = LedgerEditor(ledger), SettleOutcome()
-    for before in editor.remove(ledger.rows_where(ledger.held_mask(lease_id))):
+    for before in editor.remove(ledger.rows_held(lease_id)):
         r = before
         if r.state == WAITING:
             r = _revived(r, expires_at)

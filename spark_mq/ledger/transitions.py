@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -30,8 +27,6 @@ __all__ = [
 ATTEMPT_LIMIT: Final = "max_delivery_attempts"
 FAILURE_LIMIT: Final = "max_failures"
 AGE_LIMIT: Final = "max_retry_age"
-
-_MAX_INT32: Final = 2**31 - 1
 
 
 def expire_leases(
@@ -59,17 +54,21 @@ def expire_leases(
     Ledger
         The next ledger. It is `ledger` itself if nothing changed.
     """
-    deadline = ledger.column("expires_at").cast(pa.int64())
-    late = pc.and_(ledger.is_state(LEASED), pc.less(deadline, now - rules.clock_skew))
-    mask = pc.or_(pc.fill_null(late, False), _exhausted_mask(ledger, rules))
-    if rules.on_exhausted != "block":
-        mask = pc.or_(mask, ledger.is_state(BLOCKED))
-    kept = list(keep)
-    if kept:
-        own = pc.is_in(ledger.column("lease_id"), value_set=pa.array(kept, pa.string()))
-        mask = pc.and_(mask, pc.invert(own))
+    found: list[int] = []
+    if LEASED in ledger.states:
+        found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew))
+    if WAITING in ledger.states:
+        found += _exhausted_rows(ledger, rules)
+    if BLOCKED in ledger.states and rules.on_exhausted != "block":
+        found += ledger.find((BLOCKED,))
+    if not found:
+        return ledger
+    kept, rows = set(keep), sorted(found)
     editor = LedgerEditor(ledger)
-    for r in editor.remove(ledger.rows_where(mask)):
+    for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
+        if r.lease_id in kept:
+            continue
+        editor.mark_removed(row)
         if r.state == LEASED:
             editor.add(_expired(r, rules), r, "lease_expired")
         else:
@@ -78,18 +77,20 @@ def expire_leases(
     return editor.build()
 
 
-def _exhausted_mask(ledger: Ledger, rules: GroupSettings) -> pa.ChunkedArray:
-    """Return a mask of the waiting ranges past a limit.
+def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
+    """Return the waiting rows past a limit.
 
     Failures of whole leases do not exhaust a suspect. It gets a delivery of its own first.
     """
-    attempts = rules.max_delivery_attempts or _MAX_INT32
-    exhausted = pc.greater_equal(ledger.column("delivery_count"), attempts)
+    rows: set[int] = set()
+    if rules.max_delivery_attempts is not None:
+        attempts = ("delivery_count", ">=", rules.max_delivery_attempts)
+        rows.update(ledger.find((WAITING,), attempts))
     limit = rules.failure_limit(own=True)
     if limit is not None:
-        failed = pc.greater_equal(ledger.column("failure_count"), limit)
-        exhausted = pc.or_(exhausted, pc.and_(failed, pc.invert(ledger.column("suspect"))))
-    return pc.and_(ledger.is_state(WAITING), exhausted)
+        failed = ("failure_count", ">=", limit)
+        rows.update(ledger.find((WAITING,), failed, ("suspect", "=", False)))
+    return rows
 
 
 def _limit_name(r: Range, rules: GroupSettings) -> str:
@@ -186,8 +187,7 @@ def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
     Each runner of the stream has a lease id of its own: ``stream/n/runner``. So the ids of a
     batch share the prefix ``stream/n/``.
     """
-    own = pc.starts_with(ledger.column("lease_id"), prefix)
-    return ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), own))
+    return ledger.find((LEASED, WAITING), ("lease_id", "starts with", prefix))
 
 
 def replay_batch(

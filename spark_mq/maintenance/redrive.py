@@ -110,7 +110,7 @@ def _unrouted(group: GroupLedger) -> int:
             error,
         )
         return 0
-    return ledger.count(ledger.is_state(DEAD, ROUTING))
+    return ledger.count((DEAD, ROUTING))
 
 
 def _check_where(where: str | None) -> None:

@@ -45,7 +45,7 @@ class GroupLedger(SharedLedger):
         def compute(view: GroupView) -> Update[int]:
             after = expire_leases(view.ledger, view.now, view.settings)
             after = schedule.settle_expired_unread(after, self.index_for(view.ledger), view.now)
-            before, left = (one.count(one.is_state(LEASED)) for one in (view.ledger, after))
+            before, left = (one.count((LEASED,)) for one in (view.ledger, after))
             return after, before - left, {"operation": "expire", "messages": before - left}
 
         return self.update(compute, priority=Priority.LEASE) if self.exists() else 0
@@ -72,8 +72,7 @@ class GroupLedger(SharedLedger):
         The commit conflicts with every other commit, so no trim can interleave.
         """
         # Over a store a look costs a request, and the next change looks if this is out of date.
-        look = not self.ledgers.may_skip_look()
-        if not self._created and self.ledgers.read(self.name, look=look).ledger is None:
+        if not self._created and self.ledgers.read(self.name, look=None).ledger is None:
 
             def compute(snapshot: LedgerSnapshot) -> Update[bool]:
                 if snapshot.ledger is not None:
@@ -146,7 +145,7 @@ class GroupLedger(SharedLedger):
                 "settings": {name: getattr(after, name) for name in changes},
             }
             head = replace(view.ledger.head, settings=asdict(after))
-            ledger = Ledger(head, view.ledger.ranges, view.ledger.events)
+            ledger = view.ledger.replaced(head, view.ledger.events)
             return ledger if after != view.settings else None, after, info
 
         return self.update(compute)

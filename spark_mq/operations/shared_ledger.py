@@ -265,7 +265,7 @@ class SharedLedger:
                 self.ledgers,
                 self.name,
                 commit.compute,
-                txns=lambda _: list(commit.txns.items()),
+                txns=commit.txns,
                 priority=commit.priority,
             )
         except STORE_ERRORS as error:
@@ -328,7 +328,7 @@ class _SharedCommit:
 
     def compute(self, snapshot: LedgerSnapshot) -> Update[list[Any]]:
         """Run all operations on a snapshot. Returns the result or the error of each."""
-        self.txns = {}
+        self.txns.clear()
         now, infos = snapshot, list[Mapping[str, Any]]()
         results: list[Any] = [None] * len(self.asked)
         for at in self._order:

@@ -221,7 +221,7 @@ class ForEachBatch:
         held = {
             r.lease_id
             for ledger in ledgers
-            for r in ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED)))
+            for r in ledger.ranges_at(ledger.find((LEASED,)))
             if r.lease_id
         }
         parts = {lease_id: parse_lease_id(lease_id) for lease_id in held}
@@ -288,7 +288,7 @@ class ForEachBatch:
     def _outage(self, failure: Exception, lease: BatchLease) -> Exception | None:
         """Return the error of the store behind a failure of `process`, or None.
 
-        A Spark job that failed in an executor tells its cause only as text, and Spark's own reader
+        A Spark job that failed in an executor names its cause only as text, and Spark's own reader
         has other errors. So the batch's files are checked, too.
         """
         if is_outage(failure):

@@ -87,7 +87,7 @@ class MessageStore(ABC):
     ) -> PublishReceipt:
         """Publishes a table of messages as one commit; durable, with its sequences, when this
         returns. Raises as :meth:`commit`."""
-        written = write_file(self.files, table)
+        written = write_file(self.files, table, sync=False)
         try:
             return self.commit([written], mark=mark, note=note)
         except (DuplicatePublish, TablesDisagree):

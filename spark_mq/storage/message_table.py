@@ -23,6 +23,7 @@ from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import (
     KEPT_BY_THE_SWEEP,
+    checkpoint_if_due,
     checkpoint_soon,
     create_table,
     write_checkpoint,
@@ -161,12 +162,14 @@ class MessageTable(MessageStore):
         mark: tuple[str, int] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        files = [AddFile(f.path, f.size, f.rows, stats=f.stats) for f in written if f.rows]
+        given = [file for file in written if file.rows]
+        files = [AddFile(f.path, f.size, f.rows, stats=f.stats) for f in given]
         change = Change(
             uuid.uuid4().hex,
             note or {"operation": "publish"},
             adds=files,
             txns=() if mark is None else (mark,),
+            unsynced=not all(file.synced for file in given),
         )
 
         tries = 0
@@ -367,7 +370,10 @@ class MessageTable(MessageStore):
         versions = KEEP_VERSIONS if keep_versions is None else keep_versions
         seconds = KEEP_SECONDS if keep_seconds is None else keep_seconds
         with wrap_store_errors(self.path, "cleaning"):
-            write_checkpoint(self.files)
+            if keep_versions is None:
+                checkpoint_if_due(self.files, self.log.state.version)
+            else:
+                write_checkpoint(self.files)
             covered = self.commits.covered(self.table_id)
             cleaned = clean_table(self.log, Keep(versions, seconds, covered), data_files=False)
             return cleaned + self.commits.clean(Keep(KEEP_INDEX_VERSIONS, KEEP_SECONDS))

@@ -192,7 +192,7 @@ class StreamSource:
                 break
         index, damage = self.ledger.index_or_damage(ledger)
         self._looked = (ledger, index, view.settings, view.now)
-        waiting = ledger.count(ledger.is_state(WAITING))
+        waiting = ledger.count((WAITING,))
         if not waiting and damage is None and index.last_sequence <= ledger.tracked_up_to:
             self.available_count = 0
             return False

@@ -12,11 +12,11 @@ from typing import Any
 from spark_mq.ledger import acquire as selection
 from spark_mq.ledger import admin as moving
 from spark_mq.ledger import editor as draft
-from spark_mq.ledger import routing
+from spark_mq.ledger import log_marks, routing
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions as ledger
-from spark_mq.maintenance import dead_letters, redrive, retention, transfer
-from spark_mq.operations import group_ledger
+from spark_mq.maintenance import dead_letters, recover, redrive, retention, transfer
+from spark_mq.operations import group_ledger, shared_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.spark.batch_lease import BatchLease
@@ -82,16 +82,16 @@ ALL = [
     Mutant(LEDGER, "a lease past its deadline expires", ledger.expire_leases, "now - rules.clock_skew", "0", "manual"),
     Mutant(LEDGER, "no lease expires before its deadline", ledger.expire_leases, "now - rules.clock_skew", "now + 30_000_000", "kept_alive"),
     Mutant(LEDGER, "nor before the margin for clocks has passed, too", ledger.expire_leases, "now - rules.clock_skew", "now", "capped"),
-    Mutant(LEDGER, "an operation never folds the lease that it names", ledger.expire_leases, "if kept:", "if False:", "fickle"),
+    Mutant(LEDGER, "an operation never folds the lease that it names", ledger.expire_leases, "if r.lease_id in kept:", "if False:", "fickle"),
     Mutant(LEDGER, "a lease is counted", selection._leased, "r.delivery_count + 1", "r.delivery_count", "crashes"),
-    Mutant(LEDGER, "what waits is leased when it is due", selection._due_rows, "available_at, cutoff)", "available_at, cutoff + 10**12)", "raiser"),
+    Mutant(LEDGER, "what waits is leased when it is due", selection._due_conditions, "_due_cutoff(now, request))", "_due_cutoff(now, request) + 10**12)", "raiser"),
     Mutant(LEDGER, "suspects are isolated, alone at last", selection.isolation_size, "return max(1, min(limit, int(limit**exponent + 1e-9)))",
            "return limit", "killer"),
     Mutant(LEDGER, "of suspects, a lease holds a piece of one range", selection._Acquiring._take, "rows = [row]",
            "rows = rows", "apart"),
-    Mutant(LEDGER, "suspects go apart from the rest", selection._due_rows, "clear = pc.and_(due, pc.invert(suspect))", "clear = due", "immortal"),
-    Mutant(LEDGER, "last attempts go apart from the rest", selection._due_rows, "REST: ledger.rows_where(pc.and_(clear, pc.invert(last)))",
-           "REST: ledger.rows_where(clear)", "last_attempts"),
+    Mutant(LEDGER, "suspects go apart from the rest", selection._due_rows, 'clear = (*due, ("suspect", "=", False))', "clear = due", "immortal"),
+    Mutant(LEDGER, "last attempts go apart from the rest", selection._due_rows, 'REST: ledger.find((WAITING,), *clear, ("delivery_count", "<", before_last))',
+           "REST: ledger.find((WAITING,), *clear)", "last_attempts"),
     Mutant(LEDGER, "the kinds take turns", selection._with_next_kind, "_KINDS[(_KINDS.index(kind) + 1) % len(_KINDS)]", "SUSPECT", "immortal_and_unread"),
     Mutant(LEDGER, "without a limit, suspects take turns", selection._Acquiring._take, "if self.attempts is not None else", "if True else", "immortal"),
     Mutant(LEDGER, "what waits comes before what is unread", selection._Acquiring._take, "rows, limit = self.waiting[kind], self.limit",
@@ -133,7 +133,7 @@ ALL = [
            "highest=2 * n + 2)", "zombie"),
     Mutant(SOURCE, "a batch is replayed once", stream.StreamSource.replay, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
     Mutant(SOURCE, "no innocent has its last attempt in company", selection._due_rows,
-           "suspect = pc.or_(suspect, innocent)", "", "releasing"),
+           "sorted([*suspect, *innocent])", "suspect", "releasing"),
     Mutant(SOURCE, "what failed by itself stays in the replay", ledger.replay_batch, " and not _failed_by_itself(r)", "", "refusing"),
     Mutant(SOURCE, "no replay delivers past the limit", ledger.replay_batch, "_is_last(r, rules, 0)", "False", "flaky_verdicts"),
     Mutant(SOURCE, "what a replay gives back is suspect", ledger.return_as_suspect, "suspect=True", "suspect=r.suspect", "killer"),
@@ -166,8 +166,8 @@ ALL = [
     Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
     Mutant(LETTERS, "a race for a routing id is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "routing"),
     Mutant(LETTERS, "dead letters are published before they are settled", transfer.Transfer.finish, "if frozen and", "if not frozen and", "routing_and_seek"),
-    Mutant(LETTERS, "a routing id settles its own alone", routing.settle_routed, 'pc.equal(ledger.column("lease_id"), routing_id)', "True", "routing_goes_on"),
-    Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))", "[]", "routing_and_seek"),
+    Mutant(LETTERS, "a routing id settles its own alone", routing.settle_routed, '("lease_id", "=", routing_id)', '("first", ">=", 0)', "routing_goes_on"),
+    Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.ranges_at(ledger.find((ROUTING,)))", "[]", "routing_and_seek"),
     Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "Redrive(context).finish_all()", "0", "redriving"),
     Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "redriving"),
     Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
@@ -178,6 +178,10 @@ ALL = [
     Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
     Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
            "max(position - 1, self.horizon())", "_position(index, self.start) - 1", "trim_and_new_group"),
-    Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek,
+    Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek_position,
            "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
+    Mutant(TRIM, "a ledger is refused that was made from another log", shared_ledger.SharedLedger.check_same_log,
+           "if agreed is not None:", "if False:", "restored"),
+    Mutant(TRIM, "a ledger remembers files of its log", log_marks.with_mark, "return Ledger(head, ledger.ranges, ledger.events)", "return ledger", "restored"),
+    Mutant(TRIM, "a recovery forgets what the log lacks", recover.LedgerRepair.compute, "agreed = agreed_up_to(after, index)", "agreed = None", "restored"),
 ]  # fmt: skip

@@ -191,7 +191,7 @@ commits = st.lists(lines, max_size=4).map(
 GOOD_ADD = b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": {\\"deliver_at\\": 2, \\"expires_at\\": 2}}"}}'
 
 
-@settings(max_examples=400)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(commits)
 @example(DEEP.encode())
 @example(b'{"add": null}')
@@ -235,7 +235,7 @@ CHANGES = [
 ]
 
 
-@settings(max_examples=400)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(st.lists(commits, max_size=3), commits)
 @example([b'{"add":{"path":"a","partitionValues":{"consumer_group":["g"]}}}'], b"")
 @example([b'{"remove":{"path":"a","partitionValues":{"consumer_group":["g"]}}}'], b"")
