@@ -50,7 +50,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
         needed = "s3" if "s3" in fixtures else folder
-        there = needed not in ("cluster", "connect", "s3", "wheel") or config.getoption(f"--{needed}")
+        there = needed not in ("cluster", "connect", "s3", "wheel") or config.getoption(
+            f"--{needed}"
+        )
         (wanted if there else others).append(item)
     items[:] = wanted
     config.hook.pytest_deselected(items=others)
