@@ -52,7 +52,7 @@ def scan_ledgers(
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(groups), _AHEAD):
             some = groups[start : start + _AHEAD]
-            # A task for each thread: a task costs a fifth of a local read.
+            # One task for each thread: a task for each file would cost more.
             shares = [some[at::threads] for at in range(threads)]
             tables = list(pool.map(lambda share: [read(group) for group in share], shares))
             for at, group in enumerate(some):
