@@ -106,6 +106,7 @@ def _add_headers(digests: Sequence[LedgerDigest], floors: pa.Table) -> None:
         digest = digests[number]
         digest.settings = GroupSettings.from_stored(detail["settings"])
         digest.counters = detail["counters"]
+        digest.needs_rules = bool(detail.get("breaker"))
         if marks := detail["marks"]:
             digest.mark = (int(marks[-1][0]), str(marks[-1][1]))
         digest.floor = digest.tracked_up_to = floor
