@@ -267,7 +267,7 @@ class SharedLedger:
                 self.ledgers,
                 self.name,
                 commit.compute,
-                txns=lambda _: list(commit.txns.items()),
+                txns=commit.txns,
                 priority=commit.priority,
             )
             log_breaker_change(self.name, *commit.breakers)
@@ -333,7 +333,7 @@ class _SharedCommit:
 
     def compute(self, snapshot: LedgerSnapshot) -> Update[list[Any]]:
         """Run all operations on a snapshot. Returns the result or the error of each."""
-        self.txns = {}
+        self.txns.clear()
         now, infos = snapshot, list[Mapping[str, Any]]()
         results: list[Any] = [None] * len(self.asked)
         for at in self._order:

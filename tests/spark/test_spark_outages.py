@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, numbered
+from support.marks import slow
 
 from spark_mq import Queue
 
@@ -33,8 +34,8 @@ class Hidden:
             Path(f"{file}.hidden").rename(file)
 
 
-@pytest.mark.parametrize("on_error", ["nack", "raise"])
-@pytest.mark.parametrize("reader", ["spark", "python"])
+@pytest.mark.parametrize("on_error", ["nack", slow("raise")])
+@pytest.mark.parametrize("reader", ["spark", slow("python")])
 def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
     stream: Stream, queue: Queue, reader: str, on_error: str
 ) -> None:
