@@ -146,7 +146,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         limit=limits,
         timeout=seconds,
-        spare=st.sampled_from([0, 1]),
+        reserved_attempts=st.sampled_from([0, 1]),
         stream=st.booleans(),
     )
     def lease(self, limit, timeout, reserved_attempts, stream):
@@ -156,7 +156,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         limit=limits,
         max_bytes=st.sampled_from([None, 0, 1, 9, 60]),
-        upto=st.one_of(st.none(), numbers),
+        max_sequence=st.one_of(st.none(), numbers),
         back=st.sampled_from([None, 0, 5]),
     )
     def lease_less(self, limit, max_bytes, max_sequence, back):
