@@ -14,7 +14,7 @@ from spark_mq import Queue
 
 
 class Hidden:
-    """The payload files of a queue, while folders stand in their place: to read one fails, and it is not missing."""
+    """The payload files of a queue, while links to themselves stand in their place: to read one fails, and it is not missing."""
 
     def __init__(self, queue: Queue) -> None:
         self._files = [
@@ -24,13 +24,13 @@ class Hidden:
 
     def begin(self) -> None:
         for file in self._files:
-            if file.is_file():
+            if not file.is_symlink():
                 file.rename(f"{file}.hidden")
-                file.mkdir()
+                file.symlink_to(file)
 
     def end(self) -> None:
         for file in self._files:
-            file.rmdir()
+            file.unlink()
             Path(f"{file}.hidden").rename(file)
 
 
