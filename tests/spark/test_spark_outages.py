@@ -52,7 +52,7 @@ def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
     def run() -> None:
         stream.run(stream.group.for_each_batch(process, on_error=on_error, reader=reader))
 
-    for _ in range(7):  # more often than a message may be delivered
+    for _ in range(6):  # more often than a message may be delivered
         with pytest.raises(StreamingQueryException):
             run()
     assert {(r.state, r.delivery_count) for r in stream.group._ledger.current()} == {("waiting", 0)}
