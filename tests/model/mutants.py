@@ -213,6 +213,6 @@ ALL = [
            "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
     Mutant(TRIM, "a ledger is refused that was made from another log", shared_ledger.SharedLedger.check_same_log,
            "if agreed is not None:", "if False:", "restored"),
-    Mutant(TRIM, "a ledger remembers files of its log", log_marks.with_mark, "return Ledger(head, ledger.ranges, ledger.events)", "return ledger", "restored"),
+    Mutant(TRIM, "a ledger remembers files of its log", log_marks.with_mark, "return ledger.replaced(head, ledger.events)", "return ledger", "restored"),
     Mutant(TRIM, "a recovery forgets what the log lacks", recover.LedgerRepair.compute, "agreed = agreed_up_to(after, index)", "agreed = None", "restored"),
 ]  # fmt: skip
