@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, EVENT, FLOOR, LEASED, ROUTING, WAITING
 from spark_mq.ledger.settings import GroupSettings
@@ -183,6 +184,8 @@ def _note_rules(digest: LedgerDigest, row: Mapping[str, Any]) -> None:
         )
         if row["delivery_count_max"] >= attempts or other_limits:
             digest.needs_rules = True
+        if kind == _LATE and row["delivery_count_max"] > 1:
+            digest.needs_rules = True  # its expiry may open the breaker
     elif kind == BLOCKED:
         digest.needs_rules = True
 
@@ -236,6 +239,7 @@ def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats 
         oldest_lease_age=_age(digest.oldest_lease, now),
         ledger_ranges=digest.ranges,
         blocked_because="",
+        breaker=CLOSED,
     )
 
 

@@ -150,6 +150,26 @@ class GroupLedger(SharedLedger):
 
         return self.update(compute)
 
+    def pause(self, reason: str | None) -> None:
+        """Stop new leases until the group is resumed. Creates the group if it is missing."""
+        self.create_if_missing()
+
+        def compute(view: GroupView) -> Update[None]:
+            info = {"operation": "pause", **({"reason": reason} if reason else {})}
+            return admin.pause(view.ledger, reason, view.now), None, info
+
+        self.update(compute)
+
+    def resume(self) -> None:
+        """Allow new leases again: end a pause, and close the breaker. Raises GroupNotFound."""
+
+        def compute(view: GroupView) -> Update[None]:
+            after = admin.resume(view.ledger)
+            changed = after.head != view.ledger.head
+            return after if changed else None, None, {"operation": "resume"}
+
+        self.update(compute)
+
     def unblock(self, to: str, sequences: Iterable[int] | None) -> int:
         """Decide about messages that block the group. Returns their number."""
         how = validate_choice("to", to, (admin.RETRY, admin.ROUTE, admin.DROP))

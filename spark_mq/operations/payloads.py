@@ -216,7 +216,8 @@ def acquire_readable(
             return found.result(after, grant)
         unfinished = tuple(one for one in bad if not one.has_ended(end))
         if unfinished or not bad or found.out_of_reach >= MAX_OUT_OF_REACH:
-            nothing = Grant(blocked_because=grant.blocked_because)
+            why, for_now = grant.blocked_because, grant.blocked_for_now
+            nothing = Grant((), why, blocked_for_now=for_now)
             return replace(found.result(found.kept, nothing), unfinished=unfinished)
         for one in bad:
             interval = (one.file.first, one.file.last)

@@ -10,11 +10,18 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, StorageError
+from spark_mq.errors import (
+    CorruptLog,
+    GroupNotFound,
+    InvalidOption,
+    SparkMQError,
+    StorageError,
+)
 from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
+from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.parquet.schema import FILE_SCHEMA
@@ -88,7 +95,9 @@ class Trace:
     """A message's whole life: when and where it was published, and what happened to it in each
     group, in order. Prints well.
 
-    ``message_id`` is None and ``retained`` False where the payload has been trimmed.
+    ``message_id`` is None and ``retained`` False where the payload has been trimmed. ``blocked``
+    names the groups that are paused or whose breaker is open while they hold the message, each
+    with the reason.
     """
 
     sequence: int
@@ -97,6 +106,7 @@ class Trace:
     message_id: str | None
     retained: bool
     events: tuple[TraceEvent, ...]
+    blocked: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         named = self.message_id if self.retained else "payload trimmed"
@@ -104,7 +114,9 @@ class Trace:
             f"message {self.sequence} ({named}), published "
             f"{self.published_at:%Y-%m-%d %H:%M:%S.%f}Z by version {self.version} of messages/"
         )
-        return "\n".join([head, *(f"  {event}" for event in self.events)])
+        lines = [str(event) for event in self.events]
+        lines += [f"group {group} leases nothing now: {why}" for group, why in self.blocked]
+        return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:
@@ -138,7 +150,24 @@ def trace(context: QueueContext, sequence: int) -> Trace:
         row["message_id"],
         row["message_id"] is not None,
         tuple(events),
+        tuple(_blocked_groups(context, sequence)),
     )
+
+
+def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str, str]]:
+    """Yield the groups that are stopped before they settled a message, with the reason."""
+    for group in context.groups():
+        try:
+            snapshot = group.snapshot()
+            ledger, settings = snapshot.ledger, group.settings_in(snapshot)
+        except SparkMQError:  # a damaged group does not hide the message's events
+            continue
+        if ledger is None or sequence <= ledger.head.ack_floor:
+            continue
+        if any(ledger.state_at(row) == SETTLED for row in ledger.overlapping(sequence, sequence)):
+            continue
+        if why := ledger.head.breaker.why(settings):
+            yield group.name, why
 
 
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
