@@ -118,7 +118,7 @@ class MessageIndex:
         if not start:
             return self
         kept = MessageIndex(version=self.version)
-        kept.forgotten_to, kept.forgotten = self.files.last_at(start - 1), self.files.before[start]
+        kept.forgotten_to, kept.forgotten = self._last_at(start - 1), self.files.before[start]
         kept.files = self.files.tail(start)
         return kept
 
@@ -134,17 +134,22 @@ class MessageIndex:
         """Return the number of leading files whose commits lie at or below a sequence."""
         files = self.files
         at = bisect_right(files.firsts, up_to)
-        if at and files.last_at(at - 1) > up_to:
+        if at and self._last_at(at - 1) > up_to:
             at -= 1
-        if at == len(files):
+        if at == len(files.firsts):
             return at
         return bisect_left(files.firsts, sequence(files.firsts[at] >> ORDINAL_BITS, 0))
+
+    def _last_at(self, at: int) -> int:
+        """Return the sequence of the last message of a file."""
+        files = self.files
+        return files.firsts[at] + files.rows[at] - 1
 
     @property
     def last_sequence(self) -> int:
         """Return the last published sequence, or -1."""
         files = self.files
-        return files.last_at(len(files) - 1) if len(files) else self.forgotten_to
+        return self._last_at(len(files.firsts) - 1) if len(files.firsts) else self.forgotten_to
 
     @property
     def total(self) -> int:
@@ -162,7 +167,7 @@ class MessageIndex:
     def count(self, first: int, last: int) -> int:
         """Count the messages in ``first..last``, inclusive."""
         at = bisect_right(self.files.firsts, first) - 1
-        if at >= 0 and first <= last <= self.files.last_at(at):
+        if at >= 0 and first <= last <= self._last_at(at):
             return last - first + 1
         if last < first:
             return 0
@@ -186,14 +191,14 @@ class MessageIndex:
         """Return the first message at or after `seq`, or None."""
         firsts = self.files.firsts
         at = bisect_right(firsts, seq) - 1
-        if at >= 0 and seq <= self.files.last_at(at):
+        if at >= 0 and seq <= self._last_at(at):
             return seq
         return firsts[at + 1] if at + 1 < len(firsts) else None
 
     def last_at_or_before(self, seq: int) -> int | None:
         """Return the last message at or before `seq`, or None."""
         at = bisect_right(self.files.firsts, seq) - 1
-        return min(seq, self.files.last_at(at)) if at >= 0 else None
+        return min(seq, self._last_at(at)) if at >= 0 else None
 
     def first_published_since(self, instant: int) -> int:
         """Return the first sequence of the first commit at or after an instant.
@@ -209,8 +214,8 @@ class MessageIndex:
         """Return the last sequence of the leading files up to a commit time, or -1."""
         times = self.files.committed_at
         at = next((at for at, committed_at in enumerate(times) if committed_at > instant), None)
-        count = len(self.files) if at is None else at
-        return self.files.last_at(count - 1) if count else self.forgotten_to
+        count = len(self.files.firsts) if at is None else at
+        return self._last_at(count - 1) if count else self.forgotten_to
 
     def slices(self, first: int, last: int) -> Iterator[FileSlice]:
         """Yield the file slices with the messages of ``first..last``, in order."""
@@ -218,7 +223,7 @@ class MessageIndex:
         low = max(0, bisect_right(files.firsts, first) - 1)
         for at in range(low, bisect_left(files.firsts, last + 1)):
             begins = files.firsts[at]
-            start, end = max(first, begins), min(last, files.last_at(at))
+            start, end = max(first, begins), min(last, self._last_at(at))
             if start <= end:
                 rows = end - start + 1
                 size = files.sizes[at] * rows // files.rows[at]
@@ -251,7 +256,7 @@ class MessageIndex:
         """Return the last sequence of the file with this first sequence."""
         at = bisect_left(self.files.firsts, first)
         # Another thread may be about to add the file.
-        return self.files.last_at(at) if at < len(self.files) else first
+        return self._last_at(at) if at < len(self.files.firsts) else first
 
     def last_file_from(self, seq: int) -> DataFile | None:
         """Return the last file that begins at or before a sequence, or None."""

@@ -28,7 +28,7 @@ class _Drop(Enum):
 DROP_GROUP: Final = _Drop.GROUP
 """Returned by a compute function to drop the group."""
 
-ASK_AFTER: Final = 8
+ASK_AFTER: Final = 5
 """Lost races in a row after which a writer asks the others to pause. A writer that is much slower
 than they are would lose each race. Others lose fewer, and ask for nothing."""
 

@@ -19,7 +19,7 @@ _GROWTH: Final = 1.25
 """The factor for each lost race."""
 _DECAY: Final = 0.5
 """The factor for each commit. With both, 8 writers lose one race for two commits."""
-_LONGEST: Final = 5.0
+_LONGEST: Final = 3.0
 _MOST_LOSSES: Final = 30
 """More losses in a row do not lengthen the pause."""
 
