@@ -41,7 +41,7 @@ WANTED = {
     "lease and extend": ["commit 'create group' of leases/", "commit 'lease' of leases/", "commit 'extend' of leases/"],
     "settle": [f"commit '{verb}' of leases/" for verb in ("ack", "nack", "reject", "release")],
     "work": [f"commit '{name}' of leases/" for name in ("lease", "ack+lease", "ack")],
-    "checkpoint": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint of leases/", "write of the hint of leases/"],
+    "checkpoint": ["commit 'lease' of leases/", "commit 'ack' of leases/", "write of the checkpoint of leases/", "write of the hint of leases/"],
     "seek": ["commit 'seek' of leases/"],
     "purge": ["commit 'seek' of leases/", "commit 'trim' of leases/", "commit 'trim' of messages/", "delete of a data file of messages/"],
     "configure": ["commit 'configure' of leases/"],
@@ -54,7 +54,7 @@ WANTED = {
     "index": ["creation of commits/", "write of a data file of commits/", "commit 'index commits' of commits/"],
     "archive": ["creation of history/", "commit 'archive' of history/"],
     "housekeeping": [
-        "checkpoint of messages/", "checkpoint of leases/", "write of the hint of messages/", "write of the hint of leases/",
+        "write of the checkpoint of messages/", "write of the checkpoint of leases/", "write of the hint of messages/", "write of the hint of leases/",
         "delete of a data file of leases/", "delete of a commit of leases/",
     ],
     "sweep": ["commit 'route' of messages/", "commit 'index commits' of commits/", "commit 'archive' of history/"],

@@ -17,8 +17,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
-
 from spark_mq import Lease, Message, Queue
 from spark_mq.delta.actions import LOG_FOLDER
 from spark_mq.delta.local_files import LocalFiles
@@ -86,7 +84,7 @@ class Points:
 
 
 def watch(points: Points) -> None:
-    """Wraps every function through which this process changes a queue: the system calls, and delta-rs's checkpoint."""
+    """Wraps every function through which this process changes a queue: the system calls."""
     names: dict[str, str] = {}  # of each temporary file, what it becomes
 
     def written(_: LocalFiles, path: str, data: bytes | memoryview, sync: bool) -> str:
@@ -119,13 +117,12 @@ def watch(points: Points) -> None:
         "makedir": made,
     }.items():
         points.around(LocalFiles, verb, name)
-    points.around(
-        DeltaTable, "create_checkpoint", lambda table: f"checkpoint of {_table(table.table_uri)}"
-    )
 
 
 def _log_file(path: str, data: bytes) -> str:
-    """What a commit does, by its own account; or the hint, which names the last checkpoint."""
+    """What a commit does, by its own account; or a checkpoint, or the hint that names the last."""
+    if data[:4] == b"PAR1":
+        return f"the checkpoint of {_table(path)}"
     first = json.loads(data.split(b"\n")[0])
     if "commitInfo" not in first:
         assert set(first) == {"version", "size"}
