@@ -23,7 +23,7 @@ from spark_mq.delta.actions import (
 )
 from spark_mq.delta.cold_start import find_start, listed_checkpoint, starting_state
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import NotAQueue
 
 __all__ = ["LogFollower", "LogReplaced"]
@@ -50,7 +50,7 @@ class LogFollower:
     store
         The files of the table.
     track_files
-        Whether the state has the table's data files.
+        Whether the state has the table's data files, or which of them.
     replaceable
         Whether the table may be deleted and made again under this handle.
     """
@@ -59,7 +59,7 @@ class LogFollower:
         self,
         store: ObjectStore,
         *,
-        track_files: bool = True,
+        track_files: TrackFiles = True,
         replaceable: bool = False,
     ) -> None:
         self.store = store

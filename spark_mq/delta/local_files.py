@@ -94,8 +94,10 @@ class LocalBackend:
         return LocalBackend(self._full(name), self._durable, self._files)
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a file. A data file behind a link that leads out is missing."""
         full = self._full(path)
+        if not path.startswith("_delta_log/") and self._leads_out(path):
+            raise _missing(full)
         try:
             with io.FileIO(full) as file:
                 return file.readall()
@@ -244,13 +246,15 @@ class LocalBackend:
                 return os.path.commonpath([root, os.path.realpath(self._full(path))]) != root
         return False
 
-    def _entries(self, folder: str, temporary: bool = False) -> _Entries:
+    def _entries(self, folder: str, temporary: bool = False) -> Iterator[os.DirEntry[str]]:
         try:
-            with os.scandir(self._full(folder)) as entries:
-                found = list(entries)
+            entries = os.scandir(self._full(folder))
         except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [e for e in found if (_TEMPORARY.fullmatch(e.name) is not None) == temporary]
+            return
+        with entries:  # not as a list: a folder may have a million files
+            for entry in entries:
+                if (_TEMPORARY.fullmatch(entry.name) is not None) == temporary:
+                    yield entry
 
     def _found(self, folder: str, entry: os.DirEntry[str]) -> Iterator[FileInfo]:
         # Another process may delete the file between the listing and this call.

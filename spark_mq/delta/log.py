@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from spark_mq.delta.actions import PREVIOUS_ID, Change, Commit, checkpoint_path, encode, log_path
 from spark_mq.delta.follower import LogFollower, LogReplaced
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.delta.store_errors import to_storage_error
 from spark_mq.errors import CommitConflict
 from spark_mq.util.pace import Pace, too_many_conflicts
@@ -44,7 +44,7 @@ class DeltaLog(LogFollower):
     store
         The files of the table.
     track_files
-        Whether the state has the table's data files.
+        Whether the state has the table's data files, or which of them.
     replaceable
         Whether the table may be deleted and made again under this handle.
     on_checkpoint
@@ -56,7 +56,7 @@ class DeltaLog(LogFollower):
         self,
         store: ObjectStore,
         *,
-        track_files: bool = True,
+        track_files: TrackFiles = True,
         replaceable: bool = False,
         on_checkpoint: Callable[[ObjectStore, int], None] | None = None,
     ) -> None:

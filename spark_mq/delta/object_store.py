@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -157,9 +157,17 @@ class ObjectStore:
         """Return the files directly in a folder, sorted by path."""
         return sorted(self._backend.list(_checked_folder(folder)), key=_path_of)
 
+    def iterate(self, folder: str) -> Iterator[FileInfo]:
+        """Yield the files directly in a folder, in any order. They need not fit in memory."""
+        return self._backend.list(_checked_folder(folder))
+
     def folders(self, folder: str = "") -> Sequence[str]:
         """Return the names of the folders directly in a folder, sorted."""
         return sorted(self._backend.folders(_checked_folder(folder)))
+
+    def iterate_all(self, folder: str = "") -> Iterator[FileInfo]:
+        """Yield the files in a folder and its subfolders, in any order."""
+        return self._backend.list_all(_checked_folder(folder))
 
     def list_all(self, folder: str = "") -> FileInfos:
         """Return the files in a folder and its subfolders, sorted by path."""

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_range import (
     EVENT,
@@ -69,7 +70,12 @@ LIST_LIMIT: Final = 100
 one row."""
 
 Condition = tuple[str, str, Any]
-"""A field of :class:`Range`, a key of ``_TESTS``, and a value. It is false for None."""
+"""A field of :class:`Range`, a key of ``_TESTS``, and a value. Only "is null" is true for None."""
+
+
+def _is_null(value: Any, _: Any) -> bool:
+    return value is None
+
 
 _TESTS: Final[dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]]] = {
     "=": (operator.eq, pc.equal),
@@ -79,6 +85,7 @@ _TESTS: Final[dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], An
     ">=": (operator.ge, pc.greater_equal),
     "starts with": (str.startswith, pc.starts_with),
     "is set": (lambda value, _: True, lambda column, _: pc.is_valid(column)),
+    "is null": (_is_null, lambda column, _: pc.is_null(column)),
 }
 """The function for a value, and the one for a column."""
 _STATE: Final = FIELDS.index("state")
@@ -105,8 +112,8 @@ class LedgerHeader:
     """The number of messages up to the ack floor."""
     revision: int = 0
     """Grows by one with each commit."""
-    next_kind: str = ""
-    """The kind of message that the next lease tries first."""
+    passed_over: int = 0
+    """Leases in a row that isolated suspects while unread messages were due."""
     counters: dict[str, int] = field(default_factory=dict)
     """Settled messages by outcome since the group began."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -114,6 +121,8 @@ class LedgerHeader:
     """The newest intervals that a seek skipped. A later settle of them is refused."""
     marks: tuple[LogMark, ...] = ()
     """Some data files that the ledger has reached, in order. They identify the log."""
+    breaker: Breaker = field(default_factory=Breaker)
+    """The switch that stops a group whose handler fails, and the owner's pause."""
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
         """Return a header with some messages more for each outcome."""
@@ -125,11 +134,12 @@ class LedgerHeader:
     def to_json(self) -> str:
         """Return the fields without a column of their own as JSON."""
         data = {
-            "turn": self.next_kind,
+            "passed_over": self.passed_over,
             "counters": self.counters,
             "settings": self.settings,
             "skipped": self.skipped_intervals,
             "marks": self.marks,
+            "breaker": self.breaker.to_stored(),
         }
         return json.dumps(data, sort_keys=True)
 
@@ -328,4 +338,6 @@ def _row_tests(conditions: Sequence[Condition]) -> list[_RowTest]:
 
 
 def _passes(r: Range, tests: Sequence[_RowTest]) -> bool:
-    return all(r[at] is not None and test(r[at], value) for at, test, value in tests)
+    return all(
+        test is _is_null if r[at] is None else test(r[at], value) for at, test, value in tests
+    )

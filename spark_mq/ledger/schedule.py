@@ -218,12 +218,15 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
     Returns
     -------
     int or None
-        The end of the first lease or delay in microseconds. None if there is none.
+        The end of the first lease, delay or breaker's wait in microseconds. None if there is none.
     """
     ends = [ledger.minimum("available_at", (WAITING,), ("available_at", ">", now))]
     deadline = ledger.minimum("expires_at", (LEASED,))
     if deadline is not None:
         ends.append(deadline + rules.clock_skew + 1)
+    breaker = ledger.head.breaker
+    if breaker.is_open(rules):
+        ends.append(breaker.next_probe_at)
     if index.has_times_after(ledger.tracked_up_to) and (unread := unread_range(ledger, index)):
         ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
     return min((end for end in ends if end is not None), default=None)

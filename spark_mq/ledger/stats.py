@@ -60,7 +60,9 @@ class GroupStats:
     ledger_ranges: int
     """Ranges in the ledger."""
     blocked_because: str
-    """The cap or message that stops the group, or an empty string."""
+    """The cap, message, pause or breaker that stops the group, or an empty string."""
+    breaker: str
+    """"closed", "open" or "paused"."""
 
 
 def compute_stats(
@@ -105,6 +107,7 @@ def compute_stats(
         oldest_lease_age=_age(ledger.minimum("leased_at", (LEASED,)), now),
         ledger_ranges=len(ledger),
         blocked_because=grant.blocked_because,
+        breaker=ledger.head.breaker.state(rules),
     )
 
 

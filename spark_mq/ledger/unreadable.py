@@ -15,7 +15,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import UNREAD, WAITING, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.transitions import exhaust
+from spark_mq.ledger.transitions import rejected
 
 __all__ = ["UNREADABLE", "bury_unreadable", "postpone_due"]
 
@@ -58,7 +58,7 @@ def bury_unreadable(
     """
 
     def dead(r: Range) -> Range:
-        return exhaust(r, rules, UNREADABLE, error, may_block=False)
+        return rejected(r, rules, UNREADABLE, error)
 
     return _replace_due(ledger, index, interval, now, dead, event="rejected")
 

@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
 from spark_mq.ledger import settle as settling
-from spark_mq.ledger.commit_info import join_commit_info
+from spark_mq.ledger.breaker import Breaker
+from spark_mq.ledger.commit_info import join_commit_info, settle_info
 from spark_mq.ledger.log_marks import agreed_up_to, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
@@ -24,6 +25,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.breaker_log import log_breaker_change
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
@@ -268,6 +270,7 @@ class SharedLedger:
                 txns=commit.txns,
                 priority=commit.priority,
             )
+            log_breaker_change(self.name, *commit.breakers)
         except STORE_ERRORS as error:
             if len(commit.asked) == 1:
                 raise
@@ -299,7 +302,7 @@ class SharedLedger:
             ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
             ledger, outcomes = self._settle_all(ledger, view, commands)
             changed = any(outcome.settled for outcome in outcomes)
-            return ledger if changed else None, outcomes, settling.commit_info(commands, outcomes)
+            return ledger if changed else None, outcomes, settle_info(commands, outcomes)
 
         return LedgerOperation(compute, lease_ids=frozenset(one.lease_id for one in commands))
 
@@ -323,6 +326,8 @@ class _SharedCommit:
         self.asked = asked
         self.priority = min((one.priority for _, one in asked), key=_rank)
         self.txns: dict[str, int] = {}
+        self.breakers = Breaker(), Breaker()
+        """The breaker before and after the commit."""
         self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
         self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)
 
@@ -338,6 +343,8 @@ class _SharedCommit:
                 infos.append(info)
             elif not snapshot.looked:
                 return None, results, {}  # perhaps the state was old: look, and run all again
+        if snapshot.ledger is not None and now.ledger is not None:
+            self.breakers = snapshot.ledger.head.breaker, now.ledger.head.breaker
         return now.ledger if infos else None, results, _info(infos)
 
     def _run(

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.errors import NotAQueue, UnsupportedTable
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.ranges import (
     EVENT,
     FLOOR,
@@ -155,14 +156,15 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
         floor["last"],
         floor["message_count"],
         floor["revision"],
-        detail["turn"],
+        detail.get("passed_over", 0),  # an older version left it out
         detail["counters"],
         detail["settings"],
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
         tuple(LogMark(int(first), str(path)) for first, path in detail["marks"]),
+        Breaker.from_stored(detail.get("breaker", {})),
     )
     if None in (head.ack_floor, head.settled_count, head.revision) or not isinstance(
-        head.next_kind, str
+        head.passed_over, int
     ):
         raise ValueError("a number is missing")
     if not isinstance(head.settings, dict) or not all(

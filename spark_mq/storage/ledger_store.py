@@ -104,6 +104,9 @@ class LedgerStore(Protocol):
     def groups(self) -> list[str]:
         """The names of the groups there are."""
 
+    def group_count(self) -> int:
+        """The number of groups as of the last look, with reserved ones."""
+
     def version(self) -> int:
         """The version of the table."""
 

@@ -36,6 +36,7 @@ from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.pace import Pace
+from spark_mq.util.recent import RecentDict
 from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["HORIZON", "LedgerTable"]
@@ -53,6 +54,8 @@ that often if the log was cleaned."""
 _PARTITION: Final = "consumer_group"
 REACHED: Final = "spark_mq.reached"
 """Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached."""
+_CACHED_LEDGERS: Final = 2_000
+"""Ledgers that a handle keeps in memory, 25 KB each at least."""
 _RECENT: Final = 100
 """Commits further back in the log say nothing about who competes now."""
 
@@ -85,7 +88,7 @@ class LedgerTable:
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
         self.bell = notifier_for(path)
-        self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = {}
+        self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = RecentDict(_CACHED_LEDGERS)
         self._doors: dict[str, FairLock] = {}
         self.paces: dict[str, Pace] = {}
         self._paced = -1  # the version up to which pauses were taken over
@@ -299,6 +302,9 @@ class LedgerTable:
 
     def groups(self) -> list[str]:
         return sorted(self._group_files())
+
+    def group_count(self) -> int:
+        return len(self.log.state.partitions)
 
     def version(self) -> int:
         with wrap_store_errors(self.path, "reading"):

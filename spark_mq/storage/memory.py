@@ -135,6 +135,9 @@ class MemoryMessages(MessageStore):
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         return 0
 
+    def forget(self, up_to: int, keep_since: int) -> None:
+        """Do nothing: the messages themselves are in memory."""
+
     def drop(self, horizon: int) -> int:
         with self._lock:
             gone = {file.path for file in self._index.files if file.last <= horizon} & self._active
@@ -221,6 +224,9 @@ class MemoryLedgers:
     def groups(self) -> list[str]:
         with self._lock:
             return sorted(name for name in self._ledgers if not name.startswith(RESERVED_PREFIX))
+
+    def group_count(self) -> int:
+        return len(self._ledgers)
 
     def version(self) -> int:
         return len(self.notes)

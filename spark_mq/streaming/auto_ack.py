@@ -14,6 +14,7 @@ from typing import Any
 
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger import settle as settling
+from spark_mq.ledger.commit_info import settle_info
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.ledger.transitions import expire_leases, rows_held_by_batch
@@ -65,7 +66,7 @@ def ack_committed_leases(
     for command in commands:
         ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
         outcomes.append(outcome)
-    return ledger, settling.commit_info(commands, outcomes)
+    return ledger, settle_info(commands, outcomes)
 
 
 def _committed_leases(

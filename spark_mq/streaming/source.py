@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 PROGRESS: Final = (
     *("ready", "delayed", "in_flight", "dead", "blocked"),
-    *("oldest_unsettled_age", "blocked_because"),
+    *("oldest_unsettled_age", "blocked_because", "breaker"),
 )
 """The group's stats that the stream's progress shows."""
 

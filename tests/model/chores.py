@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from spark_mq.errors import LeaseLost, TablesDisagree
 from spark_mq.ledger.message_index import MessageIndex, sequence
-from spark_mq.ledger.settle import REJECT
+from spark_mq.ledger.settle import NACK, REJECT, SettleCommand
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.recover import recover_tables
 from spark_mq.maintenance.redrive import redrive
@@ -101,6 +101,44 @@ class Joiner(Worker):
 
     def done(self, ctx: Context) -> None:
         ctx.group(self.of).ack(ctx.local["lease"])
+
+
+class Broke(Worker):
+    """Has a handler that fails, at most ``moves`` times, whichever messages it gets."""
+
+    def __init__(self, name: str, who: int, *, most: int, moves: int) -> None:
+        super().__init__(name, who, most=most)
+        self.moves = moves
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        return proc._replace(pc="lease", local=(("moves", self.moves),))
+
+    def work(self, ctx: Context) -> str:
+        if not ctx.local["moves"] or not ctx.choose(2):
+            self.done(ctx)
+            return "lease"
+        ctx.local["moves"] -= 1
+        rows = [(s, s) for s in ctx.local["rows"]]
+        command = SettleCommand(NACK, ctx.local["lease"], rows, whole=True)
+        ctx.group()._ledger.settle([command])
+        return "lease"
+
+
+class Pauser(Chore):
+    """Pauses the group and resumes it, once."""
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        return proc._replace(pc="work", local=()) if store.book("g") is not None else None
+
+    def work(self, ctx: Context) -> str:
+        ctx.group().pause("maintenance")
+        ctx.emit("paused", True)
+        return "resume"
+
+    def resume(self, ctx: Context) -> str:
+        ctx.group().resume()
+        ctx.emit("paused", False)
+        return ENDED
 
 
 class Restorer(Chore):

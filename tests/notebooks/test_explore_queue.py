@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -46,6 +45,10 @@ def printed(notebook: Any, word: str) -> str:
 @pytest.fixture
 def shared(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The session of the other tests. What the notebook changes in it is undone."""
+    import matplotlib.pyplot as plt
+
+    monkeypatch.delenv("SPARK_MQ_QUEUE", raising=False)
+    plt.switch_backend("agg")
     monkeypatch.chdir(tmp_path)  # not beside conf/: its settings are for a session of its own
     yield spark
     for table in spark.catalog.listTables():
@@ -60,7 +63,6 @@ def shared(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_the_cells_of_the_notebook_run_in_a_session_that_is_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plt.switch_backend("agg")
     names: dict[str, Any] = {"__name__": "__main__"}
     shown: dict[str, str] = {}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
@@ -68,7 +70,7 @@ def test_the_cells_of_the_notebook_run_in_a_session_that_is_there(
             exec(compile(cell.source, str(NOTEBOOK), "exec"), names)
             shown[cell.source] = capsys.readouterr().out
     assert_states(next(text for source, text in shown.items() if "TempView(view)" in source))
-    assert len(plt.gcf().axes) == 1
+    assert len(names["figure"].axes) == 1
     (life,) = [text for source, text in shown.items() if "queue.trace" in source]
     assert "'dead_lettered': 60" in life
 

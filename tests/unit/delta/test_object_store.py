@@ -589,7 +589,7 @@ def test_absolute_path_makes_local_paths_absolute(
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure", "S3"])
 def test_absolute_path_keeps_supported_uris(scheme: str) -> None:
-    assert absolute_path(f"{scheme}://bucket/a b/ü/") == f"{scheme}://bucket/a b/ü/"
+    assert absolute_path(f"{scheme}://bucket/a b/ü/") == f"{scheme}://bucket/a b/ü"
 
 
 OTHER = ["hdfs://h/a", "memory://a", "http://h/a", "file://h/a", "dbfs:/a", "s3:/b", "s3:///a"]

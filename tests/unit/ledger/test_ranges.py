@@ -14,6 +14,7 @@ from support.ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, rang
 
 from spark_mq.errors import NotAQueue
 from spark_mq.ledger import ranges as stored_ranges
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import sequence
 from spark_mq.ledger.ranges import (
     DEAD,
@@ -210,7 +211,8 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
     head = replace(
         ledger.head,
         revision=7,
-        next_kind="rest",
+        passed_over=2,
+        breaker=Breaker(failed=(3, 5), cause="boom", opened_at=7, next_probe_at=9, probe=5),
         counters={"acked": 3},
         settings={"max_delivery_attempts": None},
     )
