@@ -10,6 +10,8 @@ python := .venv/bin/python
 # then "Python worker failed to connect back".
 export PYSPARK_PYTHON := $(CURDIR)/$(python)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(python)
+# Spark starts a Python process for each stream. It must not compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 # Another Spark or another project's modules must not get in front of what .venv holds.
 unexport SPARK_HOME PYTHONPATH PYTHONHOME
 
@@ -41,20 +43,30 @@ setup: .venv/.installed ## create .venv with everything that the tests and jobs 
 demo: setup .venv/.demo-data ## run the demonstration
 	@$(with_spark) $(python) examples/demo/run.py
 
-# Side by side, for what starts Spark mostly waits. Told one after the other: the log of test-core once it is through.
+# Side by side, because Spark often waits. The log of test-core is printed at its end.
 log :=
+# Empty in make test-all, so that the tests marked slow run, too.
+daily := and not slow
+side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going test-spark test-core log=.venv/test-core.log
 
 .PHONY: test
-test: setup ## run the tests
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-spark test-core log=.venv/test-core.log
+test: setup ## run the tests of daily work: each feature, in at most 6 minutes on 2 cores
+	@$(side_by_side)
+
+.PHONY: test-all
+test-all: setup ## run all tests; of test-s3, -cluster, -connect and -wheel the -short parts
+	@$(side_by_side) daily=; status=$$?; \
+	$(MAKE) --no-print-directory --keep-going test-s3-short test-cluster-short test-connect-short \
+	  test-wheel-short && exit $$status
 
 .PHONY: test-core
-test-core: setup ## those of them that need no Spark
-	@$(python) -m pytest -m "not spark" --durations=10 $(if $(log),>$(log) 2>&1; status=$$?; cat $(log); exit $$status)
+test-core: setup ## the part of make test that needs no Spark; daily= adds the tests marked slow
+	@$(python) -m pytest -m "not spark $(daily)" --durations=10 \
+	  $(if $(log),>$(log) 2>&1; status=$$?; cat $(log); exit $$status)
 
 .PHONY: test-spark
-test-spark: setup ## those that do
-	@$(with_spark) $(python) -m pytest -m spark --durations=10
+test-spark: setup ## the part of make test that needs Spark; daily= adds the tests marked slow
+	@$(with_spark) $(python) -m pytest -m "spark $(daily)" --durations=10
 
 KILLS := 200
 SPARK := 1
@@ -75,7 +87,8 @@ test-s3: setup .venv/.s3 ## run the storage, acceptance and Spark tests over an 
 
 .PHONY: test-s3-short
 test-s3-short: setup .venv/.s3 ## a part of test-s3, of two minutes
-	@$(with_spark) $(python) -m pytest --s3 --durations=10 -m "not slow" tests/acceptance/test_processes.py tests/s3
+	@$(python) -m pytest --s3 --durations=10 tests/acceptance/test_processes.py
+	@$(with_spark) $(python) -m pytest --s3 --durations=10 -m "not slow" tests/s3
 
 .PHONY: test-cluster
 test-cluster: setup ## run the tests on a Spark cluster of processes, whose executors are killed

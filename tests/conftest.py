@@ -1,4 +1,8 @@
-"""Profiles of Hypothesis (HYPOTHESIS_PROFILE=long looks for minutes, the default for seconds), options, an object store for ``--s3``."""
+"""Options, what runs without them, profiles of Hypothesis, the time of the daily tests.
+
+``-m "not slow"`` runs the daily tests, with the Hypothesis profile ``daily``.
+``HYPOTHESIS_PROFILE=long`` looks for minutes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,49 @@ settings.register_profile(
 settings.register_profile(
     "long", settings.get_profile("default"), max_examples=3_000, stateful_step_count=80
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.register_profile("daily", settings.get_profile("default"), max_examples=25)
+
+DAILY_BUDGET = 300
+"""Seconds that the daily tests of one process may take on an idle machine with 2 cores."""
+DAILY_LIMIT = 5
+"""Seconds above which a daily test is named as a candidate for the marker ``slow``."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how long Hypothesis looks. Test modules are imported later."""
+    settings.load_profile(
+        os.environ.get("HYPOTHESIS_PROFILE", "daily" if _is_daily(config) else "default")
+    )
+
+
+def _is_daily(config: pytest.Config) -> bool:
+    elsewhere = any(
+        config.getoption(name) for name in ("--s3", "--cluster", "--connect", "--wheel")
+    )
+    return "not slow" in config.option.markexpr and not elsewhere
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print how long the daily tests took, and which of them took long."""
+    if not _is_daily(config):
+        return
+    reports = [
+        report
+        for listed in terminalreporter.stats.values()
+        for report in listed
+        if isinstance(report, pytest.TestReport)
+    ]
+    total = sum(report.duration for report in reports)
+    terminalreporter.write_line(
+        f"daily tests: {total:.0f} s; at most {DAILY_BUDGET} s on an idle machine"
+    )
+    for report in reports:
+        if report.when == "call" and report.duration > DAILY_LIMIT:
+            terminalreporter.write_line(
+                f"  {report.duration:.0f} s, shorten it or mark it slow: {report.nodeid}"
+            )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +96,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
         needed = "s3" if "s3" in fixtures else folder
-        there = needed not in ("cluster", "connect", "s3", "wheel") or config.getoption(f"--{needed}")
+        there = needed not in ("cluster", "connect", "s3", "wheel") or config.getoption(
+            f"--{needed}"
+        )
         (wanted if there else others).append(item)
     items[:] = wanted
     config.hook.pytest_deselected(items=others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -150,14 +151,12 @@ def seek(
     output: Output = OutputFormat.table,
 ) -> None:
     """Move a group. Without --execute it only says what would happen."""
-    targets = {
-        "earliest": to_earliest or None,
-        "latest": to_latest or None,
-        to_datetime: to_datetime,
-        to_sequence: to_sequence,
-    }
-    given = [target for target, wanted in targets.items() if wanted is not None]
-    if len(given) != 1 or given[0] is None:
+    given: list[str | int | datetime] = []
+    given += ["earliest"] if to_earliest else []
+    given += ["latest"] if to_latest else []
+    given += [] if to_datetime is None else [_instant(to_datetime)]
+    given += [] if to_sequence is None else [to_sequence]
+    if len(given) != 1:
         raise InvalidOption(
             f"a seek has {len(given)} targets: give one of --to-earliest, --to-latest, "
             "--to-datetime and --to-sequence",
@@ -169,6 +168,22 @@ def seek(
     if execute:
         found.seek(given[0])
     emit_one({**asdict(preview), "executed": execute}, output)
+
+
+def _instant(text: str) -> datetime:
+    """Return an instant with its zone. Raises InvalidOption."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise InvalidOption(
+            f"--to-datetime {text} is not an instant: give one with a zone, as "
+            "2026-01-31T12:00:00Z",
+            option="--to-datetime",
+            value=text,
+        )
+    return found
 
 
 @app.command()

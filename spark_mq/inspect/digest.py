@@ -246,7 +246,7 @@ def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats 
 def _is_of_log(digest: LedgerDigest, index: MessageIndex) -> bool:
     """Return whether the log has all that the ledger knows."""
     mark = digest.mark
-    same = mark is None or index.path_at(mark[0]) == mark[1]
+    same = mark is None or index.may_have(mark[0], mark[1])
     return same and digest.tracked_up_to <= index.last_sequence
 
 

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import format_intervals
 from spark_mq.ledger.message_index import MessageIndex
@@ -174,7 +171,7 @@ def acquire(
     after, grant = found
     if probes:
         probing = breaker.with_probe(grant.ranges[0].first, now, rules)
-        after = Ledger(replace(after.head, breaker=probing), after.ranges, after.events)
+        after = after.replaced(replace(after.head, breaker=probing), after.events)
     return after, grant
 
 
@@ -200,7 +197,7 @@ class _Acquiring:
         self.attempts = rules.attempts_before_isolation(request.reserved_attempts)
         self.limit = 1 if self.attempts == 1 else request.max_messages
         if rules.max_in_flight is not None:
-            in_flight = ledger.count(ledger.is_state(LEASED))
+            in_flight = ledger.count((LEASED,))
             self.limit = min(self.limit, rules.max_in_flight - in_flight)
         cutoff = _due_cutoff(now, request)
         self.due = DueRanges(ledger, cutoff, request.max_sequence, self.attempts)
@@ -238,11 +235,12 @@ class _Acquiring:
             unread, reach = self._take_unread(self.limit - sum(r.message_count for r in taken))
             taken += unread.due
             scheduled = [*unread.later, *unread.expired]
-        fitting = limit_bytes(editor, taken, self.index, self.request.max_bytes)
-        if not fitting:
+        if not taken:
             return None
-        if fitting is not taken:
-            taken, reach = fitting, fitting[-1].last
+        if self.request.max_bytes is not None:
+            fitting = limit_bytes(editor, taken, self.index, self.request.max_bytes)
+            if fitting is not taken:
+                taken, reach = fitting, fitting[-1].last
         passed = min(_MAX_PASSED_OVER, self.ledger.head.passed_over + 1) if passes_over else None
         editor.head = _with_passed_over(self.ledger.head, passed, taken)
         granted = _add_leased(editor, taken, self.now, self.request)
@@ -284,7 +282,7 @@ def _with_passed_over(
 
 def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
     """Return the request for the messages before the first blocked one, and why it ends there."""
-    blocked = ledger.rows_where(ledger.is_state(BLOCKED))
+    blocked = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
     if not blocked:
         return request, ""
     first = ledger.range_at(blocked[0])
@@ -300,10 +298,11 @@ def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
 
     Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     """
-    available_at = ledger.column("available_at").cast(pa.int64())
-    delayed = pc.and_(ledger.is_state(WAITING), pc.greater(available_at, now))
-    excluded = pc.or_kleene(ledger.is_state(DEAD, BLOCKED, ROUTING), delayed)
-    return len(ledger) - (pc.sum(excluded).as_py() or 0) >= rules.max_ledger_ranges
+    if ledger.size < rules.max_ledger_ranges:
+        return False
+    excluded = len(ledger.find((DEAD, BLOCKED, ROUTING)))
+    delayed = len(ledger.find((WAITING,), ("available_at", ">", now)))
+    return ledger.size - excluded - delayed >= rules.max_ledger_ranges
 
 
 def _end(index: MessageIndex, request: AcquireRequest) -> int:

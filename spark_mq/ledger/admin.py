@@ -56,7 +56,7 @@ def resume(ledger: Ledger) -> Ledger:
 
 
 def _with_breaker(ledger: Ledger, breaker: Breaker) -> Ledger:
-    return Ledger(replace(ledger.head, breaker=breaker), ledger.ranges, ledger.events)
+    return ledger.replaced(replace(ledger.head, breaker=breaker), ledger.events)
 
 
 def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
@@ -74,7 +74,7 @@ def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
     target
         The first sequence to read.
     """
-    routing = ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))
+    routing = ledger.ranges_at(ledger.find((ROUTING,)))
     reach = min([target, *(r.first for r in routing)])
     floor, below = reach - 1, index.count(0, reach - 1)
     ranges: list[Range] = []
@@ -98,7 +98,7 @@ def _record_seek(
     editor = LedgerEditor(ledger)
     for r in skipped:
         editor.record_event("skipped", r._replace(state=SETTLED))
-    for r in ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED))):
+    for r in ledger.ranges_at(ledger.find((LEASED,))):
         if r.last >= target:
             piece = r.slice(target, r.last, index)
             editor.record_event("fenced", piece._replace(state=UNREAD))
@@ -205,7 +205,7 @@ def unblock(
         The next ledger and the number of messages.
     """
     editor, total = LedgerEditor(ledger), 0
-    rows = ledger.rows_where(ledger.is_state(BLOCKED))
+    rows = ledger.find((BLOCKED,))
     for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
         whole = [(r.first, r.last)]
         wanted = whole if intervals is None else subtract(whole, subtract(whole, intervals))

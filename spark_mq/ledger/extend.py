@@ -29,7 +29,7 @@ def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Sett
         The next ledger. ``settled`` counts the messages that the lease holds.
     """
     editor, outcome = LedgerEditor(ledger), SettleOutcome()
-    for before in editor.remove(ledger.rows_where(ledger.held_mask(lease_id))):
+    for before in editor.remove(ledger.rows_held(lease_id)):
         r = before
         if r.state == WAITING:
             r = _revived(r, expires_at)

@@ -5,13 +5,12 @@ Due messages go in the order of sequence. Messages that failed together stay tog
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from spark_mq.ledger.ranges import WAITING, Ledger
+from spark_mq.ledger.ranges import WAITING, Condition, Ledger
 
 __all__ = ["ASSUMED_ATTEMPTS", "WHOLE_RETRY_ATTEMPTS", "AcquireKind", "DueRanges", "Head"]
 
@@ -37,7 +36,8 @@ ASSUMED_ATTEMPTS: Final = 5
 """Attempts that isolation assumes for a group without a limit."""
 WHOLE_RETRY_ATTEMPTS: Final = 4
 """With so many attempts, the first failure of a whole lease is retried whole."""
-_MAX_INT32: Final = 2**31 - 1
+_SUSPECT: Final[Condition] = ("suspect", "=", True)
+_CLEAR: Final[Condition] = ("suspect", "=", False)
 
 
 class Head(NamedTuple):
@@ -66,7 +66,9 @@ class DueRanges:
         self, ledger: Ledger, cutoff: int, max_sequence: int | None, attempts: int | None
     ) -> None:
         self.ledger, self.attempts = ledger, attempts
-        self._rows = _due_rows(ledger, cutoff, max_sequence, attempts)
+        end = () if max_sequence is None else (("first", "<=", max_sequence),)
+        self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
+        self._rows = _due_rows(ledger, self._due, attempts)
 
     @property
     def count(self) -> int:
@@ -80,35 +82,29 @@ class DueRanges:
         first. Messages that were delivered very often come last. A message that fails forever
         would otherwise starve those behind it.
         """
-        firsts = {kind: rows[0].as_py() for kind, rows in self._rows.items() if len(rows)}
-        if not firsts:
-            return None
-        if self.attempts is not None:
-            kind = min(firsts, key=lambda one: firsts[one])
-            return Head(firsts[kind], kind)
+        heads = [Head(rows[0], kind) for kind, rows in self._rows.items() if rows]
+        if not heads or self.attempts is not None:
+            return min(heads, default=None)
         return self._head_without_limit()
 
     def _head_without_limit(self) -> Head:
-        suspects, rest = self._rows[SUSPECT], self._rows[REST]
-        count = self.ledger.column("delivery_count").take(rest)
-        fresh = rest.filter(pc.less(count, ASSUMED_ATTEMPTS))
-        heads = [Head(fresh[0].as_py(), REST)] if len(fresh) else []
-        if len(suspects):
-            heads.append(Head(_longest_due(self.ledger, suspects), SUSPECT))
+        suspect, rest = (*self._due, _SUSPECT), (*self._due, _CLEAR)
+        fresh = self.ledger.find((WAITING,), *rest, ("delivery_count", "<", ASSUMED_ATTEMPTS))
+        heads = [Head(fresh[0], REST)] if fresh else []
+        if self._rows[SUSPECT]:
+            heads.append(Head(_longest_due(self.ledger, suspect), SUSPECT))
         return min(heads) if heads else Head(_longest_due(self.ledger, rest), REST)
 
     def rows_after(self, head: Head, limit: int) -> list[int]:
         """Return the rows that a lease may take after its head, in order."""
-        rows = self._rows[head.kind]
+        rows, suspects = self._rows[head.kind], self._rows[SUSPECT]
         if head.kind == SUSPECT:
-            rows = _failed_together(self.ledger, rows, head.row)
-        else:
-            rows = rows.filter(pc.greater_equal(rows, head.row))
-            suspects = self._rows[SUSPECT]
-            behind = suspects.filter(pc.greater(suspects, head.row))
-            if len(behind):  # a suspect keeps its place
-                rows = rows.filter(pc.less(rows, behind[0]))
-        return cast(list[int], rows.slice(0, limit).to_pylist())
+            together = set(_failed_together(self.ledger, head.row))
+            return [row for row in rows[bisect_left(rows, head.row) :] if row in together][:limit]
+        after = bisect_right(suspects, head.row)
+        end = suspects[after] if after < len(suspects) else len(self.ledger)
+        # A suspect keeps its place.
+        return rows[bisect_left(rows, head.row) : bisect_left(rows, end)][:limit]
 
     def is_isolation(self, head: Head) -> bool:
         """Return whether leases like that of the head may go on for long."""
@@ -120,47 +116,41 @@ class DueRanges:
 
 
 def _due_rows(
-    ledger: Ledger, cutoff: int, max_sequence: int | None, attempts: int | None
-) -> dict[AcquireKind, pa.Array]:
+    ledger: Ledger, due: Sequence[Condition], attempts: int | None
+) -> dict[AcquireKind, list[int]]:
     """Return the waiting rows that are due, by kind, in order."""
-    available_at = ledger.column("available_at").cast(pa.int64())
-    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
-    if max_sequence is not None:
-        due = pc.and_(due, pc.less_equal(ledger.column("first"), max_sequence))
-    suspect = ledger.column("suspect")
-    count = ledger.column("delivery_count")
-    before_last = _MAX_INT32 if attempts is None else attempts - 1
-    last = pc.and_(pc.greater(count, 0), pc.greater_equal(count, before_last))
+    # The rows of a large ledger take long to list, so the check that there are any does not.
+    if WAITING not in ledger.states or ledger.minimum("first", (WAITING,), *due) is None:
+        return {SUSPECT: [], LAST: [], REST: []}
+    if attempts is None:
+        suspect = ledger.find((WAITING,), *due, _SUSPECT)
+        return {SUSPECT: suspect, LAST: [], REST: ledger.find((WAITING,), *due, _CLEAR)}
+    before_last = max(1, attempts - 1)
+    last = (*due, ("delivery_count", ">=", before_last))
     # A message without a failure can be on its last attempt, after a replay and a release.
     # It goes alone, because it is innocent so far.
-    innocent = pc.and_(last, pc.equal(ledger.column("failure_count"), 0))
-    suspect = pc.or_(suspect, innocent)
-    clear = pc.and_(due, pc.invert(suspect))
-    masks = {
-        SUSPECT: pc.and_(due, suspect),
-        LAST: pc.and_(clear, last),
-        REST: pc.and_(clear, pc.invert(last)),
+    innocent = ledger.find((WAITING,), *last, ("failure_count", "=", 0))
+    suspect = ledger.find((WAITING,), *due, _SUSPECT)
+    rest = (*due, _CLEAR, ("delivery_count", "<", before_last))
+    return {
+        SUSPECT: sorted({*suspect, *innocent}),
+        LAST: ledger.find((WAITING,), *last, _CLEAR, ("failure_count", ">", 0)),
+        REST: ledger.find((WAITING,), *rest),
     }
-    return {kind: pc.indices_nonzero(mask) for kind, mask in masks.items()}
 
 
-def _longest_due(ledger: Ledger, rows: pa.Array) -> int:
+def _longest_due(ledger: Ledger, conditions: Sequence[Condition]) -> int:
     """Return the row that is due the longest. The least delivered wins a tie, then the lowest."""
-    due = ledger.column("available_at").cast(pa.int64()).take(rows)
-    count = ledger.column("delivery_count").take(rows)
-    longest = pc.equal(due, pc.min(due))
-    least = pc.and_(longest, pc.equal(count, pc.min(count.filter(longest))))
-    return cast(int, rows[pc.index(least, True).as_py()].as_py())
+    since = ledger.minimum("available_at", (WAITING,), *conditions)
+    longest = (*conditions, ("available_at", "=", since))
+    least = ledger.minimum("delivery_count", (WAITING,), *longest)
+    return ledger.find((WAITING,), *longest, ("delivery_count", "=", least))[0]
 
 
-def _failed_together(ledger: Ledger, rows: pa.Array, head: int) -> pa.Array:
-    """Return the rows of the suspects that failed in the same lease as a head, and as often."""
+def _failed_together(ledger: Ledger, head: int) -> list[int]:
+    """Return the waiting rows that failed in the same lease as a head, and as often."""
     first = ledger.range_at(head)
-    rows = rows.filter(pc.greater_equal(rows, head))
-    for name in ("available_at", "delivery_count", "failure_count", "lease_id", "error"):
-        column, value = ledger.column(name).take(rows), getattr(first, name)
-        if name == "available_at":
-            column = column.cast(pa.int64())
-        alike = pc.is_null(column) if value is None else pc.equal(column, value)
-        rows = rows.filter(pc.fill_null(alike, False))
-    return rows
+    names = ("available_at", "delivery_count", "failure_count", "lease_id", "error")
+    values = [(name, getattr(first, name)) for name in names]
+    same = [(name, "is null" if value is None else "=", value) for name, value in values]
+    return ledger.find((WAITING,), *same)

@@ -138,7 +138,7 @@ def settle(
     """
     settling = _Settling(ledger, index, now, rules, command)
     if command.intervals is None:
-        for r in settling.editor.remove(ledger.rows_where(ledger.held_mask(command.lease_id))):
+        for r in settling.editor.remove(ledger.rows_held(command.lease_id)):
             settling.apply(r)
     else:
         settling.settle_intervals(normalise(command.intervals))
@@ -289,7 +289,7 @@ class _Settling:
         after = self.editor.build()
         if not (self._failed or self._expired):
             return after
-        if after.rows_where(after.held_mask(self.command.lease_id)):
+        if after.rows_held(self.command.lease_id):
             return after
         editor = LedgerEditor(after)
         if self._expired:
@@ -304,7 +304,7 @@ class _Settling:
     def _after(self, r: Range) -> Range:
         command, rules = self.command, self.rules
         if command.verb == ACK:
-            return r.as_settled()
+            return Range(r.first, r.last, SETTLED, r.message_count)
         if command.verb == REJECT:
             return rejected(r, rules, command.reason, command.error)
         if command.verb == NACK:

@@ -6,9 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -37,8 +34,6 @@ ATTEMPT_LIMIT: Final = "max_delivery_attempts"
 FAILURE_LIMIT: Final = "max_failures"
 AGE_LIMIT: Final = "max_retry_age"
 
-_MAX_INT32: Final = 2**31 - 1
-
 
 def expire_leases(
     ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()
@@ -66,18 +61,22 @@ def expire_leases(
     Ledger
         The next ledger. It is `ledger` itself if nothing changed.
     """
-    deadline = ledger.column("expires_at").cast(pa.int64())
-    late = pc.and_(ledger.is_state(LEASED), pc.less(deadline, now - rules.clock_skew))
-    mask = pc.or_(pc.fill_null(late, False), _exhausted_mask(ledger, rules))
-    if rules.on_exhausted != "block":
-        mask = pc.or_(mask, ledger.is_state(BLOCKED))
-    kept = list(keep)
-    if kept:
-        own = pc.is_in(ledger.column("lease_id"), value_set=pa.array(kept, pa.string()))
-        mask = pc.and_(mask, pc.invert(own))
+    found: list[int] = []
+    if LEASED in ledger.states:
+        found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew))
+    if WAITING in ledger.states:
+        found += _exhausted_rows(ledger, rules)
+    if BLOCKED in ledger.states and rules.on_exhausted != "block":
+        found += ledger.find((BLOCKED,))
+    if not found:
+        return ledger
+    kept, rows = set(keep), sorted(found)
     editor = LedgerEditor(ledger)
     leased: list[Range] = []
-    for r in editor.remove(ledger.rows_where(mask)):
+    for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
+        if r.lease_id in kept:
+            continue
+        editor.mark_removed(row)
         if r.state == LEASED:
             leased.append(r)
             editor.add(expired(r, rules), r, "lease_expired")
@@ -91,7 +90,7 @@ def expire_leases(
 def record_expired_leases(
     editor: LedgerEditor, leased: Iterable[Range], rules: GroupSettings
 ) -> None:
-    """Tell the breaker of each lease that expired, in the order of the deadlines.
+    """Count each expired lease in the breaker, in the order of the deadlines.
 
     The first delivery of a message does not count, unless it is the probe. Its usual end is a
     worker that was stopped, such as for a deployment.
@@ -108,7 +107,7 @@ def record_expired_leases(
 def record_failure(
     editor: LedgerEditor, r: Range, error: str | None, now: int, rules: GroupSettings
 ) -> None:
-    """Tell the breaker that a lease failed as a whole. `r` is its first range, as it is now."""
+    """Count a lease that failed as a whole in the breaker. `r` is its first range, as it is now."""
     before = editor.head.breaker
     after = before.with_failure(r.first, error, now, rules)
     if after != before:
@@ -119,18 +118,20 @@ def record_failure(
             editor.record_event("breaker_opened", r._replace(state=state, error=error))
 
 
-def _exhausted_mask(ledger: Ledger, rules: GroupSettings) -> pa.ChunkedArray:
-    """Return a mask of the waiting ranges past a limit.
+def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
+    """Return the waiting rows past a limit.
 
     Failures of whole leases do not exhaust a suspect. It gets a delivery of its own first.
     """
-    attempts = rules.max_delivery_attempts or _MAX_INT32
-    exhausted = pc.greater_equal(ledger.column("delivery_count"), attempts)
+    rows: set[int] = set()
+    if rules.max_delivery_attempts is not None:
+        attempts = ("delivery_count", ">=", rules.max_delivery_attempts)
+        rows.update(ledger.find((WAITING,), attempts))
     limit = rules.failure_limit(own=True)
     if limit is not None:
-        failed = pc.greater_equal(ledger.column("failure_count"), limit)
-        exhausted = pc.or_(exhausted, pc.and_(failed, pc.invert(ledger.column("suspect"))))
-    return pc.and_(ledger.is_state(WAITING), exhausted)
+        failed = ("failure_count", ">=", limit)
+        rows.update(ledger.find((WAITING,), failed, ("suspect", "=", False)))
+    return rows
 
 
 def _limit_name(r: Range, rules: GroupSettings) -> str:
@@ -236,8 +237,7 @@ def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
     Each runner of the stream has a lease id of its own: ``stream/n/runner``. So the ids of a
     batch share the prefix ``stream/n/``.
     """
-    own = pc.starts_with(ledger.column("lease_id"), prefix)
-    return ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), own))
+    return ledger.find((LEASED, WAITING), ("lease_id", "starts with", prefix))
 
 
 def replay_batch(

@@ -223,14 +223,14 @@ class SharedLedger:
 
     def check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
         """Raise TablesDisagree if a ledger is of another log than an index."""
-        agreed, messages = agreed_up_to(ledger, index), self.messages
+        agreed, messages = agreed_up_to(ledger, index), self._messages
         if agreed is not None:
             reason = f"the ledger of group {self.name!r} knows messages after {agreed} that "
             raise tables_disagree(messages.path, reason + "messages/ lacks, or has as others")
         trimmed = messages.trimmed
-        if ledger.head.ack_floor >= trimmed or self.ledgers.known_horizon() >= trimmed:
+        if ledger.head.ack_floor >= trimmed or self._ledgers.known_horizon() >= trimmed:
             return
-        if read_horizon(self.ledgers) < trimmed:
+        if read_horizon(self._ledgers) < trimmed:
             reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
             raise tables_disagree(messages.path, reason)
 
@@ -239,7 +239,7 @@ class SharedLedger:
         try:
             return self.index_for(ledger), None
         except CorruptLog as error:
-            known = self.messages.known()
+            known = self._messages.known()
             if error.data["version"] is None or error.data["version"] <= known.version:
                 raise
             return known, error
@@ -264,10 +264,10 @@ class SharedLedger:
         commit = _SharedCommit([asked for call in calls for asked in call])
         try:
             results = update_ledger(
-                self.ledgers,
+                self._ledgers,
                 self.name,
                 commit.compute,
-                txns=lambda _: list(commit.txns.items()),
+                txns=commit.txns,
                 priority=commit.priority,
             )
             log_breaker_change(self.name, *commit.breakers)
@@ -333,7 +333,7 @@ class _SharedCommit:
 
     def compute(self, snapshot: LedgerSnapshot) -> Update[list[Any]]:
         """Run all operations on a snapshot. Returns the result or the error of each."""
-        self.txns = {}
+        self.txns.clear()
         now, infos = snapshot, list[Mapping[str, Any]]()
         results: list[Any] = [None] * len(self.asked)
         for at in self._order:

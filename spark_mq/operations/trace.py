@@ -20,7 +20,7 @@ from spark_mq.errors import (
 from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import REWOUND
-from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
@@ -123,6 +123,8 @@ def trace(context: QueueContext, sequence: int) -> Trace:
     """One message's whole life: see :meth:`spark_mq.Queue.trace`."""
     validate_count("sequence", sequence, least=0, most=2**63 - 1)
     index = context.messages.index(sequence)
+    if sequence <= index.forgotten_to:
+        index = context.messages.full_index(sequence)
     if index.first_at_or_after(sequence) != sequence:
         raise InvalidOption(
             f"sequence={sequence}: no message of {context.path} has it; the last one published "
@@ -130,7 +132,8 @@ def trace(context: QueueContext, sequence: int) -> Trace:
             option="sequence",
             value=sequence,
         )
-    ((piece, payload),) = _payload(context, sequence, sequence, ["message_id", "published_at"])
+    names = ["message_id", "published_at"]
+    ((piece, payload),) = _payload(context, index, sequence, sequence, names)
     row = payload.to_pylist()[0]
     events = [
         TraceEvent(
@@ -209,12 +212,13 @@ def finished(
             else "the queue has none yet; one is made by its first lease"
         )
         raise GroupNotFound(f"there is no consumer group {group!r}: {told}", group=group)
-    for end, (start, stop) in _ends(rows, low, high):
-        if wanted in (None, end["outcome"]):
-            parts += [
-                _finished(piece, rows, end, schema)
-                for piece, rows in _payload(context, start, stop, names)
-            ]
+    ends = [one for one in _ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
+    index = context.messages.full_index(min((start for _, (start, _) in ends), default=high))
+    for end, (start, stop) in ends:
+        parts += [
+            _finished(piece, rows, end, schema)
+            for piece, rows in _payload(context, index, start, stop, names)
+        ]
     return pa.concat_tables(parts).sort_by("sequence")
 
 
@@ -251,11 +255,11 @@ def _finished(
 
 
 def _payload(
-    context: QueueContext, first: int, last: int, names: list[str]
+    context: QueueContext, index: MessageIndex, first: int, last: int, names: list[str]
 ) -> Iterator[tuple[FileSlice, pa.Table]]:
     """Some columns of messages, slice by slice; null, but for the time of the publish, where the
     log no longer has them."""
-    for piece in context.messages.index(last).slices(first, last):
+    for piece in index.slices(first, last):
         try:
             ((_, rows),) = context.messages.read([piece], names)
         except (CorruptLog, StorageError):

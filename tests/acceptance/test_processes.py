@@ -26,6 +26,8 @@ from support.processes import (
 
 from spark_mq import Message, Queue
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:

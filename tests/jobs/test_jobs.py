@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -10,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.marks import slow
 
 from spark_mq import Queue
 
@@ -144,43 +147,43 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
     ("arguments", "words"),
     [
         (("sweep",), "the following arguments are required: --queue"),
-        (("sweep", "--queue", "nowhere"), "there is no queue at"),
+        slow(("sweep", "--queue", "nowhere"), "there is no queue at"),
         (
             ("sweep", "--queue", "queue", "--every", "soon"),
             "argument --every: 'soon' is not a duration: give seconds, or 30s",
         ),
-        (("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
+        slow(("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
         (("publish", "--queue", "nowhere", "a.jsonl"), "nowhere: --create creates it"),
-        (("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
+        slow(("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
         (
             ("publish", "--queue", "queue", "a.jsonl", "day.csv"),
             "INPUT day.csv is a csv file by its name: give --format csv",
         ),
-        (("publish", "--queue", "queue", "export/x.parquet"), "give --format parquet"),
-        ((*WORKER, "queue", "--handler", "nothing"), "--handler nothing: give MODULE:FUNCTION"),
-        (
+        slow(("publish", "--queue", "queue", "export/x.parquet"), "give --format parquet"),
+        slow((*WORKER, "queue", "--handler", "nothing"), "--handler nothing: give MODULE:FUNCTION"),
+        slow(
             (*WORKER, "queue", "--handler", "not_there:f"),
             "the module cannot be imported (No module named 'not_there')",
         ),
-        ((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
+        slow((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
         (
             (*WORKER, "queue", "--handler", "handler.py:one"),
             "one(batch) cannot be called as one(batch, lease)",
         ),
-        ((*WORKER, "queue", "--handler", "gone.py:f"), "there is no file gone.py"),
-        (
+        slow((*WORKER, "queue", "--handler", "gone.py:f"), "there is no file gone.py"),
+        slow(
             (*WORKER, "queue", "--handler", "handler:two", "--trigger", "now"),
             "'now' is neither default nor available-now nor a duration like '5 seconds'",
         ),
-        (
+        slow(
             (*WORKER, "queue", "--handler", "handler:two", "--visibility-timeout", "soon"),
             "--visibility-timeout: 'soon' is not a duration",
         ),
-        (
+        slow(
             (*WORKER, "queue", "--handler", "handler:two", "--max-messages", "0"),
             "maxMessagesPerTrigger='0' is not valid",
         ),
-        (
+        slow(
             (*WORKER, "queue", "--handler", "handler:two", "--starting-position", "x"),
             "startingPosition='x' is not valid",
         ),
@@ -225,6 +228,35 @@ def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
 
 
 # -- with Spark
+
+
+REJECTING = """
+def process(batch, lease):
+    lease.reject(batch.where("key = '2'"), error="no such customer")
+"""
+
+
+def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(JOBS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
+    (tmp_path / "rejecting.py").write_text(REJECTING)
+
+    def job(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--queue", "queue", *arguments])
+        importlib.import_module(name).main()
+        return capsys.readouterr().out
+
+    assert "published 3 messages to" in job("publish", "--create", "--key-column", "no", "in.jsonl")
+    worker = ("--group", "g", "--handler", "rejecting.py:process", "--checkpoint", "c")
+    job("worker", *worker, "--trigger", "available-now")
+    queue = Queue.open(tmp_path / "queue")
+    assert (queue.group("g").stats().acked, queue.group("g").stats().dead) == (2, 1)
+    assert "routed: 1" in job("sweep")
+    (letter,) = queue.dead_letters.group("look").lease("w", max_messages=9).messages
+    assert (letter.key, letter.headers["spark_mq.error"]) == ("2", "no such customer")
 
 
 @pytest.mark.spark

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
+from spark_mq.errors import LeaseLost, TablesDisagree
+from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.ledger.settle import NACK, REJECT, SettleCommand
 from spark_mq.maintenance.dead_letters import route_dead_letters
+from spark_mq.maintenance.recover import recover_tables
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.retention import trim
 
 from .actors import Context, Proc, Program, Worker
+from .explorer import EFFECT
 from .storage import Store
 
 ENDED = "ended"
+AGAIN = "again"
+"""The data file that is published in place of a lost one."""
 
 
 class Chore(Program):
@@ -130,3 +139,42 @@ class Pauser(Chore):
         ctx.group().resume()
         ctx.emit("paused", False)
         return ENDED
+
+
+class Restorer(Chore):
+    """Sets the log back by its last commit. Others publish in its place, and one more. Then it recovers."""
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        done = any(f.path == AGAIN for f in store.log.files)
+        return proc._replace(pc="lose" if not done else "recover", local=())
+
+    def lose(self, ctx: Context) -> str:
+        log = ctx.rig.log
+
+        def set_back() -> None:
+            *kept, last = log._index.files
+            more = replace(last, first=sequence((last.first >> 32) + 1, 0), path="more")
+            files = [*kept, replace(last, path=AGAIN), more]
+            log._index = MessageIndex(files, more.first >> 32)
+            log._active = {f.path for f in files}
+
+        ctx.tape.call(EFFECT, set_back)
+        return "recover"
+
+    def recover(self, ctx: Context) -> str:
+        recover_tables(ctx.queue._context, dry_run=False)
+        return ENDED
+
+
+class Patient(Joiner):
+    """Works whenever the tables agree."""
+
+    def take(self, ctx: Context) -> bool:
+        try:
+            return super().take(ctx)
+        except TablesDisagree:
+            return False
+
+    def done(self, ctx: Context) -> None:
+        with contextlib.suppress(TablesDisagree, LeaseLost):
+            super().done(ctx)

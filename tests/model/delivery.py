@@ -6,6 +6,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from spark_mq.errors import TablesDisagree
+
 from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program, Worker
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
 from .invariants import Batch, Notes, Onlooker
@@ -435,6 +437,24 @@ class Trimmed(Delivery):
             for row in book.view(self.messages)
         )
         return bool(books) and settled
+
+
+class Restored(Trimmed):
+    """The log went back and grew again: what was published since is delivered, also where the number of a lost message is used again."""
+
+    def check(self, store: Store) -> None:
+        """The ledger and the log disagree until the recovery is over."""
+
+    def _sweep_now(self, store: Store) -> tuple[Store, tuple[Event, ...]]:
+        try:
+            return super()._sweep_now(store)
+        except TablesDisagree:
+            return store, ()
+
+    def finished(self, state: State) -> bool:
+        book = state.store.book("g")
+        published = len(self.messages) + 2  # the two that came after the restore
+        return book is not None and book.head.counters.get("acked", 0) >= published
 
 
 class Routed(Delivery):

@@ -11,17 +11,17 @@ from typing import Any
 
 from spark_mq.ledger import acquire as selection
 from spark_mq.ledger import admin as moving
-from spark_mq.ledger import breaker, order, routing
+from spark_mq.ledger import breaker, log_marks, order, routing
 from spark_mq.ledger import editor as draft
 from spark_mq.ledger import extend as extending
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions as ledger
-from spark_mq.maintenance import dead_letters, redrive, retention, transfer
-from spark_mq.operations import group_ledger
+from spark_mq.maintenance import dead_letters, recover, redrive, retention, transfer
+from spark_mq.operations import group_ledger, shared_ledger
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.spark.batch_lease import BatchLease
-from spark_mq.streaming import auto_ack
+from spark_mq.streaming import auto_ack, replay
 from spark_mq.streaming import source as stream
 
 from . import actors
@@ -83,30 +83,30 @@ ALL = [
     Mutant(LEDGER, "a lease past its deadline expires", ledger.expire_leases, "now - rules.clock_skew", "0", "manual"),
     Mutant(LEDGER, "no lease expires before its deadline", ledger.expire_leases, "now - rules.clock_skew", "now + 30_000_000", "kept_alive"),
     Mutant(LEDGER, "nor before the margin for clocks has passed, too", ledger.expire_leases, "now - rules.clock_skew", "now", "capped"),
-    Mutant(LEDGER, "an operation never folds the lease that it names", ledger.expire_leases, "if kept:", "if False:", "fickle"),
+    Mutant(LEDGER, "an operation never folds the lease that it names", ledger.expire_leases, "if r.lease_id in kept:", "if False:", "fickle"),
     Mutant(LEDGER, "a lease is counted", selection._leased, "r.delivery_count + 1", "r.delivery_count", "crashes"),
-    Mutant(LEDGER, "what waits is leased when it is due", order._due_rows, "available_at, cutoff)", "available_at, cutoff + 10**12)", "raiser"),
+    Mutant(LEDGER, "what waits is leased when it is due", order.DueRanges.__init__, '"<=", cutoff)', '"<=", cutoff + 10**12)', "raiser"),
     Mutant(LEDGER, "suspects are isolated, alone at last", selection.isolation_size, "return max(1, min(limit, int(size + 1e-9)))",
            "return limit", "killer"),
     Mutant(LEDGER, "what failed together is retried together, and apart", order.DueRanges.rows_after,
-           "_failed_together(self.ledger, rows, head.row)", "rows.filter(pc.greater_equal(rows, head.row))", "apart"),
+           "_failed_together(self.ledger, head.row)", "rows", "apart"),
     Mutant(LEDGER, "the first failure of a whole lease is retried whole", selection.isolation_size,
            "attempts - 2 if attempts >= WHOLE_RETRY_ATTEMPTS else attempts - 1", "attempts - 1", "apart"),
-    Mutant(LEDGER, "suspects go apart from the rest", order._due_rows, "clear = pc.and_(due, pc.invert(suspect))", "clear = due", "in_places"),
-    Mutant(LEDGER, "last attempts go apart from the rest", order._due_rows, "REST: pc.and_(clear, pc.invert(last)),",
-           "REST: clear,", "last_attempts"),
+    Mutant(LEDGER, "suspects go apart from the rest", order._due_rows, "rest = (*due, _CLEAR,", "rest = (*due,", "in_places"),
+    Mutant(LEDGER, "last attempts go apart from the rest", order._due_rows, 'rest = (*due, _CLEAR, ("delivery_count", "<", before_last))',
+           "rest = (*due, _CLEAR)", "last_attempts"),
     Mutant(LEDGER, "while suspects are isolated, unread gets each fourth lease", selection._Acquiring.acquire,
            "passed_over >= _MAX_PASSED_OVER", "passed_over >= 99", "immortal_and_unread"),
     Mutant(LEDGER, "and no more than that", selection._Acquiring.acquire, "passed_over >= _MAX_PASSED_OVER", "passed_over >= 1", "isolated"),
     Mutant(LEDGER, "without a limit, what was delivered very often comes last", order.DueRanges._head_without_limit,
-           "rest.filter(pc.less(count, ASSUMED_ATTEMPTS))", "rest", "immortal_and_unread"),
+           '*rest, ("delivery_count", "<", ASSUMED_ATTEMPTS)', "*rest", "immortal_and_unread"),
     Mutant(LEDGER, "what waits comes before what is unread", selection._Acquiring.acquire,
            "head = self.due.head()", "head = None if self.may_read else self.due.head()", "singly"),
     Mutant(LEDGER, "unread messages do not join while other work waits", selection._Acquiring._takes_unread,
            "kind == AcquireKind.REST and len(rows) == self.due.count", "kind == AcquireKind.REST", "in_places"),
-    Mutant(LEDGER, "a suspect keeps its place", order.DueRanges.rows_after, "if len(behind):", "if False:", "in_places"),
-    Mutant(LEDGER, "the first that waits goes first", order.DueRanges.head, "min(firsts, key=lambda one: firsts[one])",
-           "max(firsts, key=lambda one: firsts[one])", "in_places"),
+    Mutant(LEDGER, "a suspect keeps its place", order.DueRanges.rows_after, "if after < len(suspects)", "if False", "in_places"),
+    Mutant(LEDGER, "the first that waits goes first", order.DueRanges.head, "return min(heads, default=None)",
+           "return max(heads, default=None)", "in_places"),
     Mutant(LEDGER, "max_in_flight cuts a lease to what fits", selection._Acquiring.__init__, "if rules.max_in_flight is not None:", "if False:", "capped"),
     Mutant(LEDGER, "expiry makes suspect", ledger.expired, "suspect=r.lease_size != 1", "suspect=r.suspect", "driver_and_worker"),
     Mutant(LEDGER, "but not a message that was alone in its lease", ledger.expired, "suspect=r.lease_size != 1", "suspect=True", "singly"),
@@ -157,13 +157,13 @@ ALL = [
            "(self.replay if transitions.rows_held_by_batch(self.ledger.current(), f'{stream}/{n}/') else self.lease)(stream, n)", "crashes"),
     Mutant(SOURCE, "a replay takes over what its batch holds", ledger.rows_held_by_batch, "return ledger", "return [] and ledger", "crashes"),
     Mutant(SOURCE, "a replay counts as a delivery", ledger.replay_batch, "r.delivery_count + 1", "r.delivery_count", "crashes"),
-    Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", stream.StreamSource.replay, "if got[2] else None",
+    Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", replay.take_over_batch, "if got[2] else None",
            "if got[0] else None", "zombie"),
     Mutant(SOURCE, "a lease is refused once the batch was leased or replayed", stream.StreamSource.lease, "highest=2 * n)",
            "highest=2 * n + 2)", "zombie"),
-    Mutant(SOURCE, "a batch is replayed once", stream.StreamSource.replay, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
+    Mutant(SOURCE, "a batch is replayed once", replay.take_over_batch, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
     Mutant(SOURCE, "no innocent has its last attempt in company", order._due_rows,
-           "suspect = pc.or_(suspect, innocent)", "", "releasing"),
+           "sorted({*suspect, *innocent})", "suspect", "releasing"),
     Mutant(SOURCE, "what failed by itself stays in the replay", ledger.replay_batch, " and not _failed_by_itself(r)", "", "refusing"),
     Mutant(SOURCE, "no replay delivers past the limit", ledger.replay_batch, "_is_last(r, rules, 0)", "False", "flaky_verdicts"),
     Mutant(SOURCE, "what a replay gives back is suspect", ledger.return_to_group, "suspect=True", "suspect=r.suspect", "killer"),
@@ -189,26 +189,30 @@ ALL = [
     Mutant(SETTLING, "the lease is settled after the handler", foreach.ForEachBatch._run, 'if self.policy.ack == "first":', "if True:", "crashes"),
     Mutant(SETTLING, "a verdict that may differ is settled before the sink is written", actors.flaky, FLAKY, FLAKY_LATE, "flaky_verdicts"),
     Mutant(SETTLING, "an outage is no failure of the messages", foreach.ForEachBatch._run,
-           "if (outage := self._outage(failure, lease)) is not None:", "if (outage := None) is not None:", "outages"),
+           "if (outage := find_outage(self._owners, failure, lease)) is not None:", "if (outage := None) is not None:", "outages"),
     Mutant(SETTLING, "a batch that met an outage is released before the query ends", foreach.ForEachBatch._run,
-           "self._release(lease)", "pass", "outages"),
+           "release_batch(self._owners, lease)", "pass", "outages"),
     # -- section 8: dead letters
     Mutant(LETTERS, "a sweeper finishes the routing ids that it finds", dead_letters.route_dead_letters, "routing.finish_all()", "0", "routing"),
     Mutant(LETTERS, "each routing has a new id", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"routing-1"', "routing_goes_on"),
     Mutant(LETTERS, "a race for a routing id is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "routing"),
     Mutant(LETTERS, "dead letters are published before they are settled", transfer.Transfer.finish, "if frozen and", "if not frozen and", "routing_and_seek"),
-    Mutant(LETTERS, "a routing id settles its own alone", routing.settle_routed, 'pc.equal(ledger.column("lease_id"), routing_id)', "True", "routing_goes_on"),
-    Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))", "[]", "routing_and_seek"),
+    Mutant(LETTERS, "a routing id settles its own alone", routing.settle_routed, '("lease_id", "=", routing_id)', '("first", ">=", 0)', "routing_goes_on"),
+    Mutant(LETTERS, "a seek leaves alone what is being routed", moving.seek, "ledger.ranges_at(ledger.find((ROUTING,)))", "[]", "routing_and_seek"),
     Mutant(LETTERS, "a redriver finishes what it finds", redrive.redrive, "Redrive(context).finish_all()", "0", "redriving"),
     Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "redriving"),
     Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
     # -- section 3: trims
-    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(_lowest_floor(context), ", "max(-1, ", "trim_and_seek"),
+    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(min(floors, default=-1), ", "max(-1, ", "trim_and_seek"),
     Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim, "whole_table=True", "whole_table=False", "trim_and_new_group"),
     Mutant(TRIM, "so is making a group", group_ledger.GroupLedger.create_if_missing, "whole_table=True", "whole_table=False", "trim_and_new_group"),
     Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),
     Mutant(TRIM, "a new group starts above the horizon", group_ledger.GroupLedger.create_if_missing,
-           "max(position - 1, self.horizon())", "position - 1", "trim_and_new_group"),
+           "max(position - 1, self.horizon())", "_position(index, self.start) - 1", "trim_and_new_group"),
     Mutant(TRIM, "a seek ends above the horizon", group_ledger.GroupLedger.seek_position,
            "max(_position(index, target), lowest)", "_position(index, target)", "trim_and_seek"),
+    Mutant(TRIM, "a ledger is refused that was made from another log", shared_ledger.SharedLedger.check_same_log,
+           "if agreed is not None:", "if False:", "restored"),
+    Mutant(TRIM, "a ledger remembers files of its log", log_marks.with_mark, "return ledger.replaced(head, ledger.events)", "return ledger", "restored"),
+    Mutant(TRIM, "a recovery forgets what the log lacks", recover.LedgerRepair.compute, "agreed = agreed_up_to(after, index)", "agreed = None", "restored"),
 ]  # fmt: skip

@@ -161,6 +161,13 @@ class Naive:
         else:
             m.die(reason, "blocked" if self.on_exhausted == "block" else "dead")
 
+    def reject(self, m: Message, reason: str) -> None:
+        if self.on_reject == "drop":
+            m.forget("settled")
+            self.count("dropped", 1)
+        else:
+            m.die(reason)
+
     # -- the breaker
 
     def lease_failed(self, first: int, at: int) -> None:
@@ -332,11 +339,7 @@ class Naive:
             m.forget("settled")
             self.count("acked", 1)
         elif verb == "reject":
-            if self.on_reject == "drop":
-                m.forget("settled")
-                self.count("dropped", 1)
-            else:
-                m.die("rejected")
+            self.reject(m, "rejected")
         elif verb == "nack":
             if late:
                 m.own_failure |= named
@@ -504,7 +507,7 @@ class Naive:
         if any(m.state == "unread" for m in due):
             self._write_down(first)
         for m in due:
-            self.bury(m, reason, blocks=False)
+            self.reject(m, reason)
         return len(due)
 
     def postpone_file(self, first: int, last: int, now: int, until: int) -> None:

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spark_mq.ledger import admin, routing, transitions
+from spark_mq.ledger import ranges as stored_ranges
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
-from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.unreadable import UNREADABLE, bury_unreadable, postpone_due
 from spark_mq.storage.ledger_rows import from_rows, to_rows
@@ -60,11 +61,14 @@ class LedgerMachine(RuleBasedStateMachine):
         exhausted=st.sampled_from(["dead_letter", "dead_letter", "drop", "block"]),
         reject=st.sampled_from(["dead_letter", "dead_letter", "drop"]),
         threshold=st.sampled_from([None, 1, 2, 3]),
+        list_limit=st.sampled_from([100, -1, 3]),
     )
     def begin(
         self, *, n, skew, in_flight, ranges, floor, rows, retry, failures, age, exhausted, reject,
-        threshold,
+        threshold, list_limit,
     ):  # fmt: skip
+        # Lists, tables, and both in turn.
+        stored_ranges.LIST_LIMIT = list_limit
         self.rules = GroupSettings(
             max_delivery_attempts=n,
             clock_skew=skew,
@@ -142,7 +146,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         limit=limits,
         timeout=seconds,
-        spare=st.sampled_from([0, 1]),
+        reserved_attempts=st.sampled_from([0, 1]),
         stream=st.booleans(),
     )
     def lease(self, limit, timeout, reserved_attempts, stream):
@@ -152,7 +156,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         limit=limits,
         max_bytes=st.sampled_from([None, 0, 1, 9, 60]),
-        upto=st.one_of(st.none(), numbers),
+        max_sequence=st.one_of(st.none(), numbers),
         back=st.sampled_from([None, 0, 5]),
     )
     def lease_less(self, limit, max_bytes, max_sequence, back):
@@ -476,11 +480,14 @@ class LedgerMachine(RuleBasedStateMachine):
             } == ended
             self.told = dict(counted)
             rows = to_rows("group", self.ledger)
-            self.ledger = Ledger(self.ledger.head, self.ledger.ranges)
+            self.ledger = self.ledger.replaced(self.ledger.head, ())
             if self.ids % 7 == 0:
                 again = from_rows(rows)
                 assert again.head == self.ledger.head
-                assert again.ranges == self.ledger.ranges
+                assert list(again) == list(self.ledger)
+
+    def teardown(self):
+        stored_ranges.LIST_LIMIT = LIST_LIMIT
 
 
 TestLedger = LedgerMachine.TestCase

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.marks import slow_but
 
 from spark_mq.spark import settle_rows as settle
 
 from .actors import frame_verdicts
 from .explorer import Violation, explore
 from .mutants import ALL, Mutant
-from .scenarios import LARGE, WORLDS
+from .scenarios import SLOW, WORLDS
 from .storage import deterministic
 
 
@@ -22,17 +23,19 @@ def _same_each_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", slow_but(WORLDS.keys() - SLOW, WORLDS))
 def test_no_interleaving_breaks_a_promise(name: str, request: pytest.FixtureRequest) -> None:
     large = request.config.getoption("--large-worlds")
-    if name in LARGE and not large:
-        pytest.skip("in make worlds only")
     found = explore(WORLDS[name](large))
     print(f"{name}: {found}")
     assert found.finished
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.rule)
+# One for each world is enough for every day.
+FIRST = {mutant.world: mutant for mutant in reversed(ALL)}.values()
+
+
+@pytest.mark.parametrize("mutant", slow_but(FIRST, ALL), ids=[m.rule for m in ALL])
 def test_no_rule_can_be_missed(mutant: Mutant) -> None:
     """Without any one rule, the world that is named beside it comes to a state that breaks a promise."""
     with mutant.applied(), pytest.raises(Violation):

@@ -237,7 +237,7 @@ steps = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=50)
+@settings(max_examples=5 * settings.default.max_examples // 8)
 @given(steps)
 def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
     taken: list[Step],

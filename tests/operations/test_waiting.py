@@ -191,13 +191,12 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(
         real = waiting.acquire_lease
 
         def look(
-            group: object,
-            wanted: object,
+            *given: object,
             woken: list[float] = woken,
             real: Callable[..., object] = real,
         ) -> object:
             woken.append(time.monotonic())
-            return real(group, wanted)
+            return real(*given)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(waiting, "acquire_lease", look)

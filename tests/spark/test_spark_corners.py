@@ -14,6 +14,7 @@ from support.harness import Death, Sink, Stream, finish, numbered, until, values
 from spark_mq import Queue
 
 
+@pytest.mark.slow
 def test_two_copies_of_a_checkpoint_run_at_once_and_each_message_lands_once(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_new_checkpoint_on_an_old_sink_skips_nothing(
     assert queue.group("g").stats().acked == 6
 
 
+@pytest.mark.slow
 def test_a_union_of_a_queue_with_itself_delivers_each_message_once(
     stream: Stream, queue: Queue
 ) -> None:
@@ -75,6 +77,7 @@ def test_a_union_of_a_queue_with_itself_delivers_each_message_once(
     assert (stats.acked, stats.in_flight, stats.ready) == (10, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_stateful_query_counts_each_message_once_across_a_restart(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
@@ -117,6 +120,7 @@ def test_a_stateful_query_counts_each_message_once_across_a_restart(
     assert stream.group.stats().ready == 0
 
 
+@pytest.mark.slow
 def test_other_limits_after_a_restart_leave_the_batch_that_is_replayed_as_it_was(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:

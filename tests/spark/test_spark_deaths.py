@@ -25,6 +25,7 @@ from support.harness import (
     until,
     values,
 )
+from support.marks import slow, slow_but
 
 from spark_mq import Queue
 from spark_mq.spark import SparkMQDataSource
@@ -89,7 +90,7 @@ def killed(stream: Stream, each: Callable[[Any, int], None]) -> str:
 DEATHS = ("before lease", "after lease", "before ack", "after ack")
 
 
-@pytest.mark.parametrize("place", DEATHS)
+@pytest.mark.parametrize("place", slow_but({"after lease", "before ack"}, DEATHS))
 def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
     mortal: Stream, queue: Queue, place: str
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(
     assert told == [(2, 2)]
 
 
+@pytest.mark.slow
 def test_a_second_death_of_the_same_batch_isolates_its_messages(
     mortal: Stream, queue: Queue
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_replay_of_a_batch_that_was_empty_stays_empty(stream: Stream, queue: Q
     assert stream.group.stats().acked == 3
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_batch_that_another_worker_emptied_stays_empty(
     mortal: Stream, queue: Queue
 ) -> None:
@@ -214,6 +217,7 @@ def test_a_replay_whose_lease_was_taken_over_is_empty_and_fails_nothing(
     assert other.ack().settled == 3
 
 
+@pytest.mark.slow
 def test_a_row_that_was_nacked_before_the_sink_is_never_acked_by_a_replay(
     stream: Stream, queue: Queue
 ) -> None:
@@ -237,6 +241,7 @@ def test_a_row_that_was_nacked_before_the_sink_is_never_acked_by_a_replay(
     assert (stats.acked, stats.delayed) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_crash_between_a_delta_sink_and_the_ack_leaves_each_message_there_once(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
@@ -290,7 +295,7 @@ def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(
 
 
 @pytest.mark.parametrize(
-    "successor_ends", [False, True], ids=["successor at work", "successor done"]
+    "successor_ends", [slow(False), True], ids=["successor at work", "successor done"]
 )
 def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothing_and_ends(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path, successor_ends: bool
@@ -329,6 +334,7 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
     query.stop()
 
 
+@pytest.mark.slow
 def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
@@ -431,6 +437,7 @@ def _micros(at: Any) -> int:
     return int(at.astimezone().timestamp() * 1_000_000)
 
 
+@pytest.mark.slow
 def test_two_workers_never_see_one_message_under_two_live_leases(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
@@ -464,6 +471,7 @@ def test_two_workers_never_see_one_message_under_two_live_leases(
     assert (stats.acked, stats.in_flight) == (24, 0)
 
 
+@pytest.mark.slow
 def test_two_workers_on_one_delta_sink_lose_no_batch_to_its_idempotence(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.harness import Stream, finish, make_queue, numbered, start, until, values
+from support.marks import slow
 
 from spark_mq import Message, Queue
 
@@ -112,6 +113,7 @@ def test_a_batch_whose_rows_a_filter_dropped_entirely_is_acked(
     assert stream.group.stats().acked == 4
 
 
+@pytest.mark.slow
 def test_what_a_filter_inside_the_function_dropped_is_acked_with_the_rest(
     stream: Stream, queue: Queue
 ) -> None:
@@ -178,6 +180,7 @@ def test_manual_mode_leaves_what_was_not_settled_to_expire(
     assert short.group.expire() == 2
 
 
+@pytest.mark.slow
 def test_what_ack_manual_leaves_expires_and_comes_again_though_the_stream_acks_on_commit(
     queue: Queue, tmp_path: Path, spark: Any
 ) -> None:
@@ -205,6 +208,7 @@ def test_what_ack_manual_leaves_expires_and_comes_again_though_the_stream_acks_o
     assert {m.delivery_count for m in again.messages} == {2}
 
 
+@pytest.mark.slow
 def test_what_ack_manual_never_saw_for_a_filter_expires_too(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(3))
     called: list[int] = []
@@ -319,7 +323,7 @@ def test_a_continuous_query_picks_up_what_is_published_while_it_runs(
     query.stop()
 
 
-@pytest.mark.parametrize("damage", ["missing", "corrupt"])
+@pytest.mark.parametrize("damage", ["missing", slow("corrupt")])
 def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(
     stream: Stream, queue: Queue, damage: str
 ) -> None:
@@ -359,6 +363,7 @@ def test_what_process_returns_is_settled_as_failed_and_the_rest_is_acked(
     assert stream.group.stats().acked == 4
 
 
+@pytest.mark.slow
 def test_returned_failures_come_again_one_by_one_with_their_count(
     stream: Stream, queue: Queue
 ) -> None:
@@ -375,7 +380,7 @@ def test_returned_failures_come_again_one_by_one_with_their_count(
     assert stream.group.stats().acked == 3
 
 
-@pytest.mark.parametrize(("on_error", "ready", "dead"), [("nack", 3, 0), ("reject", 0, 3)])
+@pytest.mark.parametrize(("on_error", "ready", "dead"), [("nack", 3, 0), slow("reject", 0, 3)])
 def test_an_exception_settles_the_batch_as_asked_and_the_query_goes_on(
     stream: Stream, queue: Queue, on_error: str, ready: int, dead: int
 ) -> None:

@@ -29,6 +29,7 @@ def texts(lease: Any) -> list[str]:
     return [m.value.decode() for m in lease.messages]
 
 
+@pytest.mark.slow
 def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
     settled: list[str] = []
     stop = threading.Event()
@@ -85,6 +86,7 @@ def test_spark_inserts_the_value_alone_by_sql(spark: Any, queue: Queue) -> None:
     assert texts(take(queue)) == ["a"]
 
 
+@pytest.mark.slow
 def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue) -> None:
     """OPTIMIZE and VACUUM of both tables, ZORDER of the one that has statistics: what is leased or unread stays as it was."""
     queue.publish(["a", "b"])
@@ -111,6 +113,7 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     assert queue.stats()["published"] == 5
 
 
+@pytest.mark.slow
 def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody(
     spark: Any, queue: Queue
 ) -> None:
@@ -143,6 +146,7 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
             call()
 
 
+@pytest.mark.slow
 def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -162,6 +166,7 @@ def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(
     assert texts(take(queue)) == ["d"]
 
 
+@pytest.mark.slow
 def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_restart(
     spark: Any, stream: Stream, queue: Queue
 ) -> None:

@@ -11,6 +11,7 @@ from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from support.harness import Stream, finish, forget_last_commit, numbered, start, values, versions
+from support.marks import slow
 
 from spark_mq import Message, Queue
 from spark_mq.maintenance.archive import index_commits
@@ -90,6 +91,7 @@ def test_a_plain_delta_writer_is_a_publisher(spark: Any, stream: Stream, queue: 
     assert stream.group.stats().acked == 1
 
 
+@pytest.mark.slow
 def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, queue: Queue) -> None:
     queue.publish(
         [Message("a", deliver_at=datetime(2020, 1, 1, tzinfo=UTC)), "b"],
@@ -167,7 +169,7 @@ def test_a_query_may_move_messages_from_one_queue_to_another(
     assert stream.group.stats().acked == 5
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
+@pytest.mark.parametrize("streaming", [False, slow(True)], ids=["batch", "stream"])
 def test_a_null_value_is_refused_and_nothing_is_published(
     spark: Any, queue: Queue, tmp_path: Path, streaming: bool
 ) -> None:

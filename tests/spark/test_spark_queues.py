@@ -19,6 +19,7 @@ from support.harness import (
     start,
     values,
 )
+from support.marks import slow
 
 from spark_mq import Queue
 from spark_mq.errors import LeaseLost
@@ -77,6 +78,7 @@ def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_i
     assert [int(n) for _, n in sink.batches] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_batch_over_two_queues_that_dies_lands_once_in_an_idempotent_sink(
     spark: Any, both: tuple[Queue, Queue], tmp_path: Path
 ) -> None:
@@ -152,9 +154,9 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
     ("columns", "told"),
     [
         (["sequence", "'later' AS outcome"], "ack, nack or reject"),
-        (["sequence", "-1 AS delay"], "delay"),
-        (["CAST(NULL AS BIGINT) AS sequence", "lease_id"], "null"),
-        (["value"], "sequence"),
+        slow(["sequence", "-1 AS delay"], "delay"),
+        slow(["CAST(NULL AS BIGINT) AS sequence", "lease_id"], "null"),
+        slow(["value"], "sequence"),
     ],
 )
 def test_rows_that_say_nothing_of_messages_end_the_query_and_settle_nothing(
@@ -192,6 +194,7 @@ def test_acked_first_a_batch_is_not_seen_again_though_it_fails(stream: Stream) -
     assert stream.group.stats().acked == 3
 
 
+@pytest.mark.slow
 def test_acked_first_a_batch_that_others_may_have_by_now_is_not_handed_over(stream: Stream) -> None:
     stream.queue.publish(numbered(3))
     handed: list[Any] = []
@@ -220,6 +223,7 @@ def test_manual_settles_only_what_the_function_does(spark: Any, tmp_path: Path) 
     assert (stats.acked, stats.in_flight) == (1, 2)
 
 
+@pytest.mark.slow
 def test_manual_a_failed_batch_is_settled_by_the_policy(stream: Stream) -> None:
     stream.queue.publish(numbered(3))
 

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, configured, finish, make_queue, numbered, start, values
+from support.marks import slow
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
@@ -87,7 +88,7 @@ def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> N
     assert stream.group.stats().acked == 305
 
 
-@pytest.mark.parametrize("size", [20, 15])
+@pytest.mark.parametrize("size", [slow(20), 15])
 def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(
     stream: Stream, queue: Queue, size: int
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_batch_that_is_read_by_spark_alone_is_acked_and_repeated_as_any_other(
     assert stream.group.stats().acked == 6
 
 
+@pytest.mark.slow
 def test_with_ack_first_it_gives_what_has_been_acked(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(5))
     ((through_python, by_spark),) = both(stream, ack="first")
@@ -196,12 +198,12 @@ def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_p
     "names",
     [
         ["a b.parquet"],
-        ["ü.parquet"],
-        ["50%20.parquet"],
-        ["_a"],
-        [".a"],
-        ["a._COPYING_"],
-        ["x/a.parquet", "y/a.parquet"],
+        slow(["ü.parquet"]),
+        slow(["50%20.parquet"]),
+        slow(["_a"]),
+        slow([".a"]),
+        slow(["a._COPYING_"]),
+        slow(["x/a.parquet", "y/a.parquet"]),
     ],
 )
 def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
@@ -216,7 +218,7 @@ def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
     assert len(by_spark) == 3 * len(names)
 
 
-@pytest.mark.parametrize("limit", ["MAX_SLICES", "MAX_SLICES_OF_FILE"])
+@pytest.mark.parametrize("limit", ["MAX_SLICES", slow("MAX_SLICES_OF_FILE")])
 def test_a_lease_in_very_many_pieces_is_read_through_python(
     stream: Stream, queue: Queue, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +233,7 @@ def test_a_lease_in_very_many_pieces_is_read_through_python(
     assert len(by_spark) == 10
 
 
-@pytest.mark.parametrize("damage", ["missing", "shorter"])
+@pytest.mark.parametrize("damage", ["missing", slow("shorter")])
 def test_a_file_that_is_not_as_its_commit_says_is_an_error_whatever_the_session_would_skip(
     spark: Any, stream: Stream, queue: Queue, damage: str
 ) -> None:

@@ -25,6 +25,7 @@ from support.harness import (
     numbered,
     values,
 )
+from support.marks import slow, slow_but
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
@@ -88,7 +89,7 @@ def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_sou
     assert stream.group.stats().acked == 77
 
 
-@pytest.mark.parametrize("ack", ["after", "first", "manual"])
+@pytest.mark.parametrize("ack", ["after", slow("first"), "manual"])
 def test_each_ack_policy_hands_over_the_same_rows(stream: Stream, queue: Queue, ack: str) -> None:
     queue.publish(numbered(6))
     both = Both(stream, ack=ack)
@@ -128,7 +129,7 @@ CHANGED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("change", slow_but({"filter", "other value"}, CHANGED))
 def test_a_change_between_the_source_and_the_function_stays_in_the_batch(
     stream: Stream, queue: Queue, change: str
 ) -> None:
@@ -149,7 +150,7 @@ PRUNED: dict[str, Callable[[Stream], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("pruned", PRUNED)
+@pytest.mark.parametrize("pruned", slow_but({"select", "schema"}, PRUNED))
 def test_a_choice_of_columns_is_read_by_spark(stream: Stream, queue: Queue, pruned: str) -> None:
     queue.publish(numbered(6))
     both = Both(stream)
@@ -198,6 +199,7 @@ def test_the_source_reads_small_batches_and_those_with_min_partitions(
     assert stream.group.stats().acked == 12
 
 
+@pytest.mark.slow
 def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
     ] == [4] * 4
 
 
+@pytest.mark.slow
 def test_returned_failures_are_settled_and_the_rest_is_acked(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(10))
     fast: list[bool] = []
@@ -264,6 +267,7 @@ def test_a_batch_that_died_is_replayed_by_spark_with_its_count(
     assert stream.group.stats().acked == 6
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_settled_batch_hands_nothing_over(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(3))
     seen: list[list[str]] = []
@@ -290,7 +294,7 @@ def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> No
     ]
 
 
-@pytest.mark.parametrize("kind", ["ns", "us"])
+@pytest.mark.parametrize("kind", ["ns", slow("us")])
 def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(
     stream: Stream, queue: Queue, kind: str
 ) -> None:

@@ -58,6 +58,7 @@ def history(spark: Any, queue: Queue, name: str) -> list[Any]:
     return spark.sql(f"DESCRIBE HISTORY delta.`{queue.path}/{name}`").collect()
 
 
+@pytest.mark.slow
 def test_spark_reads_every_kept_version_however_old(spark: Any, queue: Queue) -> None:
     """Spark's own limit is the age of the commit. It must not be lower than what the sweep keeps."""
     for name in TABLES:
@@ -94,6 +95,7 @@ def test_a_version_that_was_cleaned_is_refused_by_name(spark: Any, queue: Queue)
     assert latest + 1 in {row.version for row in history(spark, queue, "leases")}
 
 
+@pytest.mark.slow
 def test_a_vacuum_of_spark_leaves_the_kept_versions(spark: Any, queue: Queue) -> None:
     # VACUUM lists the folders in 10,000 tasks otherwise.
     with configured(spark, "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"):

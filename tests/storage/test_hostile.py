@@ -191,7 +191,14 @@ def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:
 # -- sizes
 
 
-@pytest.mark.parametrize("size", [0, 64 * 2**20], ids=["nothing", "64 MiB"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(0, id="nothing"),
+        pytest.param(2**20, id="1 MiB"),
+        pytest.param(64 * 2**20, id="64 MiB", marks=pytest.mark.slow),
+    ],
+)
 def test_values_of_any_size(delta_queue: Make, size: int) -> None:
     queue, value = delta_queue(), os.urandom(size)
     queue.publish(["before", value, "after"])
@@ -205,6 +212,7 @@ def test_values_of_any_size(delta_queue: Make, size: int) -> None:
     assert lease(queue.dead_letters).messages[0].value == value
 
 
+@pytest.mark.slow
 def test_a_million_headers(delta_queue: Make) -> None:
     queue = delta_queue()
     headers = {str(n): "x" for n in range(1_000_000)}

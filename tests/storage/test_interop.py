@@ -21,9 +21,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 from support.handles import again, housekeep, index_commits, lease
+from support.marks import slow_but
 
 from spark_mq import Queue, errors
-from spark_mq.delta import follower
+from spark_mq.delta import follower, tables
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
@@ -84,7 +85,11 @@ def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
 
 
 @pytest.mark.parametrize(
-    "tidies", [False, True], ids=["published only", "optimized and vacuumed all the time"]
+    "tidies",
+    [
+        pytest.param(False, id="published only", marks=pytest.mark.slow),
+        pytest.param(True, id="optimized and vacuumed all the time"),
+    ],
 )
 def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool) -> None:
     """VACUUM of ``messages/`` keeps what it must by itself: its retention is that of the table."""
@@ -365,7 +370,7 @@ TIDY: dict[str, Callable[[str, str], object]] = {
 }
 
 
-@pytest.mark.parametrize("tidy", TIDY)
+@pytest.mark.parametrize("tidy", slow_but({"compacted"}, TIDY))
 def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
     delta_queue: Make, clock: ManualClock, tidy: str
 ) -> None:
@@ -605,7 +610,10 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
     assert [m.value for m in queue.group("g").lease("w", max_messages=9).messages] == [b"c"]  # type: ignore[union-attr]
 
 
-def test_a_broken_checkpoint_is_named(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_checkpoint_is_named(
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "SWEEP_INTERVAL", 0)  # each sweep reads the last checkpoint
     for value in "abc":
         queue.publish(value)
         write_checkpoint(queue._context.messages.files)

@@ -232,7 +232,7 @@ def test_the_defaults_are_kept_with_the_queue(delta_queue: Make, clock: ManualCl
 
 
 def test_a_queue_made_before_there_were_such_defaults_opens_without(delta_queue: Make) -> None:
-    told = json.loads(delta_queue().settings.to_json())
+    told = json.loads(delta_queue(durable=True).settings.to_json())
     for name in ("delivery_delay", "message_ttl", "hard_retention"):
         del told[name]
     assert QueueSettings.from_json(json.dumps(told)) == QueueSettings()

@@ -21,10 +21,14 @@ PATIENCE = 150.0
 
 
 def make_queue(path: Path | str, **settings: Any) -> Queue:
-    """No margin and no backoff, so that nothing in a test waits for a clock."""
-    return Queue.create(
-        path, **{"visibility_timeout": "5m", "clock_skew": "0s", "retry_delay": "0s", **settings}
-    )
+    """No margin, no backoff and no sync, so that nothing in a test waits for a clock or a disk."""
+    quick = {
+        "visibility_timeout": "5m",
+        "clock_skew": "0s",
+        "retry_delay": "0s",
+        "durable": False,
+    }
+    return Queue.create(path, **{**quick, **settings})
 
 
 class Stream:

@@ -22,17 +22,21 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def delta_queue(tmp_path: Path, clock: ManualClock) -> Callable[..., Queue]:
-    """Makes a queue on Delta tables."""
-    return lambda **settings: Queue.create(tmp_path / "queue", clock=clock, **settings)
+    """Makes a queue on Delta tables. Its syncs would only take time: test_power_cut proves them."""
+    return lambda **settings: Queue.create(
+        tmp_path / "queue", clock=clock, **{"durable": False, **settings}
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "make" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "make",
-            ["s3"] if metafunc.config.getoption("--s3") else ["memory", "delta"],
-            indirect=True,
-        )
+    if "make" not in metafunc.fixturenames:
+        return
+    stores: list[object] = ["memory", "delta"]
+    if metafunc.config.getoption("--s3"):
+        stores = ["s3"]
+    elif metafunc.definition.get_closest_marker("slow_on_delta"):
+        stores[1] = pytest.param("delta", marks=pytest.mark.slow)
+    metafunc.parametrize("make", stores, indirect=True)
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_the_wheel_contains_each_module_each_job_and_the_settings(wheel: Path) -
     assert names == library | jobs | settings | {"pyspark_mq.py"}
 
 
+@pytest.mark.slow
 def test_an_installed_job_starts_from_the_folder_that_its_package_prints(
     wheel: Path, tmp_path: Path
 ) -> None:

@@ -329,7 +329,7 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
         assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
         assert (outcome.states, outcome.next_due_at) == ({state: 1}, due)
         assert group.state(0) == state
-        assert not group.ledger.count(group.ledger.held_mask("a")), "nothing holds its id any more"
+        assert not group.ledger.rows_held("a"), "nothing holds its id any more"
         return
     elif by == "whole lease":
         assert outcome == SettleOutcome(), (

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drivers import Checkpoint, StubAlive, sequences
+from support.marks import slow_but
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError, InvalidOption, StreamFenced
@@ -299,7 +300,7 @@ def test_a_group_that_a_hard_limit_cut_is_told_by_the_stream_or_counts_the_loss(
 # -- everything at once
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", slow_but(range(3), range(10)))
 def test_whatever_dies_or_freezes_nothing_is_lost_and_what_is_acked_was_written(seed: int) -> None:
     _Storm(seed).run()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from support.drivers import Checkpoint, Runner, sequences
+from support.marks import slow_but
 
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.ranges import LEASED, WAITING
@@ -15,7 +16,7 @@ from spark_mq.streaming.options import BatchPlan
 from spark_mq.testing import ManualClock, memory_queue
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", slow_but(range(4), range(15)))
 def test_whatever_dies_or_freezes_nothing_is_lost_and_no_lease_has_two_owners(seed: int) -> None:
     """Drivers that die between any two steps, zombies that wake at any time, other workers, nacks, clocks that jump.
 
