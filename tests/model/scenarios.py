@@ -230,7 +230,7 @@ def immortal_and_unread(large: bool) -> World:
         Bounds(crashes=2 if large else 1),
         attempts=None,
         must_live=(0, 2),
-        most=None if large else 500,
+        most=None if large else 6_000,
     )
 
 
