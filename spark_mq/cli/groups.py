@@ -1,4 +1,4 @@
-"""``spark-mq group``: list, describe, create, configure, seek, unblock and drop groups."""
+"""``spark-mq group``: look at groups, configure, pause, move and drop them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Look at groups, configure and move them.", no_args_is_help=True)
 
-_DURATIONS = ("visibility_timeout", "clock_skew", "retry_delay", "max_retry_delay", "max_retry_age")
+_DURATIONS = (
+    "visibility_timeout",
+    "clock_skew",
+    "retry_delay",
+    "max_retry_delay",
+    "max_retry_age",
+    "breaker_wait",
+    "breaker_max_wait",
+)
 _Sequences = Annotated[
     list[int] | None, option("--sequence", help="Only this message. Repeatable.")
 ]
@@ -115,6 +123,33 @@ def configure(
     given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
     after = found.configure(**given) if given else found.settings
     emit_one({"group": group, **_shown_settings(asdict(after))}, output)
+
+
+@app.command()
+def pause(
+    group: GroupArgument,
+    queue: QueuePath,
+    reason: Annotated[str | None, option("--reason", help="Why, for people.")] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Stop new leases of a group until `group resume`. Live leases can be settled."""
+    found = existing_group(open_queue(queue, storage_option), group)
+    found.pause(reason)
+    emit_one({"group": group, "blocked_because": found.stats().blocked_because}, output)
+
+
+@app.command()
+def resume(
+    group: GroupArgument,
+    queue: QueuePath,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """End a pause of a group, and close its breaker."""
+    found = existing_group(open_queue(queue, storage_option), group)
+    found.resume()
+    emit_one({"group": group, "blocked_because": found.stats().blocked_because}, output)
 
 
 @app.command()
