@@ -379,11 +379,11 @@ def test_a_settle_waits_for_the_store_and_keeps_its_lease(
     full, failed = threading.Event(), list[float]()
     real = ObjectStore.create
 
-    def create(store: ObjectStore, path: str, data: bytes) -> None:
+    def create(store: ObjectStore, path: str, data: bytes, **options: Any) -> None:
         if full.is_set() and store.root.endswith("/leases") and b'"ack' in data.replace(b"\\", b""):
             failed.append(time.monotonic())
             raise OSError(28, "No space left on device")
-        real(store, path, data)
+        real(store, path, data, **options)
 
     monkeypatch.setattr(ObjectStore, "create", create)
     seen: list[int] = []
