@@ -404,5 +404,6 @@ WORLDS: dict[str, Callable[[bool], World]] = {
 SLOW: set[str] = {
     "zombie_and_crashes", "fickle", "driver_and_worker", "routing_goes_on", "trim_and_new_group", "redriving", "zombie", "crashes", "capped",
     "last_attempts", "raiser", "releasing", "routing", "kept_alive", "killer_and_crashes", "flaky_verdicts", "company", "failing_batches",
+    "in_places", "broken", "singly",
 }  # fmt: skip
 """Explored as a whole in make test-all only. A mutant is found in each of them in a second."""
