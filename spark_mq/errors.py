@@ -226,7 +226,7 @@ class LeaseLost(SparkMQError):
 
 
 class GroupBlocked(SparkMQError):
-    """Raised if a cap of the group or a blocked message stops all leases.
+    """Raised if a full ledger or a blocked message stops all leases.
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ from spark_mq.lease import Lease
 from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
-from spark_mq.operations.acquire import LeaseOptions, wait_for_lease
+from spark_mq.operations.acquire import Acquired, LeaseOptions, wait_for_lease
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
@@ -123,6 +123,33 @@ class ConsumerGroup(GroupViews):
         """
         return self._ledger.unblock(to, sequences)
 
+    def pause(self, reason: str | None = None) -> None:
+        """Stop new leases of the group, in every process, until :meth:`resume`.
+
+        Live leases can be settled and extended. A worker waits meanwhile.
+
+        Parameters
+        ----------
+        reason
+            Why, for people. Stats, progress and logs show it. Default: none.
+        """
+        self._ledger.pause(validate_error(reason, "reason"))
+
+    def resume(self) -> None:
+        """End a pause, and close the breaker.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group.
+        """
+        self._ledger.resume()
+
+    @property
+    def blocked_because(self) -> str:
+        """Why the group leases nothing now, or an empty string."""
+        return self.stats().blocked_because
+
     def stats(self) -> GroupStats:
         """Count the messages of the group by state, without a commit."""
         return self._ledger.stats()
@@ -176,12 +203,14 @@ class ConsumerGroup(GroupViews):
         Returns
         -------
         Lease or None
-            Never empty. None if nothing is due.
+            Never empty. None if nothing is due, or if the group leases nothing for now: other
+            workers use up ``max_in_flight``, the group is paused, or its breaker is open.
+            ``blocked_because`` gives the reason.
 
         Raises
         ------
         GroupBlocked
-            A cap of the group, or a message that blocks it, lets nothing be leased.
+            A full ledger, or a message that blocks the group, lets nothing be leased.
         StorageError
             The store fails, or no payload file of a due message can be reached. No delivery
             counts. With `wait`, this is raised only after the wait.
@@ -203,20 +232,21 @@ class ConsumerGroup(GroupViews):
 
         acquired = wait_for_lease(self._ledger, options, time_left, poll)
         if not acquired.ranges:
-            self._raise_if_blocked(acquired.blocked_because)
+            self._raise_if_blocked(acquired)
             return None
         lease = Lease(self._ledger, worker_id, acquired)
         if auto_ack:
             lease.ack()
         return lease
 
-    def _raise_if_blocked(self, why: str) -> None:
-        if why:
+    def _raise_if_blocked(self, acquired: Acquired) -> None:
+        """Raise for a state that does not end by itself, or when the owner resumes the group."""
+        if acquired.blocked_because and not acquired.blocked_for_now:
             raise GroupBlocked(
-                f"group {self.name!r} may lease nothing: {why}. Settle what is leased, or "
-                "configure(...) the cap; what blocks needs unblock(...)",
+                f"group {self.name!r} may lease nothing: {acquired.blocked_because}. Settle what "
+                "is leased, or configure(...) the cap; what blocks needs unblock(...)",
                 group=self.name,
-                blocked_because=why,
+                blocked_because=acquired.blocked_because,
             )
 
     def work(

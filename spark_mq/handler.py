@@ -210,7 +210,15 @@ def commands_for(
         if rest != []:
             jitter, whole = random.random(), rest is not None
             commands.append(
-                SettleCommand(verb, lease_id, rest, whole=whole, error=error, jitter=jitter)
+                SettleCommand(
+                    verb,
+                    lease_id,
+                    rest,
+                    whole=whole,
+                    error=error,
+                    jitter=jitter,
+                    handler_failed=error is not None,
+                )
             )
     return commands
 

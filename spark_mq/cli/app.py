@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from spark_mq.cli import dead_letters, groups, health, messages, metrics, queues, top, workers
-from spark_mq.cli.exits import FAILED, INTERRUPTED, OK, USAGE, exit_code_of
+from spark_mq.cli.exits import INTERRUPTED, OK, USAGE, exit_code_of
 from spark_mq.cli.options import option
 
 __all__ = ["app", "run"]
@@ -61,30 +61,45 @@ def _root(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command. Returns the exit code."""
-    debug = "--debug" in arguments or os.environ.get("SPARK_MQ_DEBUG") not in (None, "", "0")
     try:
-        code = app(list(arguments), standalone_mode=False)
+        code = app(list(arguments), prog_name="spark-mq", standalone_mode=False)
         sys.stdout.flush()
-        return code if isinstance(code, int) else OK
     except BrokenPipeError:
-        # The reader, such as `head`, has all that it wants. Python flushes stdout again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        code = _end_of_pipe()
+    except SystemExit as end:
+        # typer exits with 1 if the pipe is closed.
+        piped = isinstance(end.__context__, BrokenPipeError)
+        code = _end_of_pipe() if piped else end.code
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted")
-        return INTERRUPTED
+        code = INTERRUPTED
     except typer.Exit as error:
-        return error.exit_code
-    except TyperException as error:
-        _complain(error.format_message())
-        return error.exit_code
+        code = error.exit_code
     except Exception as error:
-        if debug:
-            traceback.print_exc()
-        code = exit_code_of(error)
-        unknown = code == FAILED and not str(error)
-        _complain(type(error).__name__ if unknown else str(error))
-        return code
+        code = _failed(error, arguments)
+    return code if isinstance(code, int) else OK
+
+
+def _failed(error: Exception, arguments: Sequence[str]) -> int:
+    """Print an error and return its exit code."""
+    if isinstance(error, TyperException):
+        text = error.format_message()
+        if text.startswith("Usage:"):  # a command without a subcommand
+            print(text, file=sys.stderr)
+        else:
+            _complain(text)
+        return error.exit_code
+    if "--debug" in arguments or os.environ.get("SPARK_MQ_DEBUG") not in (None, "", "0"):
+        traceback.print_exception(error)
+    _complain(str(error) or type(error).__name__)
+    return exit_code_of(error)
+
+
+def _end_of_pipe() -> int:
+    """Return the exit code for a reader, such as `head`, that has all that it wants."""
+    # Python flushes stdout again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return OK
 
 
 def _complain(text: str) -> None:

@@ -1,9 +1,10 @@
-"""``spark-mq group``: list, describe, create, configure, seek, unblock and drop groups."""
+"""``spark-mq group``: look at groups, configure, pause, move and drop them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +31,15 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Look at groups, configure and move them.", no_args_is_help=True)
 
-_DURATIONS = ("visibility_timeout", "clock_skew", "retry_delay", "max_retry_delay", "max_retry_age")
+_DURATIONS = (
+    "visibility_timeout",
+    "clock_skew",
+    "retry_delay",
+    "max_retry_delay",
+    "max_retry_age",
+    "breaker_wait",
+    "breaker_max_wait",
+)
 _Sequences = Annotated[
     list[int] | None, option("--sequence", help="Only this message. Repeatable.")
 ]
@@ -117,6 +126,33 @@ def configure(
 
 
 @app.command()
+def pause(
+    group: GroupArgument,
+    queue: QueuePath,
+    reason: Annotated[str | None, option("--reason", help="Why, for people.")] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Stop new leases of a group until `group resume`. Live leases can be settled."""
+    found = existing_group(open_queue(queue, storage_option), group)
+    found.pause(reason)
+    emit_one({"group": group, "blocked_because": found.stats().blocked_because}, output)
+
+
+@app.command()
+def resume(
+    group: GroupArgument,
+    queue: QueuePath,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """End a pause of a group, and close its breaker."""
+    found = existing_group(open_queue(queue, storage_option), group)
+    found.resume()
+    emit_one({"group": group, "blocked_because": found.stats().blocked_because}, output)
+
+
+@app.command()
 def unblock(
     group: GroupArgument,
     queue: QueuePath,
@@ -150,14 +186,12 @@ def seek(
     output: Output = OutputFormat.table,
 ) -> None:
     """Move a group. Without --execute it only says what would happen."""
-    targets = {
-        "earliest": to_earliest or None,
-        "latest": to_latest or None,
-        to_datetime: to_datetime,
-        to_sequence: to_sequence,
-    }
-    given = [target for target, wanted in targets.items() if wanted is not None]
-    if len(given) != 1 or given[0] is None:
+    given: list[str | int | datetime] = []
+    given += ["earliest"] if to_earliest else []
+    given += ["latest"] if to_latest else []
+    given += [] if to_datetime is None else [_instant(to_datetime)]
+    given += [] if to_sequence is None else [to_sequence]
+    if len(given) != 1:
         raise InvalidOption(
             f"a seek has {len(given)} targets: give one of --to-earliest, --to-latest, "
             "--to-datetime and --to-sequence",
@@ -169,6 +203,22 @@ def seek(
     if execute:
         found.seek(given[0])
     emit_one({**asdict(preview), "executed": execute}, output)
+
+
+def _instant(text: str) -> datetime:
+    """Return an instant with its zone. Raises InvalidOption."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise InvalidOption(
+            f"--to-datetime {text} is not an instant: give one with a zone, as "
+            "2026-01-31T12:00:00Z",
+            option="--to-datetime",
+            value=text,
+        )
+    return found
 
 
 @app.command()

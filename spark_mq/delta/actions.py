@@ -37,6 +37,7 @@ PREVIOUS_ID: Final = "spark_mq_previous_operation_id"
 """Key in ``commitInfo``: the operation id of the commit before it."""
 ENGINE: Final = "spark_mq"
 
+_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _PLAIN_FEATURES: Final = {"appendOnly", "invariants"}
 _WRITER_FEATURES: Final = {
     3: "checkConstraints",
@@ -47,14 +48,10 @@ _WRITER_FEATURES: Final = {
 """Features of the writer versions above 2 (Delta protocol, "Valid Feature Names")."""
 
 
-def log_path(version: int) -> str:
-    """Return the path of a commit, relative to its table."""
-    return f"{LOG_FOLDER}/{version:020d}.json"
-
-
-def checkpoint_path(version: int) -> str:
-    """Return the path of a single-file checkpoint, relative to its table."""
-    return f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
+log_path: Final = f"{LOG_FOLDER}/{{:020d}}.json".format
+"""Returns the path of a commit, relative to its table, from its version."""
+checkpoint_path: Final = f"{LOG_FOLDER}/{{:020d}}.checkpoint.parquet".format
+"""Returns the path of a single-file checkpoint from its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +90,24 @@ class Change:
     data_change: bool = True
     metadata: Mapping[str, Any] | None = None
     """The table's new metadata, if it changes."""
+    unsynced: bool = False
+    """The added files were written without a sync. The commit syncs them first."""
 
 
 class Commit:
     """A commit of a log, parsed. File paths are decoded; ``stats`` are objects."""
 
-    __slots__ = ("actions", "adds", "info", "metadata", "protocols", "removes", "txns", "version")
+    __slots__ = (
+        "actions",
+        "adds",
+        "info",
+        "metadata",
+        "operation_id",
+        "protocols",
+        "removes",
+        "txns",
+        "version",
+    )
 
     def __init__(self, version: int, actions: Sequence[Action]) -> None:
         self.version = version
@@ -123,6 +132,8 @@ class Commit:
                     self.metadata = value
                 elif name == "protocol":
                     self.protocols.append(value)
+        self.operation_id: str | None = self.info.get(OPERATION_ID)
+        """The id of the operation; None if spark_mq did not write the commit."""
 
     @classmethod
     def of(cls, version: int, change: Change, now: int) -> Commit:
@@ -137,6 +148,7 @@ class Commit:
             "userMetadata": json.dumps(note),
             OPERATION_ID: change.operation_id,
         }
+        commit.operation_id = change.operation_id
         commit.txns = dict(change.txns)
         commit.metadata = None if change.metadata is None else dict(change.metadata)
         commit.removes = [{"path": f.path, "partitionValues": f.partition} for f in change.removes]
@@ -155,11 +167,6 @@ class Commit:
             for file in change.adds
         ]
         return commit
-
-    @property
-    def operation_id(self) -> str | None:
-        """The id of the operation; None if spark_mq did not write the commit."""
-        return self.info.get(OPERATION_ID)
 
     @property
     def timestamp(self) -> int:
@@ -324,9 +331,7 @@ def encode(change: Change, previous_id: str | None, operation: str, now: int) ->
 
 def encode_actions(actions: Iterable[Action]) -> bytes:
     """Return actions as the lines of a commit."""
-    return (
-        "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode() + b"\n"
-    )
+    return "\n".join(_to_json(action) for action in actions).encode() + b"\n"
 
 
 def add_action(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class _Listing:
     @classmethod
     def of(cls, store: ObjectStore) -> _Listing:
         listing = cls()
-        for info in store.list(LOG_FOLDER):
+        for info in store.iterate(LOG_FOLDER):
             name = info.path.rpartition("/")[2]
             if not name[:20].isdigit():
                 continue
@@ -139,19 +139,26 @@ def _clean_orphans(log: DeltaLog, state: TableState, listing: _Listing, base: in
     if needed is None:
         return 0
     base_time = listing.commits.get(base, 0.0)
-    folders: dict[str, list[tuple[str, float]]] = {}
-    for info in store.list_all(""):
-        if not info.path.startswith(LOG_FOLDER + "/") and info.path.endswith(".parquet"):
-            folders.setdefault(info.path.rpartition("/")[0], []).append((info.path, info.modified))
     live = {file.path for file in state.files()}
-    deleted = 0
-    for files in folders.values():
-        newest = max((at for path, at in files if path in live), default=0.0)
-        limit = min(newest, base_time) - CLOCK_MARGIN_SECONDS
-        deleted += _delete(
-            store, sorted(path for path, at in files if path not in needed and at < limit)
-        )
-    return deleted
+    newest: dict[str, float] = {}
+    orphans: list[tuple[str, float]] = []
+    for info in store.iterate_all(""):
+        if info.path.startswith(LOG_FOLDER + "/") or not info.path.endswith(".parquet"):
+            continue
+        if info.path in live:
+            folder = _folder(info.path)
+            newest[folder] = max(newest.get(folder, 0.0), info.modified)
+        elif info.path not in needed:
+            orphans.append((info.path, info.modified))
+
+    def limit(path: str) -> float:
+        return min(newest.get(_folder(path), 0.0), base_time) - CLOCK_MARGIN_SECONDS
+
+    return _delete(store, sorted(path for path, at in orphans if at < limit(path)))
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _kept_files(log: DeltaLog, base: int, latest: int) -> set[str] | None:

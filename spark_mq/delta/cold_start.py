@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_mq.delta.actions import LOG_FOLDER, checkpoint_path, log_path, missing_commit_error
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import CorruptLog
 
 __all__ = ["check_start", "find_start", "listed_checkpoint", "starting_state", "version_of"]
@@ -79,7 +79,7 @@ def _is_complete(paths: list[str]) -> bool:
     return bool(numbered) and len(numbered) == int(numbered[0][3])
 
 
-def starting_state(store: ObjectStore, files: Sequence[str], track_files: bool) -> TableState:
+def starting_state(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
     """Return the state of a checkpoint, or the empty one to start at version 0.
 
     A checkpoint that cannot be read loses nothing while all commits from an older one on are there.
@@ -136,7 +136,7 @@ def version_of(path: str) -> int:
     return int(path.rpartition("/")[2][:20])
 
 
-def _loaded(store: ObjectStore, files: Sequence[str], track_files: bool) -> TableState:
+def _loaded(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
     state = TableState(track_files)
     opened = [store.open(path) for path in files]
     try:
@@ -147,7 +147,7 @@ def _loaded(store: ObjectStore, files: Sequence[str], track_files: bool) -> Tabl
     return state
 
 
-def _older_start(store: ObjectStore, path: str, track_files: bool) -> TableState | None:
+def _older_start(store: ObjectStore, path: str, track_files: TrackFiles) -> TableState | None:
     """Return the state of the newest older checkpoint from which all commits are there, if there is
     one."""
     broken = version_of(path)

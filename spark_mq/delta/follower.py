@@ -23,7 +23,7 @@ from spark_mq.delta.actions import (
 )
 from spark_mq.delta.cold_start import find_start, listed_checkpoint, starting_state
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import NotAQueue
 
 __all__ = ["LogFollower", "LogReplaced"]
@@ -35,7 +35,7 @@ BASE_CHECK_SECONDS: Final = 5.0
 _OPEN_ATTEMPTS: Final = 3
 _CACHED_COMMITS: Final = 128
 _READ_AHEAD: Final = 16
-"""Commits that a follower far behind requests from an object store at once."""
+"""Commits that a follower far behind requests from an object store at once, at most."""
 
 
 class LogReplaced(Exception):
@@ -50,7 +50,7 @@ class LogFollower:
     store
         The files of the table.
     track_files
-        Whether the state has the table's data files.
+        Whether the state has the table's data files, or which of them.
     replaceable
         Whether the table may be deleted and made again under this handle.
     """
@@ -59,7 +59,7 @@ class LogFollower:
         self,
         store: ObjectStore,
         *,
-        track_files: bool = True,
+        track_files: TrackFiles = True,
         replaceable: bool = False,
     ) -> None:
         self.store = store
@@ -254,11 +254,12 @@ class LogFollower:
         read = 0
         while True:
             if read >= 2 and not self._local:  # far behind: several requests at once
-                commits = self._read_ahead(version)
+                ahead = min(read, _READ_AHEAD)
+                commits = self._read_ahead(version, ahead)
                 yield from commits
-                if len(commits) < _READ_AHEAD:
+                if len(commits) < ahead:
                     return
-                version += len(commits)
+                version, read = version + ahead, read + ahead
                 continue
             try:
                 yield self.read_commit(version)
@@ -266,9 +267,9 @@ class LogFollower:
                 return
             version, read = version + 1, read + 1
 
-    def _read_ahead(self, version: int) -> list[Commit]:
-        with ThreadPoolExecutor(_READ_AHEAD) as pool:
-            texts = list(pool.map(self._text, range(version, version + _READ_AHEAD)))
+    def _read_ahead(self, version: int, count: int) -> list[Commit]:
+        with ThreadPoolExecutor(count) as pool:
+            texts = list(pool.map(self._text, range(version, version + count)))
         there = texts[: texts.index(None)] if None in texts else texts
         return [
             parse_commit(version + at, text, self.path)
@@ -297,6 +298,17 @@ class LogFollower:
             )
         self._take_in(state, commit)
         self._own_streak = 0
+
+    def _take_own(self, commit: Commit, started: float) -> None:
+        """Apply a commit of this handle. Its put began at `started`."""
+        with self._lock:
+            if self._state is not None and self._state.version == commit.version - 1:
+                self._take_in(self._state, commit)
+                self._own_streak += 1
+                self._sure_at = started
+                if self._local:
+                    self._base_is_there()  # remembers it
+                self._highest = max(self._highest, commit.version)
 
     def _take_in(self, state: TableState, commit: Commit) -> None:
         try:

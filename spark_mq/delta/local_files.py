@@ -13,7 +13,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ _TEMPORARY: Final = re.compile(r"\.spark_mq-[0-9a-f]{32}\.tmp")
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP}
 _Entries: TypeAlias = list[os.DirEntry[str]]
+_Syncs: TypeAlias = list[Future[None]]
+_SYNC_THREADS: Final = 8
 _NOT_A_FILE: Final = (IsADirectoryError, NotADirectoryError)
 
 
@@ -91,8 +94,10 @@ class LocalBackend:
         return LocalBackend(self._full(name), self._durable, self._files)
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a file. A data file behind a link that leads out is missing."""
         full = self._full(path)
+        if not path.startswith("_delta_log/") and self._leads_out(path):
+            raise _missing(full)
         try:
             with io.FileIO(full) as file:
                 return file.readall()
@@ -153,22 +158,33 @@ class LocalBackend:
             else:
                 yield from self._found(folder, entry)
 
-    def write(self, path: str, data: bytes | memoryview) -> None:
-        """Replace a whole file atomically."""
-        full = self._full(path)
-        folder, temporary = self._write_temporary(full, data)
+    def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
+        """Replace a whole file atomically. Without `sync`, :meth:`create` makes it durable."""
+        full, sync = self._full(path), sync and self._durable
+        folder, temporary = self._write_temporary(full, data, sync)
         try:
             self._files.replace(temporary, full)
         except OSError:
             self._withdraw(temporary)
             raise
-        if self._durable:
+        if sync:
             self._files.sync_folder(folder)
 
-    def create(self, path: str, data: bytes | memoryview) -> None:
-        """Create a file atomically. Raise FileExistsError if the name exists."""
+    def create(self, path: str, data: bytes | memoryview, *, after: Sequence[str] = ()) -> None:
+        """Create a file atomically, once the files `after` are durable.
+
+        Raise FileExistsError if the name exists.
+        """
         full = self._full(path)
-        folder, temporary = self._write_temporary(full, data)
+        syncs = self._start_syncs(after) if self._durable else []
+        try:
+            folder, temporary = self._write_temporary(full, data, self._durable)
+        finally:
+            wait(syncs)
+        for sync in syncs:
+            if error := sync.exception():
+                self._withdraw(temporary)
+                raise error
         try:
             self._files.link(temporary, full)
         except OSError as error:
@@ -181,12 +197,24 @@ class LocalBackend:
     def sync(self, path: str) -> None:
         """Wait until the disk has a file and its entry."""
         full = self._full(path)
+        self._sync_content(full)
+        self._files.sync_folder(os.path.dirname(full))
+
+    def _sync_content(self, full: str) -> None:
         file = os.open(full, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._files.sync_file(file, full)
         finally:
             os.close(file)
-        self._files.sync_folder(os.path.dirname(full))
+
+    def _start_syncs(self, paths: Sequence[str]) -> _Syncs:
+        """Start to sync files and their folders, all at the same time."""
+        fulls = [self._full(path) for path in paths]
+        folders = {os.path.dirname(full) for full in fulls}
+        return [
+            *(_in_background(self._sync_content, full) for full in fulls),
+            *(_in_background(self._files.sync_folder, folder) for folder in folders),
+        ]
 
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
@@ -218,13 +246,15 @@ class LocalBackend:
                 return os.path.commonpath([root, os.path.realpath(self._full(path))]) != root
         return False
 
-    def _entries(self, folder: str, temporary: bool = False) -> _Entries:
+    def _entries(self, folder: str, temporary: bool = False) -> Iterator[os.DirEntry[str]]:
         try:
-            with os.scandir(self._full(folder)) as entries:
-                found = list(entries)
+            entries = os.scandir(self._full(folder))
         except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [e for e in found if (_TEMPORARY.fullmatch(e.name) is not None) == temporary]
+            return
+        with entries:  # not as a list: a folder may have a million files
+            for entry in entries:
+                if (_TEMPORARY.fullmatch(entry.name) is not None) == temporary:
+                    yield entry
 
     def _found(self, folder: str, entry: os.DirEntry[str]) -> Iterator[FileInfo]:
         # Another process may delete the file between the listing and this call.
@@ -233,21 +263,21 @@ class LocalBackend:
             if _is_file(found):
                 yield _info(_below(folder, entry.name), found)
 
-    def _write_temporary(self, full: str, data: bytes | memoryview) -> tuple[str, str]:
+    def _write_temporary(self, full: str, data: bytes | memoryview, sync: bool) -> tuple[str, str]:
         folder = os.path.dirname(full)
         temporary = f"{folder}/.spark_mq-{uuid.uuid4().hex}.tmp"
         if self._durable and folder not in self._synced:
             self._make_folders(folder)
         try:
-            self._write_new(temporary, data)
+            self._write_new(temporary, data, sync)
         except FileNotFoundError:
             self._make_folders(folder)
-            self._write_new(temporary, data)
+            self._write_new(temporary, data, sync)
         return folder, temporary
 
-    def _write_new(self, temporary: str, data: bytes | memoryview) -> None:
+    def _write_new(self, temporary: str, data: bytes | memoryview, sync: bool) -> None:
         try:
-            self._files.write_new(temporary, data, self._durable)
+            self._files.write_new(temporary, data, sync)
         except FileNotFoundError:
             raise
         except OSError:
@@ -282,6 +312,28 @@ class LocalBackend:
         # A temporary file that remains is harmless, and the sweep deletes it.
         with contextlib.suppress(OSError):
             self._files.unlink(temporary)
+
+
+_syncing: list[ThreadPoolExecutor] = []
+"""The threads that wait for the disk. They are made when the first commit needs them."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_syncing.clear)  # a child has no threads
+
+
+def _in_background(call: Callable[[str], None], path: str) -> Future[None]:
+    """Start a call in another thread. At the end of the interpreter it runs in this one."""
+    try:
+        if not _syncing:
+            _syncing.append(ThreadPoolExecutor(_SYNC_THREADS, "spark_mq sync"))
+        return _syncing[0].submit(call, path)
+    except RuntimeError:  # no thread starts any more
+        done: Future[None] = Future()
+        try:
+            call(path)
+            done.set_result(None)
+        except OSError as error:
+            done.set_exception(error)
+        return done
 
 
 def _below(folder: str, name: str) -> str:

@@ -12,17 +12,17 @@ number.
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from spark_mq.delta.actions import PREVIOUS_ID, Change, Commit, checkpoint_path, encode, log_path
 from spark_mq.delta.follower import LogFollower, LogReplaced
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.delta.store_errors import to_storage_error
-from spark_mq.errors import CommitConflict, ContentionTimeout
+from spark_mq.errors import CommitConflict
+from spark_mq.util.pace import Pace, too_many_conflicts
 
 __all__ = ["CHECKPOINT_INTERVAL", "DeltaLog"]
 
@@ -44,7 +44,7 @@ class DeltaLog(LogFollower):
     store
         The files of the table.
     track_files
-        Whether the state has the table's data files.
+        Whether the state has the table's data files, or which of them.
     replaceable
         Whether the table may be deleted and made again under this handle.
     on_checkpoint
@@ -56,7 +56,7 @@ class DeltaLog(LogFollower):
         self,
         store: ObjectStore,
         *,
-        track_files: bool = True,
+        track_files: TrackFiles = True,
         replaceable: bool = False,
         on_checkpoint: Callable[[ObjectStore, int], None] | None = None,
     ) -> None:
@@ -85,10 +85,11 @@ class DeltaLog(LogFollower):
             The version of the commit (of the state, if there was nothing to commit), and the
             result.
         """
-        deadline, tries = time.monotonic() + timeout, 0
+        started, losses, pace = time.monotonic(), 0, Pace()
         while True:
+            began = time.monotonic()
             # Over a store a look costs a request, and the put finds out all the same.
-            skip = tries == 0 and self.alone and not self._local
+            skip = not losses and self.alone and not self._local
             state = self.state if skip else self.refresh()
             base = state.version
             change, result = compute(state)
@@ -97,15 +98,11 @@ class DeltaLog(LogFollower):
             try:
                 return self.commit(change, base, operation), result
             except CommitConflict as error:
-                tries += 1
-                if time.monotonic() > deadline:
-                    raise ContentionTimeout(
-                        f"a commit to {self.path} lost {tries} races in {timeout:.0f} s. Nothing "
-                        f"was changed. Try it again",
-                        group=None,
-                        attempts=tries,
-                    ) from error
-                time.sleep(min(0.2, 0.002 * 2 ** min(tries, 7)) * random.uniform(0.5, 1.5))
+                losses, now = losses + 1, time.monotonic()
+                if now - started > timeout:
+                    raise too_many_conflicts(f"a commit to {self.path}", losses, timeout) from error
+                pace.lost(now - began)
+                pace.wait()
 
     def commit(self, change: Change, base: int, operation: str = "WRITE") -> int:
         """Commit a change that was computed from version `base`. Return its version.
@@ -121,12 +118,16 @@ class DeltaLog(LogFollower):
             The store failed. ``landed`` is False if nothing was changed, None if that is unknown.
         """
         version, previous = base, self._operation_id(base)
+        unsynced = [file.path for file in change.adds] if change.unsynced else []
         while True:
             version += 1
             started, now = time.monotonic(), int(time.time() * 1000)
             winner = self._known_winner(version, change)
-            if winner is None and not self.put(version, encode(change, previous, operation, now)):
-                winner = self._winner(version, change)
+            if winner is None:
+                data = encode(change, previous, operation, now)
+                if not self.put(version, data, unsynced):
+                    winner = self._winner(version, change)
+                unsynced = []
             if winner is None:
                 self._landed(Commit.of(version, change, now), change, started)
                 return version
@@ -148,15 +149,17 @@ class DeltaLog(LogFollower):
                 return None
         return self._winner(version, change)
 
-    def put(self, version: int, data: bytes) -> bool:
+    def put(self, version: int, data: bytes, unsynced: Sequence[str] = ()) -> bool:
         """Put a commit if its number is free. Return whether this put certainly landed.
+
+        Local files in `unsynced` are synced first.
 
         If not, the caller reads the commit that has the number: it may be its own. Raises
         StorageError.
         """
         for attempt in range(_CREATE_ATTEMPTS):
             try:
-                self.store.create(log_path(version), data)
+                self.store.create(log_path(version), data, after=unsynced)
                 return True
             except FileExistsError:
                 return False
@@ -202,14 +205,7 @@ class DeltaLog(LogFollower):
         slow = time.monotonic() - self._sure_at > SLOW_COMMIT_SECONDS
         if (self._local or slow) and not self.store.exists(log_path(version - 1)):
             self._withdraw_stray(version, change)
-        with self._lock:
-            if self._state is not None and self._state.version == version - 1:
-                self._take_in(self._state, commit)
-                self._own_streak += 1
-                self._sure_at = started
-                if self._local:
-                    self._base_is_there()  # remembers it
-                self._highest = max(self._highest, version)
+        self._take_own(commit, started)
         if version % CHECKPOINT_INTERVAL == 0 and self._on_checkpoint is not None:
             self._on_checkpoint(self.store, version)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -157,15 +157,23 @@ class ObjectStore:
         """Return the files directly in a folder, sorted by path."""
         return sorted(self._backend.list(_checked_folder(folder)), key=_path_of)
 
+    def iterate(self, folder: str) -> Iterator[FileInfo]:
+        """Yield the files directly in a folder, in any order. They need not fit in memory."""
+        return self._backend.list(_checked_folder(folder))
+
     def folders(self, folder: str = "") -> Sequence[str]:
         """Return the names of the folders directly in a folder, sorted."""
         return sorted(self._backend.folders(_checked_folder(folder)))
+
+    def iterate_all(self, folder: str = "") -> Iterator[FileInfo]:
+        """Yield the files in a folder and its subfolders, in any order."""
+        return self._backend.list_all(_checked_folder(folder))
 
     def list_all(self, folder: str = "") -> FileInfos:
         """Return the files in a folder and its subfolders, sorted by path."""
         return sorted(self._backend.list_all(_checked_folder(folder)), key=_path_of)
 
-    def write(self, path: str, data: bytes | memoryview) -> None:
+    def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
         """Replace a whole file atomically. It is durable on return.
 
         Parameters
@@ -174,10 +182,12 @@ class ObjectStore:
             Path of the file. Missing folders are created.
         data : bytes or memoryview
             The whole content.
+        sync : bool
+            False: a local file becomes durable with the :meth:`create` that names it.
         """
-        self._backend.write(_checked(path), data)
+        self._backend.write(_checked(path), data, sync=sync)
 
-    def create(self, path: str, data: bytes) -> None:
+    def create(self, path: str, data: bytes, *, after: Sequence[str] = ()) -> None:
         """Create a file atomically if it does not exist. It is durable on return.
 
         Parameters
@@ -186,6 +196,8 @@ class ObjectStore:
             Path of the file. Missing folders are created.
         data : bytes
             The whole content.
+        after : Sequence of str
+            Files that were written without `sync`. They are durable before the name exists.
 
         Raises
         ------
@@ -194,7 +206,7 @@ class ObjectStore:
         OSError
             Any other failure. The file may exist nevertheless.
         """
-        self._backend.create(_checked(path), data)
+        self._backend.create(_checked(path), data, after=[_checked(one) for one in after])
 
     def sync(self, path: str) -> None:
         """Make a local file durable that another library has written. Raise FileNotFoundError."""

@@ -103,12 +103,12 @@ class RemoteBackend:
         found = self._call(folder, lambda s, full: obstore.list(s, full or None).collect())
         return (self._info(meta) for meta in found)
 
-    def write(self, path: str, data: bytes | memoryview) -> None:
-        """Replace a whole file atomically."""
+    def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
+        """Replace a whole file atomically. It is always durable on return."""
         view = _bytes_of(data)
         self._call(path, lambda s, full: obstore.put(s, full, view, chunk_size=_PART))
 
-    def create(self, path: str, data: bytes | memoryview) -> None:
+    def create(self, path: str, data: bytes | memoryview, *, after: Sequence[str] = ()) -> None:
         """Create a file atomically. Raise FileExistsError if the name exists."""
         view = _bytes_of(data)
         self._call(path, lambda s, full: obstore.put(s, full, view, mode="create"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -14,12 +14,17 @@ import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import AddFile, Commit, check_protocol
 
-__all__ = ["PartitionKey", "TableState", "added_file", "partition_key"]
+__all__ = ["PartitionKey", "TableState", "TrackFiles", "added_file", "partition_key"]
 
 PartitionKey = tuple[tuple[str, str | None], ...]
 """The values of a partition, as sorted pairs of column and value."""
 
 _NO_FILES: Final[dict[str, AddFile]] = {}
+_BATCH_ROWS: Final = 10_000
+"""Rows of a checkpoint that are read at once."""
+
+TrackFiles = bool | Callable[[str], bool]
+"""Whether a state has all data files, none, or those with certain paths."""
 
 
 def partition_key(values: Mapping[str, str | None]) -> PartitionKey:
@@ -32,10 +37,10 @@ class TableState:
     """The table as of ``version``. Its owner applies commits in order.
 
     ``track_files`` is False for a table whose data files nobody asks for: they cost time and
-    memory.
+    memory. A function says which paths are asked for.
     """
 
-    track_files: bool = True
+    track_files: TrackFiles = True
     version: int = -1
     operation_id: str | None = None
     """Of the last commit; None if spark_mq did not write it, or if it is not known."""
@@ -71,40 +76,54 @@ class TableState:
         if commit.protocols:
             self.protocol = commit.protocols[-1]
         self.txns.update(commit.txns)
-        if self.track_files:
-            for remove in commit.removes:
-                self.remove(remove["path"])
-            for add in commit.adds:
-                self.add(added_file(add))
+        if self.track_files is not False:
+            adds = (added_file(add) for add in commit.adds if self._tracks(add["path"]))
+            self._change((remove["path"] for remove in commit.removes), adds)
         self.version, self.operation_id = commit.version, commit.operation_id
 
-    def add(self, file: AddFile) -> None:
-        """Add a data file, in place of one with the same path."""
-        self.remove(file.path)
-        key = self._partition_of[file.path] = partition_key(file.partition)
-        # A new dict: whoever read the partition keeps what was read.
-        self.partitions[key] = {**self.partitions.get(key, _NO_FILES), file.path: file}
+    def _tracks(self, path: str) -> bool:
+        return self.track_files is True or (callable(self.track_files) and self.track_files(path))
 
-    def remove(self, path: str) -> None:
-        """Remove a data file; one that is not there is no error."""
-        key = self._partition_of.pop(path, None)
-        if key is not None:
-            left = {name: file for name, file in self.partitions[key].items() if name != path}
-            if left:
-                self.partitions[key] = left
+    def _change(self, removes: Iterable[str], adds: Iterable[AddFile]) -> None:
+        """Remove data files, known or not, and add others, in place of those with their path."""
+        # New dicts, one for each partition: whoever read a partition keeps what was read.
+        changed: dict[PartitionKey, dict[str, AddFile]] = {}
+
+        def files_of(key: PartitionKey) -> dict[str, AddFile]:
+            if key not in changed:
+                changed[key] = dict(self.partitions.get(key, _NO_FILES))
+            return changed[key]
+
+        def remove(path: str) -> None:
+            key = self._partition_of.pop(path, None)
+            if key is not None:
+                del files_of(key)[path]
+
+        for path in removes:
+            remove(path)
+        for file in adds:
+            remove(file.path)
+            key = self._partition_of[file.path] = partition_key(file.partition)
+            files_of(key)[file.path] = file
+        for key, files in changed.items():
+            if files:
+                self.partitions[key] = files
             else:
-                del self.partitions[key]
+                self.partitions.pop(key, None)
 
     def load_checkpoint(self, files: Iterable[Any], version: int, path: str) -> None:
         """Take in a checkpoint: the open Parquet files of it. Raise pa.ArrowException,
         ValueError."""
-        wanted = ["metaData", "protocol", "txn"] + (["add"] if self.track_files else [])
+        wanted = ["metaData", "protocol", "txn"]
+        if self.track_files is not False:
+            wanted.append("add")
         for file in files:
             parquet = pq.ParquetFile(file)
             names = [name for name in wanted if name in parquet.schema_arrow.names]
-            table = parquet.read(columns=names)
-            for name in names:
-                self._load_actions(name, _present(table, name), path)
+            # In parts, because a table may have a million files.
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=names):
+                for name in names:
+                    self._load_actions(name, _present(batch, name), path)
         if not self.metadata:
             raise ValueError("it has no metadata")
         self.version, self.operation_id = version, None
@@ -118,19 +137,16 @@ class TableState:
                 self.protocol = row
             elif name == "txn":
                 self.txns[row["appId"]] = row["version"]
-            else:
-                stats = row.get("stats")
-                values = dict(row.get("partitionValues") or ())
-                given = _rows_of(stats)
-                at = row.get("modificationTime") or 0
-                tags = dict(row.get("tags") or ())
-                path_in = unquote(row["path"])
-                self.add(AddFile(path_in, row["size"], given, values, stats, at, tags))
+            elif self._tracks(unquote(row["path"])):
+                file = _loaded(row)
+                key = self._partition_of[file.path] = partition_key(file.partition)
+                # Nobody has read the partition yet, so it may change.
+                self.partitions.setdefault(key, {})[file.path] = file
 
 
-def _present(table: pa.Table, name: str) -> list[dict[str, Any]]:
+def _present(batch: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
     """Return the rows in which an action is there."""
-    column = table[name]
+    column = batch.column(name)
     kind = column.type
     required = next(
         f for f in ("id", "path", "appId", "minReaderVersion") if kind.get_field_index(f) >= 0
@@ -138,6 +154,14 @@ def _present(table: pa.Table, name: str) -> list[dict[str, Any]]:
     there = pc.is_valid(pc.struct_field(column, required))
     found: list[dict[str, Any]] = column.filter(there).to_pylist()
     return found
+
+
+def _loaded(row: Mapping[str, Any]) -> AddFile:
+    """Return a data file of a checkpoint."""
+    stats = row.get("stats")
+    values, tags = (dict(row.get(name) or ()) for name in ("partitionValues", "tags"))
+    at = row.get("modificationTime") or 0
+    return AddFile(unquote(row["path"]), row["size"], _rows_of(stats), values, stats, at, tags)
 
 
 def added_file(add: Mapping[str, Any]) -> AddFile:

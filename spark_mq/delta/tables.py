@@ -27,6 +27,7 @@ from spark_mq.delta.store_errors import to_storage_error
 
 __all__ = [
     "KEPT_BY_THE_SWEEP",
+    "checkpoint_if_due",
     "checkpoint_soon",
     "create_table",
     "last_checkpoint",
@@ -36,6 +37,8 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
+SWEEP_INTERVAL: Final = 16
+"""Commits from one checkpoint of a sweep to the next."""
 KEPT_BY_THE_SWEEP: Final = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 36500 days",
@@ -173,6 +176,15 @@ def wait_for_checkpoints(path: str | None = None) -> None:
     for root, thread in list(_writing.items()):
         if path in (None, root):
             thread.join()
+
+
+def checkpoint_if_due(store: ObjectStore, version: int) -> None:
+    """Write a checkpoint if the last one is some commits older than a version.
+
+    A checkpoint reads the whole log again. Few commits are not worth that.
+    """
+    if version - last_checkpoint(store) >= SWEEP_INTERVAL:
+        write_checkpoint(store)
 
 
 def last_checkpoint(store: ObjectStore) -> int:

@@ -9,7 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.ranges import SETTLED, Range
+from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.util.clock import SECOND, Duration, to_datetime
@@ -174,10 +175,7 @@ def _ended(
 def _living(context: QueueContext, group: str) -> Iterator[MessageRecord]:
     """Yield the messages that were delivered and have not ended."""
     ledger, now = context.group(group).current(), context.now()
-    delivered = pc.and_(
-        pc.is_valid(ledger.column("first_leased_at")), pc.invert(ledger.is_state(SETTLED))
-    )
-    for r in ledger.ranges_at(ledger.rows_where(delivered)):
+    for r in ledger.ranges_at(ledger.find(UNSETTLED, ("first_leased_at", "is set", None))):
         yield _record(group, r, now)
 
 

@@ -80,7 +80,7 @@ def _of_leases(
         yield Blocker(name, "leases", stats.blocked_because, None, None, stats.ready)
     if stats.blocked:
         ledger = context.group(name).current()
-        rows = ledger.rows_where(ledger.is_state(BLOCKED))[:MAX_RANGES]
+        rows = ledger.find((BLOCKED,))[:MAX_RANGES]
         for r in ledger.ranges_at(rows):
             yield Blocker(
                 name,

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, EVENT, FLOOR, LEASED, ROUTING, WAITING
 from spark_mq.ledger.settings import GroupSettings
@@ -106,6 +107,7 @@ def _add_headers(digests: Sequence[LedgerDigest], floors: pa.Table) -> None:
         digest = digests[number]
         digest.settings = GroupSettings.from_stored(detail["settings"])
         digest.counters = detail["counters"]
+        digest.needs_rules = bool(detail.get("breaker"))
         if marks := detail["marks"]:
             digest.mark = (int(marks[-1][0]), str(marks[-1][1]))
         digest.floor = digest.tracked_up_to = floor
@@ -182,6 +184,8 @@ def _note_rules(digest: LedgerDigest, row: Mapping[str, Any]) -> None:
         )
         if row["delivery_count_max"] >= attempts or other_limits:
             digest.needs_rules = True
+        if kind == _LATE and row["delivery_count_max"] > 1:
+            digest.needs_rules = True  # its expiry may open the breaker
     elif kind == BLOCKED:
         digest.needs_rules = True
 
@@ -235,13 +239,14 @@ def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats 
         oldest_lease_age=_age(digest.oldest_lease, now),
         ledger_ranges=digest.ranges,
         blocked_because="",
+        breaker=CLOSED,
     )
 
 
 def _is_of_log(digest: LedgerDigest, index: MessageIndex) -> bool:
     """Return whether the log has all that the ledger knows."""
     mark = digest.mark
-    same = mark is None or index.path_at(mark[0]) == mark[1]
+    same = mark is None or index.may_have(mark[0], mark[1])
     return same and digest.tracked_up_to <= index.last_sequence
 
 

@@ -34,7 +34,7 @@ def find_queues(
     validate_count("max_depth", max_depth, least=0, most=100)
     store = ObjectStore(root, storage_options)
     with wrap_store_errors(root, "listing"):
-        found = [join(root, name) if name else root for name in _find(store, "", max_depth)]
+        found = [join(root, name) if name else root for name in _find(store, "", max_depth + 1)]
     return sorted(found)
 
 

@@ -91,7 +91,7 @@ def list_leases(group: GroupLedger) -> list[LeaseInfo]:
     """Return the leases of a group, the oldest first: see :meth:`ConsumerGroup.leases`."""
     snapshot, now = group.snapshot(), group.now()
     ledger, settings = group.ledger_in(snapshot), group.settings_in(snapshot)
-    held = ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED)))
+    held = ledger.ranges_at(ledger.find((LEASED,)))
     by_lease = sorted(held, key=lambda r: (r.lease_id or "", r.first))
     found = [
         _lease(list(ranges), now - settings.clock_skew)

@@ -47,8 +47,9 @@ def preview_seek(group: GroupLedger, target: str | int | datetime) -> SeekPrevie
     to: StartPosition = validate_position("to", target)
     ledger, index = group.current(), group.messages.index()
     position = group.seek_position(index, to)
+    position = index.first_at_or_after(position) or position
     ahead = unsettled_ranges(ledger, index, position - 1)
-    leased = ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED)))
+    leased = ledger.ranges_at(ledger.find((LEASED,)))
     return SeekPreview(
         group.name,
         ledger.head.ack_floor,

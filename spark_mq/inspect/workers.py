@@ -8,7 +8,8 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.ranges import LEASED, SETTLED
+from spark_mq.ledger.ranges import LEASED, Ledger
+from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.clock import to_datetime
 
@@ -64,7 +65,7 @@ class LastError:
 def list_workers(group: GroupLedger) -> list[WorkerInfo]:
     """Return the workers of a group, the one with most messages first."""
     ledger = group.ledger_in(group.snapshot())
-    held = ledger.ranges.filter(ledger.is_state(LEASED))
+    held = _table(ledger, ledger.find((LEASED,)))
     table = _with_instants(held, ["worker_id", "lease_id", "message_count"])
     sums = table.group_by("worker_id").aggregate(
         [
@@ -90,10 +91,9 @@ def list_workers(group: GroupLedger) -> list[WorkerInfo]:
 def last_errors(group: GroupLedger, n: int) -> list[LastError]:
     """Return the errors of a group's unsettled messages, the latest first."""
     ledger = group.current()
-    failed = pc.and_(pc.is_valid(ledger.column("error")), pc.invert(ledger.is_state(SETTLED)))
-    table = _with_instants(
-        ledger.ranges.filter(failed), ["error", "state", "message_count", "first"]
-    )
+    failed = ledger.find(UNSETTLED, ("error", "is set", None))
+    names = ["error", "state", "message_count", "first"]
+    table = _with_instants(_table(ledger, failed), names)
     at = pc.max_element_wise(table["leased_at"], table["first_failed_at"])
     sums = (
         table.append_column("at", at)
@@ -111,6 +111,10 @@ def last_errors(group: GroupLedger, n: int) -> list[LastError]:
         )
         for row in rows[:n]
     ]
+
+
+def _table(ledger: Ledger, rows: list[int]) -> pa.Table:
+    return ledger.ranges.take(pa.array(rows, pa.int64()))
 
 
 def _with_instants(ranges: pa.Table, names: list[str]) -> pa.Table:

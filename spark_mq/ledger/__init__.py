@@ -37,6 +37,7 @@ settled   ack, routed, drop, skip, expires_at    the next commit, if nothing lie
 ========  =====================================  ==========================================
 
 A waiting range can also be settled: by its lease's late ack, by expires_at, or by a trim.
+A late nack or release expires its range first, unless another operation has done so before.
 A seek may move any range but a routing one to settled or unread.
 
 Each rule has one module:
@@ -44,13 +45,16 @@ Each rule has one module:
 - ``states`` defines the states and their legal transitions.
 - ``ranges`` defines the ranges and the ledger.
 - ``editor`` builds the next ledger and checks each transition.
-- ``acquire`` selects the messages of a lease, and ``taking`` takes them.
-- ``settle`` applies ack, nack, reject, release and extend.
+- ``acquire`` selects the messages of a lease. ``order`` decides which go first, and ``taking``
+  takes them.
+- ``settle`` applies ack, nack, reject and release, and ``extend`` extends a lease.
+- ``breaker`` stops a group whose handler fails for every message, or that its owner paused.
 - ``transitions`` applies expiry and limits, and replays a batch.
 - ``routing`` freezes ranges for a copy to another queue, and settles them after it.
 - ``schedule`` applies deliver_at and expires_at.
 - ``unreadable`` sets messages aside whose payload cannot be read.
-- ``admin`` applies what the owner does: seek, unblock, and the loss of trimmed messages.
+- ``admin`` applies what the owner does: seek, unblock, pause, resume, and the loss of trimmed
+  messages.
 - ``stats`` counts messages by state.
 
 Each operation first expires leases past their deadline. It never expires the lease it names.

@@ -1,22 +1,25 @@
-"""Select the messages of a lease: isolation of suspects, alternation of kinds, and caps.
+"""Select the messages of a lease: order, isolation of suspects, and caps.
 
-A lease holds messages of one kind. The kinds alternate, so that none starves. See
-:class:`AcquireKind`.
+A lease holds messages of one kind, which the first due message that waits decides. Unread messages
+come after all due messages that wait. Only while suspects are isolated, each fourth lease is of
+unread messages, so that they do not starve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import format_intervals
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.order import (
+    ASSUMED_ATTEMPTS,
+    WHOLE_RETRY_ATTEMPTS,
+    AcquireKind,
+    DueRanges,
+)
 from spark_mq.ledger.ranges import (
     BLOCKED,
     DEAD,
@@ -28,12 +31,12 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     Range,
 )
-from spark_mq.ledger.schedule import add_scheduled, split_due
+from spark_mq.ledger.schedule import TimeSplit, add_scheduled, split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.taking import limit_bytes, take_unread, take_waiting
 
 __all__ = [
-    "AcquireKind",
+    "MAX_IN_FLIGHT",
     "AcquireRequest",
     "Grant",
     "acquire",
@@ -41,25 +44,9 @@ __all__ = [
 ]
 
 
-class AcquireKind(StrEnum):
-    """The kinds of messages that a lease may hold. The header stores the next one."""
-
-    #: A piece of one suspect range.
-    SUSPECT = "suspect"
-    #: Messages on their last attempt. All of them failed by themselves.
-    LAST = "last attempt"
-    #: Anything else that is due: first waiting, then unread, in sequence order.
-    REST = "rest"
-
-
-_KINDS: Final = tuple(AcquireKind)
-SUSPECT: Final = AcquireKind.SUSPECT
-LAST: Final = AcquireKind.LAST
-REST: Final = AcquireKind.REST
-
-_DEFAULT_ATTEMPTS: Final = 5
-"""Attempts that isolation assumes for a group without a limit."""
-_MAX_INT32: Final = 2**31 - 1
+MAX_IN_FLIGHT: Final = "max_in_flight"
+_MAX_PASSED_OVER: Final = 3
+"""Leases in a row that may isolate suspects while unread messages are due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +74,9 @@ class Grant:
     ranges: tuple[Range, ...] = ()
     """In the order of sequence."""
     blocked_because: str = ""
-    """The cap or message that stops the group. Empty if nothing is due."""
+    """The cap, message, pause or breaker that stops the group. Empty if nothing is due."""
+    blocked_for_now: bool = field(default=False, compare=False)
+    """Whether the reason ends without the owner, or is the owner's pause."""
 
     @property
     def message_count(self) -> int:
@@ -105,11 +94,13 @@ class Grant:
         }
 
 
-def isolation_size(limit: int, deliveries: int, attempts: int) -> int:
-    """Return how many messages of a suspect range one lease takes.
+def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | None = None) -> int:
+    """Return how many messages that failed together one lease takes.
 
-    The size is ``max(1, floor(limit ** ((n-1-d)/(n-1))))`` after `d` of `n` deliveries. It falls
-    with each delivery, to one message on the last.
+    With four attempts or more, the first failure is retried whole. From then on, the size falls
+    with each delivery, to one message on the last. It is
+    ``max(1, floor(limit ** ((n-1-d)/(n-2))))`` after `d` of `n` deliveries. With fewer attempts
+    the divisor is ``n-1``, so the first retry is smaller already.
 
     Parameters
     ----------
@@ -119,16 +110,23 @@ def isolation_size(limit: int, deliveries: int, attempts: int) -> int:
         Deliveries so far.
     attempts
         The group's attempts before isolation must be complete.
+    failed
+        The size of the lease that failed. A piece of it is smaller in the same measure, also if
+        `limit` is much larger. None if unknown.
 
     Examples
     --------
     >>> [isolation_size(10_000, d, 5) for d in (1, 2, 3, 4)]
-    [1000, 100, 10, 1]
+    [10000, 464, 21, 1]
     """
     if attempts <= 1:
         return 1
-    exponent = min(1.0, max(0.0, (attempts - 1 - deliveries) / (attempts - 1)))
-    return max(1, min(limit, int(limit**exponent + 1e-9)))
+    steps = attempts - 2 if attempts >= WHOLE_RETRY_ATTEMPTS else attempts - 1
+    left = min(steps, max(0, attempts - 1 - deliveries))
+    size: float = limit ** (left / steps)
+    if failed is not None and left < steps:
+        size = min(size, failed ** (left / (left + 1)))
+    return max(1, min(limit, int(size + 1e-9)))
 
 
 def acquire(
@@ -154,19 +152,34 @@ def acquire(
     tuple of Ledger and Grant
         The next ledger and the lease's messages. The ledger is `ledger` itself without a grant.
     """
+    breaker = ledger.head.breaker
+    if why := breaker.blocked_because(rules, now, _is_leased(ledger, breaker.probe)):
+        return ledger, Grant((), why, blocked_for_now=True)
+    probes = breaker.is_open(rules)
+    if probes:
+        request = replace(request, max_messages=1)
     request, blocked = _limit_to_unblocked(ledger, request)
     split = split_due(ledger, index, now, _due_cutoff(now, request))
     acquiring = _Acquiring(split, index, now, rules, request)
     if acquiring.limit < 1:
-        return ledger, Grant(blocked_because="max_in_flight" if acquiring.has_due() else "")
-    start = (
-        _KINDS.index(AcquireKind(ledger.head.next_kind)) if ledger.head.next_kind in _KINDS else 0
-    )
-    for kind in (*_KINDS[start:], *_KINDS[:start]):
-        if (found := acquiring.acquire(kind)) is not None:
-            return found
-    full = acquiring.full and acquiring.may_read
-    return ledger, Grant(blocked_because="max_ledger_ranges" if full else blocked)
+        if not acquiring.has_due():
+            return ledger, Grant()
+        return ledger, Grant((), MAX_IN_FLIGHT, blocked_for_now=True)
+    if (found := acquiring.acquire()) is None:
+        full = acquiring.full and acquiring.may_read
+        return ledger, Grant(blocked_because="max_ledger_ranges" if full else blocked)
+    after, grant = found
+    if probes:
+        probing = breaker.with_probe(grant.ranges[0].first, now, rules)
+        after = after.replaced(replace(after.head, breaker=probing), after.events)
+    return after, grant
+
+
+def _is_leased(ledger: Ledger, message: int | None) -> bool:
+    """Return whether a message is leased."""
+    if message is None:
+        return False
+    return any(ledger.state_at(row) == LEASED for row in ledger.overlapping(message, message))
 
 
 class _Acquiring:
@@ -184,62 +197,92 @@ class _Acquiring:
         self.attempts = rules.attempts_before_isolation(request.reserved_attempts)
         self.limit = 1 if self.attempts == 1 else request.max_messages
         if rules.max_in_flight is not None:
-            in_flight = ledger.count(ledger.is_state(LEASED))
+            in_flight = ledger.count((LEASED,))
             self.limit = min(self.limit, rules.max_in_flight - in_flight)
-        self.waiting = _due_rows(ledger, _due_cutoff(now, request), request, self.attempts)
+        cutoff = _due_cutoff(now, request)
+        self.due = DueRanges(ledger, cutoff, request.max_sequence, self.attempts)
         self.may_read = _has_unread(ledger, index, request)
         self.full = _is_full(ledger, now, rules)
 
     def has_due(self) -> bool:
         """Return whether any message may be leased."""
-        return self.may_read or any(self.waiting.values())
+        return self.may_read or self.due.count > 0
 
-    def acquire(self, kind: AcquireKind) -> tuple[Ledger, Grant] | None:
-        """Lease messages of one kind. Return None if there are none."""
+    def acquire(self) -> tuple[Ledger, Grant] | None:
+        """Lease the messages whose turn it is. Return None if there are none."""
+        head = self.due.head()
+        reads = self.may_read and not self.full
+        if head is None:
+            return self._lease([], AcquireKind.UNREAD) if reads else None
+        isolates = reads and self.due.is_isolation(head)
+        if isolates and self.ledger.head.passed_over >= _MAX_PASSED_OVER:
+            found = self._lease([], AcquireKind.UNREAD)
+            if found is not None:
+                return found
+        rows, limit = self.due.rows_after(head, self.limit), self.limit
+        if head.kind == AcquireKind.SUSPECT:
+            r, attempts = self.ledger.range_at(head.row), self.attempts or ASSUMED_ATTEMPTS
+            limit = isolation_size(limit, r.delivery_count, attempts, r.lease_size)
+        return self._lease(rows, head.kind, limit, passes_over=isolates)
+
+    def _lease(
+        self, rows: list[int], kind: AcquireKind, limit: int = 0, *, passes_over: bool = False
+    ) -> tuple[Ledger, Grant] | None:
+        """Lease the messages of some rows, and unread messages if it is their turn."""
         editor, scheduled, reach = LedgerEditor(self.ledger), list[Range](), -1
-        taken = self._take(editor, kind)
-        if kind == REST and self.may_read and not self.full:
-            limit = self.limit - sum(r.message_count for r in taken)
-            unread, reach = take_unread(
-                self.ledger,
-                self.index,
-                limit=limit,
-                end=_end(self.index, self.request),
-                now=self.now,
-                cutoff=_due_cutoff(self.now, self.request),
-            )
+        taken = take_waiting(editor, rows, limit, self.request.max_sequence, self.index)
+        if self._takes_unread(kind, rows):
+            unread, reach = self._take_unread(self.limit - sum(r.message_count for r in taken))
             taken += unread.due
             scheduled = [*unread.later, *unread.expired]
-        fitting = limit_bytes(editor, taken, self.index, self.request.max_bytes)
-        if not fitting:
+        if not taken:
             return None
-        if fitting is not taken:
-            taken, reach = fitting, fitting[-1].last
-        editor.head = _with_next_kind(self.ledger.head, kind)
+        if self.request.max_bytes is not None:
+            fitting = limit_bytes(editor, taken, self.index, self.request.max_bytes)
+            if fitting is not taken:
+                taken, reach = fitting, fitting[-1].last
+        passed = min(_MAX_PASSED_OVER, self.ledger.head.passed_over + 1) if passes_over else None
+        editor.head = _with_passed_over(self.ledger.head, passed, taken)
         granted = _add_leased(editor, taken, self.now, self.request)
         for r in scheduled:
             if r.last <= reach:  # messages behind an unread message that is due stay unread too
                 add_scheduled(editor, r, r._replace(state=UNREAD))
         return editor.build(), Grant(granted)
 
-    def _take(self, editor: LedgerEditor, kind: AcquireKind) -> list[Range]:
-        """Take waiting messages of one kind."""
-        rows, limit = self.waiting[kind], self.limit
-        if kind == SUSPECT and rows:
-            row = rows[0] if self.attempts is not None else _longest_due(self.ledger, rows)
-            deliveries = self.ledger.range_at(row).delivery_count
-            limit = isolation_size(limit, deliveries, self.attempts or _DEFAULT_ATTEMPTS)
-            rows = [row]
-        return take_waiting(editor, rows, limit, self.request.max_sequence, self.index)
+    def _takes_unread(self, kind: AcquireKind, rows: list[int]) -> bool:
+        """Return whether unread messages may fill up a lease of some rows."""
+        if not self.may_read or self.full:
+            return False
+        if kind == AcquireKind.UNREAD:
+            return True
+        return kind == AcquireKind.REST and len(rows) == self.due.count
+
+    def _take_unread(self, limit: int) -> tuple[TimeSplit, int]:
+        return take_unread(
+            self.ledger,
+            self.index,
+            limit=limit,
+            end=_end(self.index, self.request),
+            now=self.now,
+            cutoff=_due_cutoff(self.now, self.request),
+        )
 
 
-def _with_next_kind(head: LedgerHeader, kind: AcquireKind) -> LedgerHeader:
-    return replace(head, next_kind=str(_KINDS[(_KINDS.index(kind) + 1) % len(_KINDS)]))
+def _with_passed_over(
+    head: LedgerHeader, passed: int | None, taken: Sequence[Range]
+) -> LedgerHeader:
+    """Return the header with the count of leases that passed over unread messages.
+
+    A lease that holds unread messages sets it to zero. None leaves it as it is otherwise.
+    """
+    if any(r.state == UNREAD for r in taken):
+        return replace(head, passed_over=0)
+    return head if passed is None else replace(head, passed_over=passed)
 
 
 def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
     """Return the request for the messages before the first blocked one, and why it ends there."""
-    blocked = ledger.rows_where(ledger.is_state(BLOCKED))
+    blocked = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
     if not blocked:
         return request, ""
     first = ledger.range_at(blocked[0])
@@ -250,53 +293,16 @@ def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[Acquir
     ), f"message {first.first} is past its limit ({first.reason})"
 
 
-def _due_rows(
-    ledger: Ledger, cutoff: int, request: AcquireRequest, attempts: int | None
-) -> dict[AcquireKind, list[int]]:
-    """Return the waiting rows that are due, by kind."""
-    available_at = ledger.column("available_at").cast(pa.int64())
-    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
-    if request.max_sequence is not None:
-        due = pc.and_(due, pc.less_equal(ledger.column("first"), request.max_sequence))
-    suspect = ledger.column("suspect")
-    count = ledger.column("delivery_count")
-    before_last = _MAX_INT32 if attempts is None else attempts - 1
-    last = pc.and_(pc.greater(count, 0), pc.greater_equal(count, before_last))
-    # A message without a failure can be on its last attempt, after a replay and a release.
-    # It goes alone, because it is innocent so far.
-    innocent = pc.and_(last, pc.equal(ledger.column("failure_count"), 0))
-    suspect = pc.or_(suspect, innocent)
-    clear = pc.and_(due, pc.invert(suspect))
-    return {
-        SUSPECT: ledger.rows_where(pc.and_(due, suspect)),
-        LAST: ledger.rows_where(pc.and_(clear, last)),
-        REST: ledger.rows_where(pc.and_(clear, pc.invert(last))),
-    }
-
-
-def _longest_due(ledger: Ledger, rows: list[int]) -> int:
-    """Return the suspect range that is due the longest, in a group without a limit.
-
-    The least delivered one wins a tie, then the lowest. With a limit the lowest always goes
-    first, because it is settled or dead at last. Without one it would starve the others.
-    """
-    places = pa.array(rows, pa.int64())
-    due = ledger.column("available_at").cast(pa.int64()).take(places)
-    count = ledger.column("delivery_count").take(places)
-    longest = pc.equal(due, pc.min(due))
-    least = pc.and_(longest, pc.equal(count, pc.min(count.filter(longest))))
-    return rows[pc.index(least, True).as_py()]
-
-
 def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     """Return whether the ledger may take no more unread messages.
 
     Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     """
-    available_at = ledger.column("available_at").cast(pa.int64())
-    delayed = pc.and_(ledger.is_state(WAITING), pc.greater(available_at, now))
-    excluded = pc.or_kleene(ledger.is_state(DEAD, BLOCKED, ROUTING), delayed)
-    return len(ledger) - (pc.sum(excluded).as_py() or 0) >= rules.max_ledger_ranges
+    if ledger.size < rules.max_ledger_ranges:
+        return False
+    excluded = len(ledger.find((DEAD, BLOCKED, ROUTING)))
+    delayed = len(ledger.find((WAITING,), ("available_at", ">", now)))
+    return ledger.size - excluded - delayed >= rules.max_ledger_ranges
 
 
 def _end(index: MessageIndex, request: AcquireRequest) -> int:

@@ -1,4 +1,4 @@
-"""Change a ledger for its owner: seek, lose trimmed messages, and unblock."""
+"""Change a ledger for its owner: seek, lose trimmed messages, unblock, pause and resume."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
@@ -22,7 +23,17 @@ from spark_mq.ledger.ranges import (
     Range,
 )
 
-__all__ = ["DROP", "RETRY", "ROUTE", "seek", "settle_lost", "unblock", "unsettled_ranges"]
+__all__ = [
+    "DROP",
+    "RETRY",
+    "ROUTE",
+    "pause",
+    "resume",
+    "seek",
+    "settle_lost",
+    "unblock",
+    "unsettled_ranges",
+]
 
 MAX_SKIPPED_INTERVALS: Final = 100
 """Skipped intervals that a group remembers, so that a later settle of them is refused."""
@@ -32,6 +43,20 @@ DROP: Final = "drop"
 ROUTE: Final = "dead_letter"
 
 _MAX_SEQUENCE: Final = 2**63 - 1
+
+
+def pause(ledger: Ledger, reason: str | None, now: int) -> Ledger:
+    """Stop new leases until the owner resumes the group."""
+    return _with_breaker(ledger, ledger.head.breaker.paused(reason, now))
+
+
+def resume(ledger: Ledger) -> Ledger:
+    """Allow new leases: end a pause, and close the breaker."""
+    return _with_breaker(ledger, Breaker())
+
+
+def _with_breaker(ledger: Ledger, breaker: Breaker) -> Ledger:
+    return ledger.replaced(replace(ledger.head, breaker=breaker), ledger.events)
 
 
 def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
@@ -49,7 +74,7 @@ def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
     target
         The first sequence to read.
     """
-    routing = ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))
+    routing = ledger.ranges_at(ledger.find((ROUTING,)))
     reach = min([target, *(r.first for r in routing)])
     floor, below = reach - 1, index.count(0, reach - 1)
     ranges: list[Range] = []
@@ -73,7 +98,7 @@ def _record_seek(
     editor = LedgerEditor(ledger)
     for r in skipped:
         editor.record_event("skipped", r._replace(state=SETTLED))
-    for r in ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED))):
+    for r in ledger.ranges_at(ledger.find((LEASED,))):
         if r.last >= target:
             piece = r.slice(target, r.last, index)
             editor.record_event("fenced", piece._replace(state=UNREAD))
@@ -180,7 +205,7 @@ def unblock(
         The next ledger and the number of messages.
     """
     editor, total = LedgerEditor(ledger), 0
-    rows = ledger.rows_where(ledger.is_state(BLOCKED))
+    rows = ledger.find((BLOCKED,))
     for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
         whole = [(r.first, r.last)]
         wanted = whole if intervals is None else subtract(whole, subtract(whole, intervals))

@@ -1,11 +1,14 @@
-"""Join the metadata of operations that share a commit."""
+"""Describe operations in the metadata of their commit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["join_commit_info"]
+from spark_mq.ledger.intervals import format_intervals
+from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+
+__all__ = ["join_commit_info", "settle_info"]
 
 _LISTS: Final = (("operation", "+"), ("lease_id", ","), ("worker_id", ","))
 """The items that list several values, each with what separates them."""
@@ -40,3 +43,16 @@ def _named_ranges(info: Mapping[str, Any]) -> str:
     """Return the ranges of an operation, with its name. Those of a settle have it already."""
     ranges = str(info.get("ranges", ""))
     return f"{info['operation']} {ranges}" if ranges[:1].isdigit() else ranges
+
+
+def settle_info(
+    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
+) -> dict[str, Any]:
+    """Return the metadata of a commit of settle commands, for DESCRIBE HISTORY."""
+    done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled]
+    return {
+        "operation": "+".join(dict.fromkeys(c.verb for c, _ in done)),
+        "lease_id": ",".join(dict.fromkeys(c.lease_id for c, _ in done)),
+        "messages": sum(o.settled for _, o in done),
+        "ranges": " ".join(f"{c.verb} {format_intervals(o.ranges)}" for c, o in done),
+    }

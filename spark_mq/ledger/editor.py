@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
 import pyarrow as pa
@@ -17,8 +18,8 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     Range,
     to_table,
-    validate_transition,
 )
+from spark_mq.ledger.states import LEGAL_TRANSITIONS, illegal_transition
 
 __all__ = ["END_REASONS", "LedgerEditor", "end_reason_of"]
 
@@ -26,6 +27,7 @@ _OWN_NAMES: Final = ("acked", "skipped", "expired", "lost", "redriven")
 END_REASONS: Final = {name: name for name in _OWN_NAMES} | {"routed": "dead_lettered"}
 """The outcome of messages, by the event that settled them. Any other event dropped them."""
 
+_first_of: Final = attrgetter("first")
 _Span = tuple[int, int, int]
 """First sequence, last sequence, number of messages."""
 
@@ -59,6 +61,10 @@ class LedgerEditor:
         self._removed.update(rows)
         return self.ledger.ranges_at(rows)
 
+    def mark_removed(self, row: int) -> None:
+        """Remove the range in a row that the caller has read already."""
+        self._removed.add(row)
+
     def add(self, piece: Range, before: Range, event: str = "") -> None:
         """Add a range. An empty one is ignored.
 
@@ -78,8 +84,12 @@ class LedgerEditor:
         """
         if piece.message_count <= 0:
             return
-        validate_transition(before.state, piece.state)
-        self._added.append(piece.as_settled() if piece.state == SETTLED else piece)
+        if (before.state, piece.state) not in LEGAL_TRANSITIONS:
+            raise illegal_transition(before.state, piece.state)
+        if piece.state == SETTLED:
+            self._added.append(Range(piece.first, piece.last, SETTLED, piece.message_count))
+        else:
+            self._added.append(piece)
         if event:
             self.record_event(event, _as_event(piece, before))
 
@@ -92,8 +102,10 @@ class LedgerEditor:
         if not self.changed:
             return self.ledger
         merged = self._merge()
-        head = self._raise_floor(self.head.counted(self._ended()), merged)
-        return Ledger(head, self._table(merged), [*self.ledger.events, *self._events])
+        ended = self._ended()
+        head = self._raise_floor(self.head.counted(ended) if ended else self.head, merged)
+        ranges = self._table(merged) if self.ledger.rows is None else self._list(merged)
+        return Ledger(head, ranges, [*self.ledger.events, *self._events])
 
     def _ended(self) -> Counter[str]:
         """Count the messages that the events settled, by outcome."""
@@ -106,7 +118,7 @@ class LedgerEditor:
     def _raise_floor(self, head: LedgerHeader, merged: list[Range]) -> LedgerHeader:
         """Move a settled range at the start of the ledger below the floor."""
         ledger, lowest = self.ledger, None
-        kept = next((row for row in range(len(ledger)) if row not in self._removed), None)
+        kept = next((row for row in range(ledger.size) if row not in self._removed), None)
         if kept is not None and (not merged or ledger.first_sequences[kept] < merged[0].first):
             if ledger.state_at(kept) == SETTLED:
                 self._removed.add(kept)
@@ -123,7 +135,7 @@ class LedgerEditor:
         """Join the added ranges with each other and with equal neighbours in the ledger."""
         firsts = self.ledger.first_sequences
         out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
-        added = sorted(self._added, key=lambda r: r.first)
+        added = sorted(self._added, key=_first_of)
         for at, piece in enumerate(added):
             span: _Span = (piece.first, piece.last, piece.message_count)
             lowest = out[-1][1][1] if out else -1
@@ -161,6 +173,12 @@ class LedgerEditor:
         self._removed.add(row)
         first, last = ledger.first_sequences[row], ledger.last_sequences[row]
         return _join((first, last, ledger.message_counts[row]), span)
+
+    def _list(self, merged: list[Range]) -> list[Range]:
+        """Return the ranges of the next ledger, if this one is small."""
+        removed, before = self._removed, self.ledger.rows or ()
+        kept = [r for row, r in enumerate(before) if row not in removed]
+        return sorted([*kept, *merged], key=_first_of)
 
     def _table(self, merged: list[Range]) -> pa.Table:
         """Return the ranges of the next ledger. Only the rows between the changes are rebuilt."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import subtract
-from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex
+from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import UNREAD, Ledger, LogMark, Range
 
 __all__ = ["MAX_SEQUENCE", "REWOUND", "agreed_up_to", "forget", "with_mark"]
@@ -31,18 +31,19 @@ def with_mark(ledger: Ledger, index: MessageIndex) -> Ledger:
     if file is None or (marks and marks[-1].first >= file.first):
         return ledger
     head = replace(ledger.head, marks=_thinned([*marks, LogMark(file.first, file.path)]))
-    return Ledger(head, ledger.ranges, ledger.events)
+    return ledger.replaced(head, ledger.events)
 
 
 def _thinned(marks: Sequence[LogMark]) -> tuple[LogMark, ...]:
     """Drop one mark if there are too many. The distances between old marks grow."""
     kept = list(marks)
     if len(kept) > _MAX_MARKS:
-        versions = [mark.first >> ORDINAL_BITS for mark in kept]
-        newest = versions[-1]
+        # Sequences, not versions: one commit may have many files.
+        firsts = [mark.first for mark in kept]
+        newest = firsts[-1]
 
         def density(at: int) -> float:
-            return (newest + 1 - versions[at]) / (versions[at + 1] - versions[at - 1])
+            return (newest + 1 - firsts[at]) / (firsts[at + 1] - firsts[at - 1])
 
         del kept[max(range(1, len(kept) - 1), key=density)]
     return tuple(kept)
@@ -64,10 +65,13 @@ def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
         A bound that is certain: they may agree on more. -1 if they share nothing.
     """
     marks, reached = ledger.head.marks, index.last_sequence
-    if not marks or index.path_at(marks[-1].first) == marks[-1].path:
+    if not marks or index.may_have(*marks[-1]):
         return None if ledger.tracked_up_to <= reached else reached
-    known = [mark for mark in marks if index.path_at(mark.first) == mark.path]
-    return index.file_at(known[-1].first).last if known else -1
+    known = [mark for mark in marks if index.may_have(*mark)]
+    if not known:
+        return -1
+    file = index.last_file_from(known[-1].first)
+    return index.forgotten_to if file is None else file.last
 
 
 def forget(

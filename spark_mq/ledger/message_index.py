@@ -10,10 +10,20 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
-__all__ = ["DataFile", "DeliveryTimes", "FileSlice", "MessageIndex", "TimedRun", "sequence"]
+from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
+from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
+
+__all__ = [
+    "DataFile",
+    "DeliveryTimes",
+    "FileColumns",
+    "FileSlice",
+    "MessageIndex",
+    "TimedRun",
+    "sequence",
+]
 
 ORDINAL_BITS: Final = 32
 
@@ -21,63 +31,6 @@ ORDINAL_BITS: Final = 32
 def sequence(version: int, ordinal: int) -> int:
     """Return the sequence of a message from its commit and its row, counted from 0."""
     return version << ORDINAL_BITS | ordinal
-
-
-TimedRun = tuple[int, int | None, int | None]
-"""Number of rows, their deliver_at and their expires_at, in microseconds or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryTimes:
-    """The times of a file's messages, as runs of rows with equal times."""
-
-    runs: tuple[TimedRun, ...]
-    starts: tuple[int, ...]
-    """The first row of each run."""
-    due_from: int
-    """The least deliver_at. A message without one counts as 0."""
-    due_to: int
-    """The greatest deliver_at."""
-    expires_from: int | None
-    """The least expires_at, or None."""
-
-    @classmethod
-    def of(cls, runs: Iterable[TimedRun]) -> DeliveryTimes:
-        """Create the times from runs in the order of rows. There must be one run at least."""
-        kept = tuple(runs)
-        due = [deliver_at or 0 for _, deliver_at, _ in kept]
-        ends = [expires_at for _, _, expires_at in kept if expires_at is not None]
-        starts = tuple(accumulate((rows for rows, _, _ in kept[:-1]), initial=0))
-        return cls(kept, starts, min(due), max(due), min(ends, default=None))
-
-    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
-        """Yield ``(first, last, deliver_at, expires_at)`` of the runs in some rows, from 0."""
-        for at in range(bisect_right(self.starts, first) - 1, bisect_right(self.starts, last)):
-            rows, deliver_at, expires_at = self.runs[at]
-            start = self.starts[at]
-            yield max(first, start), min(last, start + rows - 1), deliver_at, expires_at
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """One data file of a publish."""
-
-    first: int
-    """The sequence of the first message."""
-    rows: int
-    path: str
-    """Relative to ``messages/``."""
-    size: int
-    """Bytes."""
-    committed_at: int
-    """Microseconds since 1970."""
-    times: DeliveryTimes | None = None
-    """None if no message has a deliver_at or expires_at."""
-
-    @property
-    def last(self) -> int:
-        """Return the sequence of the last message."""
-        return self.first + self.rows - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,68 +51,123 @@ class FileSlice:
 
 
 class MessageIndex:
-    """All published files in sequence order.
+    """All published files in sequence order, but for those that are forgotten.
 
-    The index only grows. ``version`` is the last commit that it includes.
+    Files that every group has settled and that were trimmed are forgotten, see
+    :meth:`without_settled`. ``version`` is the last commit that the index includes.
+
+    Parameters
+    ----------
+    files
+        The files of the commits up to `version`, in order.
+    version
+        The last commit that is included.
+    forgotten_to
+        The last sequence of the forgotten files, or -1.
+    forgotten
+        The number of messages in the forgotten files. They count as if they stood at sequence 0.
     """
 
-    def __init__(self, files: Iterable[DataFile] = (), version: int = -1) -> None:
-        self.files: list[DataFile] = []
-        self._firsts: list[int] = []
-        self._before: list[int] = []  # messages in all files before this one
-        self._timed: list[int] = []  # first sequences of the files with times
-        self._total = 0
+    def __init__(
+        self,
+        files: Iterable[DataFile] = (),
+        version: int = -1,
+        *,
+        forgotten_to: int = -1,
+        forgotten: int = 0,
+    ) -> None:
+        self.files = FileList(forgotten)
         self.version = version
+        self.forgotten_to = forgotten_to
+        self.forgotten = forgotten
         self.extend(files, version)
 
     def extend(self, files: Iterable[DataFile], version: int) -> None:
-        """Add the files of the commits up to `version`, in order."""
-        self._repair()
-        for file in files:
-            if file.rows == 0:
-                continue
-            if self.files and file.first <= self.files[-1].last:
-                raise ValueError(f"files out of order: {file.first} after {self.files[-1].last}")
-            # `files` grows after its sums, because another thread may read the index.
-            self._before.append(self._total)
-            self._firsts.append(file.first)
-            self._total += file.rows
-            if file.times is not None:
-                self._timed.append(file.first)
-            self.files.append(file)
+        """Add the files of the commits up to `version`, in order, all or none."""
+        new, last = [file for file in files if file.rows], self.last_sequence
+        for file in new:
+            if file.first <= last:
+                raise ValueError(f"files out of order: {file.first} after {last}")
+            last = file.last
+        self.files.extend(new)
         self.version = max(self.version, version)
 
-    def _repair(self) -> None:
-        """Drop what an interrupted call has noted of a file that it did not add."""
-        count = len(self.files)
-        if len(self._before) > count:
-            last = self.files[-1] if self.files else None
-            self._total = self._before[count]
-            del self._before[count:], self._firsts[count:]
-            while self._timed and (last is None or self._timed[-1] > last.first):
-                self._timed.pop()
+    def extend_columns(self, columns: FileColumns, version: int) -> None:
+        """Add the files of the commits up to `version`, in order and none of them empty."""
+        firsts, rows = columns.firsts, columns.rows
+        if firsts and firsts[0] <= self.last_sequence:
+            raise ValueError(f"files out of order: {firsts[0]} after {self.last_sequence}")
+        for at in range(1, len(firsts)):
+            if firsts[at] < firsts[at - 1] + rows[at - 1]:
+                raise ValueError(f"files out of order: {firsts[at]} after {firsts[at - 1]}")
+        self.files.extend_columns(columns)
+        self.version = max(self.version, version)
+
+    def without_settled(self, up_to: int) -> MessageIndex:
+        """Return the index without the commits that lie at or below a sequence as a whole.
+
+        The last commit with messages stays. The index itself does not change, because other
+        threads may use it.
+
+        Parameters
+        ----------
+        up_to
+            A sequence up to which every group has settled all, and which was trimmed.
+        """
+        start = self._forgettable(up_to)
+        if not start:
+            return self
+        kept = MessageIndex(version=self.version)
+        kept.forgotten_to, kept.forgotten = self._last_at(start - 1), self.files.before[start]
+        kept.files = self.files.tail(start)
+        return kept
+
+    def _forgettable(self, up_to: int) -> int:
+        """Return how many leading files are those of whole commits up to a sequence."""
+        files = self.files
+        if not files:
+            return 0
+        newest = bisect_left(files.firsts, sequence(files.firsts[-1] >> ORDINAL_BITS, 0))
+        return min(newest, self.count_whole_commits(up_to))
+
+    def count_whole_commits(self, up_to: int) -> int:
+        """Return the number of leading files whose commits lie at or below a sequence."""
+        files = self.files
+        at = bisect_right(files.firsts, up_to)
+        if at and self._last_at(at - 1) > up_to:
+            at -= 1
+        if at == len(files.firsts):
+            return at
+        return bisect_left(files.firsts, sequence(files.firsts[at] >> ORDINAL_BITS, 0))
+
+    def _last_at(self, at: int) -> int:
+        """Return the sequence of the last message of a file."""
+        files = self.files
+        return files.firsts[at] + files.rows[at] - 1
 
     @property
     def last_sequence(self) -> int:
         """Return the last published sequence, or -1."""
-        return self.files[-1].last if self.files else -1
+        files = self.files
+        return self._last_at(len(files.firsts) - 1) if len(files.firsts) else self.forgotten_to
 
     @property
     def total(self) -> int:
-        """Return the number of messages."""
-        return self._total
+        """Return the number of messages, with the forgotten ones."""
+        return self.files.total
 
     def _messages_up_to(self, seq: int) -> int:
         """Count the messages with a sequence <= `seq`."""
-        at = bisect_right(self._firsts, seq) - 1
+        files = self.files
+        at = bisect_right(files.firsts, seq) - 1
         if at < 0:
-            return 0
-        return self._before[at] + min(seq - self._firsts[at] + 1, self.files[at].rows)
+            return self.forgotten if seq >= 0 else 0
+        return files.before[at] + min(seq - files.firsts[at] + 1, files.rows[at])
 
     def count(self, first: int, last: int) -> int:
         """Count the messages in ``first..last``, inclusive."""
-        at = bisect_right(self._firsts, first) - 1
-        if at >= 0 and first <= last <= self.files[at].last:
+        at = bisect_right(self.files.firsts, first) - 1
+        if at >= 0 and first <= last <= self._last_at(at):
             return last - first + 1
         if last < first:
             return 0
@@ -174,22 +182,23 @@ class MessageIndex:
             `count` is less than 1, or the index has fewer messages from `first` on.
         """
         rank = self._messages_up_to(first - 1) + count - 1
-        if count < 1 or rank >= self._total:
+        if count < 1 or not self.forgotten <= rank < self.total:
             raise IndexError(f"no {count} messages from {first} on")
-        at = bisect_right(self._before, rank) - 1
-        return self._firsts[at] + rank - self._before[at]
+        at = bisect_right(self.files.before, rank) - 1
+        return self.files.firsts[at] + rank - self.files.before[at]
 
     def first_at_or_after(self, seq: int) -> int | None:
         """Return the first message at or after `seq`, or None."""
-        at = bisect_right(self._firsts, seq) - 1
-        if at >= 0 and seq <= self.files[at].last:
+        firsts = self.files.firsts
+        at = bisect_right(firsts, seq) - 1
+        if at >= 0 and seq <= self._last_at(at):
             return seq
-        return self._firsts[at + 1] if at + 1 < len(self._firsts) else None
+        return firsts[at + 1] if at + 1 < len(firsts) else None
 
     def last_at_or_before(self, seq: int) -> int | None:
         """Return the last message at or before `seq`, or None."""
-        at = bisect_right(self._firsts, seq) - 1
-        return min(seq, self.files[at].last) if at >= 0 else None
+        at = bisect_right(self.files.firsts, seq) - 1
+        return min(seq, self._last_at(at)) if at >= 0 else None
 
     def first_published_since(self, instant: int) -> int:
         """Return the first sequence of the first commit at or after an instant.
@@ -197,48 +206,69 @@ class MessageIndex:
         Returns the sequence after the last one if there is no such commit.
         """
         # No bisect: commit times may step back if clocks differ.
-        later = (f.first for f in self.files if f.committed_at >= instant)
+        pairs = zip(self.files.firsts, self.files.committed_at, strict=False)
+        later = (first for first, committed_at in pairs if committed_at >= instant)
         return next(later, self.last_sequence + 1)
+
+    def last_of_older(self, instant: int) -> int:
+        """Return the last sequence of the leading files up to a commit time, or -1."""
+        times = self.files.committed_at
+        at = next((at for at, committed_at in enumerate(times) if committed_at > instant), None)
+        count = len(self.files.firsts) if at is None else at
+        return self._last_at(count - 1) if count else self.forgotten_to
 
     def slices(self, first: int, last: int) -> Iterator[FileSlice]:
         """Yield the file slices with the messages of ``first..last``, in order."""
-        at = max(0, bisect_right(self._firsts, first) - 1)
-        stop = bisect_left(self._firsts, last + 1)
-        for file in self.files[at:stop]:
-            start, end = max(first, file.first), min(last, file.last)
+        files = self.files
+        low = max(0, bisect_right(files.firsts, first) - 1)
+        for at in range(low, bisect_left(files.firsts, last + 1)):
+            begins = files.firsts[at]
+            start, end = max(first, begins), min(last, self._last_at(at))
             if start <= end:
                 rows = end - start + 1
-                size = file.size * rows // file.rows
-                yield FileSlice(file.path, start - file.first, rows, start, file.committed_at, size)
+                size = files.sizes[at] * rows // files.rows[at]
+                path, committed_at = files.paths[at], files.committed_at[at]
+                yield FileSlice(path, start - begins, rows, start, committed_at, size)
 
     def has_times(self, first: int, last: int) -> bool:
         """Return whether a file in ``first..last`` has a deliver_at or expires_at."""
-        at = max(0, bisect_right(self._timed, first) - 1)  # one file before and one file after
-        near = self._timed[at : at + 2]
-        return any(seq <= last and self.file_at(seq).last >= first for seq in near)
+        timed = self.files.timed
+        at = max(0, bisect_right(timed, first) - 1)  # one file before and one file after
+        return any(seq <= last and self._last_of(seq) >= first for seq in timed[at : at + 2])
 
     def has_times_after(self, seq: int) -> bool:
         """Return whether a file with times ends after `seq`."""
-        return bool(self._timed) and self.file_at(self._timed[-1]).last > seq
+        timed = self.files.timed
+        return bool(timed) and self._last_of(timed[-1]) > seq
 
     def timed_files(self, after: int) -> list[DataFile]:
         """Return the files with times that end after a sequence."""
-        start = max(0, bisect_right(self._timed, after) - 1)
-        return [file for seq in self._timed[start:] if (file := self.file_at(seq)).last > after]
+        timed = self.files.timed
+        start = max(0, bisect_right(timed, after) - 1)
+        files = (self.file_at(seq) for seq in timed[start:] if self._last_of(seq) > after)
+        return [file for file in files if file.times is not None]
 
     def file_at(self, seq: int) -> DataFile:
         """Return the file with a message. In a gap, return the file before it."""
-        return self.files[bisect_right(self._firsts, seq) - 1]
+        return self.files[bisect_right(self.files.firsts, seq) - 1]
+
+    def _last_of(self, first: int) -> int:
+        """Return the last sequence of the file with this first sequence."""
+        at = bisect_left(self.files.firsts, first)
+        # Another thread may be about to add the file.
+        return self._last_at(at) if at < len(self.files.firsts) else first
 
     def last_file_from(self, seq: int) -> DataFile | None:
         """Return the last file that begins at or before a sequence, or None."""
-        at = bisect_right(self._firsts, seq) - 1
+        at = bisect_right(self.files.firsts, seq) - 1
         return self.files[at] if at >= 0 else None
 
-    def path_at(self, first: int) -> str | None:
-        """Return the path of the file whose first message has this sequence, or None."""
+    def may_have(self, first: int, path: str) -> bool:
+        """Return whether a file has this first sequence and path, or is perhaps forgotten."""
         file = self.last_file_from(first)
-        return file.path if file is not None and file.first == first else None
+        if file is None:
+            return first <= self.forgotten_to
+        return file.first == first and file.path == path
 
     def size(self, first: int, last: int) -> int:
         """Estimate the bytes of the messages in ``first..last`` in their files."""

@@ -1,26 +1,35 @@
-"""Ranges of sequences in one state, and the ledger that holds them.
+"""The ledger: ranges of sequences in one state, and a header.
 
 Delivery state belongs to ranges over a log, as in Kafka's share groups (KIP-932).
-A group's ledger is an Arrow table of its ranges. The ranges are sorted and do not overlap.
-Adjacent ranges in the same state are one range. All messages up to the *floor* are settled.
-All messages after the last range are unread.
+The ranges are sorted and do not overlap. Adjacent ranges in the same state are one range.
+All messages up to the *ack floor* are settled. All messages after the last range are unread.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.intervals import Interval
-from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_range import (
+    EVENT,
+    FIELDS,
+    FLOOR,
+    INSTANTS,
+    RANGE_SCHEMA,
+    Range,
+    to_ranges,
+    to_table,
+)
 from spark_mq.ledger.states import (
     BLOCKED,
     DEAD,
@@ -31,7 +40,6 @@ from spark_mq.ledger.states import (
     UNREAD,
     WAITING,
     State,
-    validate_transition,
 )
 
 __all__ = [
@@ -40,12 +48,14 @@ __all__ = [
     "EVENT",
     "FLOOR",
     "LEASED",
+    "LIST_LIMIT",
     "RANGE_SCHEMA",
     "ROUTING",
     "SETTLED",
     "STATES",
     "UNREAD",
     "WAITING",
+    "Condition",
     "Event",
     "Ledger",
     "LedgerHeader",
@@ -53,85 +63,32 @@ __all__ = [
     "Range",
     "State",
     "to_table",
-    "validate_transition",
 ]
 
+LIST_LIMIT: Final = 100
+"""Up to this many ranges, a ledger keeps them in a list. An Arrow call takes some 20 µs, even for
+one row."""
 
-FLOOR: Final = "floor"
-"""Mark of the stored header row."""
-EVENT: Final = "event"
-"""Mark of the stored rows that record what a commit did."""
-
-_INSTANT = pa.timestamp("us", tz="UTC")
-
-
-class Range(NamedTuple):
-    """Messages ``first..last`` (inclusive sequences) in one state. Instants are microseconds."""
-
-    # A named tuple: a settle of single messages makes several ranges for each, and a dataclass
-    # takes four times as long to make.
-
-    first: int
-    last: int
-    state: str
-    message_count: int
-    lease_id: str | None = None
-    """The lease that holds it. While waiting: the expired lease, if that may still settle.
-    While routing: the routing id."""
-    worker_id: str | None = None
-    leased_at: int | None = None
-    expires_at: int | None = None
-    lease_size: int | None = None
-    """Messages in the lease. A message that was alone in its lease failed by itself."""
-    first_leased_at: int | None = None
-    first_failed_at: int | None = None
-    delivery_count: int = 0
-    failure_count: int = 0
-    suspect: bool = False
-    """Failed as part of a whole lease, so the culprit is unknown. A lease keeps the value, because
-    a release restores it."""
-    available_at: int | None = None
-    reason: str | None = None
-    """Why the range is dead, blocked or routing."""
-    error: str | None = None
-    """The text of the last failure."""
-
-    def same_state_as(self, other: Range) -> bool:
-        """Return whether both ranges differ only in their place."""
-        return bool(_state_fields(self) == _state_fields(other))
-
-    def slice(self, first: int, last: int, index: MessageIndex) -> Range:
-        """Return the piece of this range within ``first..last``. It may be empty."""
-        first, last = max(first, self.first), min(last, self.last)
-        if (first, last) == (self.first, self.last):
-            return self
-        count = index.count(first, last)
-        if 0 < count <= last - first:  # both ends must be messages, not gaps between commits
-            first, last = index.nth_from(first, 1), index.last_at_or_before(last) or last
-        return self._replace(first=first, last=last, message_count=count)
-
-    def as_settled(self) -> Range:
-        """Return this range as settled, without any other detail."""
-        return Range(self.first, self.last, SETTLED, self.message_count)
+Condition = tuple[str, str, Any]
+"""A field of :class:`Range`, a key of ``_TESTS``, and a value. Only "is null" is true for None."""
 
 
-_FIELDS: Final = Range._fields
-_state_fields: Final = attrgetter(
-    *(name for name in _FIELDS if name not in ("first", "last", "message_count"))
-)
-_INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "first_failed_at", "available_at")
+def _is_null(value: Any, _: Any) -> bool:
+    return value is None
 
-_TYPES: Final = {
-    "first": pa.int64(),
-    "last": pa.int64(),
-    "message_count": pa.int64(),
-    "lease_size": pa.int64(),
-    "delivery_count": pa.int32(),
-    "failure_count": pa.int32(),
-    "suspect": pa.bool_(),
-} | dict.fromkeys(_INSTANTS, _INSTANT)
-RANGE_SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in _FIELDS])
-"""One row for each range. The stored table adds consumer_group, revision and detail."""
+
+_TESTS: Final[dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]]] = {
+    "=": (operator.eq, pc.equal),
+    "<": (operator.lt, pc.less),
+    "<=": (operator.le, pc.less_equal),
+    ">": (operator.gt, pc.greater),
+    ">=": (operator.ge, pc.greater_equal),
+    "starts with": (str.startswith, pc.starts_with),
+    "is set": (lambda value, _: True, lambda column, _: pc.is_valid(column)),
+    "is null": (_is_null, lambda column, _: pc.is_null(column)),
+}
+"""The function for a value, and the one for a column."""
+_STATE: Final = FIELDS.index("state")
 
 Event = tuple[str, Range]
 """The name of an event, and the old range with its new state, reason and counts."""
@@ -155,8 +112,8 @@ class LedgerHeader:
     """The number of messages up to the ack floor."""
     revision: int = 0
     """Grows by one with each commit."""
-    next_kind: str = ""
-    """The kind of message that the next lease tries first."""
+    passed_over: int = 0
+    """Leases in a row that isolated suspects while unread messages were due."""
     counters: dict[str, int] = field(default_factory=dict)
     """Settled messages by outcome since the group began."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -164,6 +121,8 @@ class LedgerHeader:
     """The newest intervals that a seek skipped. A later settle of them is refused."""
     marks: tuple[LogMark, ...] = ()
     """Some data files that the ledger has reached, in order. They identify the log."""
+    breaker: Breaker = field(default_factory=Breaker)
+    """The switch that stops a group whose handler fails, and the owner's pause."""
 
     def counted(self, outcomes: Mapping[str, int]) -> LedgerHeader:
         """Return a header with some messages more for each outcome."""
@@ -175,11 +134,12 @@ class LedgerHeader:
     def to_json(self) -> str:
         """Return the fields without a column of their own as JSON."""
         data = {
-            "turn": self.next_kind,
+            "passed_over": self.passed_over,
             "counters": self.counters,
             "settings": self.settings,
             "skipped": self.skipped_intervals,
             "marks": self.marks,
+            "breaker": self.breaker.to_stored(),
         }
         return json.dumps(data, sort_keys=True)
 
@@ -187,12 +147,14 @@ class LedgerHeader:
 class Ledger:
     """One group's ranges and header. Immutable: a :class:`LedgerEditor` makes the next one.
 
+    Many ranges are an Arrow table, and few are a list. Both give the same answers.
+
     Parameters
     ----------
     head
         The state that belongs to no range.
     ranges
-        A table with ``RANGE_SCHEMA``, in order. None for no ranges.
+        The ranges in order: a list, or a table with ``RANGE_SCHEMA``. None for no ranges.
     events
         The events between the ledger that was read and this one.
     """
@@ -200,97 +162,160 @@ class Ledger:
     def __init__(
         self,
         head: LedgerHeader,
-        ranges: pa.Table | None = None,
+        ranges: pa.Table | list[Range] | None = None,
         events: Sequence[Event] = (),
     ) -> None:
-        table = RANGE_SCHEMA.empty_table() if ranges is None else ranges
         self.head = head
         self.events = events
-        self.ranges: pa.Table = table.combine_chunks()
-        self._masks: dict[str, pa.ChunkedArray] = {}  # by state
+        self.rows: list[Range] | None = None
+        """The ranges if they are few."""
+        self.size = 0 if ranges is None else len(ranges)
+        """The number of ranges."""
+        self._table: pa.Table | None = None
+        self._columns: dict[str, pa.Array] = {}
+        self._masks: dict[str, pa.Array] = {}  # by state
+        given: Any = [] if ranges is None else ranges
+        few = self.size <= LIST_LIMIT
+        if isinstance(given, list):
+            self.rows, self._table = (given, None) if few else (None, to_table(given))
+        elif few:
+            self.rows = list(to_ranges(given))
+        else:
+            self._table = given.combine_chunks()
 
     @classmethod
     def from_ranges(
         cls, head: LedgerHeader, ranges: Iterable[Range], events: Sequence[Event] = ()
     ) -> Ledger:
         """Create a ledger from ranges in order."""
-        return cls(head, to_table(ranges), events)
+        return cls(head, list(ranges), events)
+
+    def replaced(self, head: LedgerHeader, events: Sequence[Event]) -> Ledger:
+        """Return a ledger with the same ranges."""
+        return Ledger(head, self._table if self.rows is None else self.rows, events)
+
+    @property
+    def ranges(self) -> pa.Table:
+        """Return the ranges as a table."""
+        if self._table is None:
+            self._table = to_table(self.rows or ())
+        return self._table
 
     def __len__(self) -> int:
-        return int(self.ranges.num_rows)
+        return self.size
 
     @cached_property
     def first_sequences(self) -> Sequence[int]:
-        """Return the first sequence of each range, as a view for bisect."""
-        return _longs(self.ranges, "first")
+        """Return the first sequence of each range, for bisect."""
+        return self._longs("first")
 
     @cached_property
     def last_sequences(self) -> Sequence[int]:
-        """Return the last sequence of each range, as a view."""
-        return _longs(self.ranges, "last")
+        """Return the last sequence of each range."""
+        return self._longs("last")
 
     @cached_property
     def message_counts(self) -> Sequence[int]:
-        """Return the number of messages in each range, as a view."""
-        return _longs(self.ranges, "message_count")
+        """Return the number of messages in each range."""
+        return self._longs("message_count")
+
+    def _longs(self, name: str) -> Sequence[int]:
+        """Return a column as a list, or as a view of the table's memory."""
+        if self.rows is not None:
+            return [getattr(r, name) for r in self.rows]
+        array = self._column(name)
+        if not len(array):
+            return ()
+        view = memoryview(array.buffers()[1]).cast("q")
+        return cast(Sequence[int], view[array.offset : array.offset + len(array)])
 
     @cached_property
-    def _columns(self) -> list[pa.Array]:
-        """Return the columns as arrays: reading one row is ten times as fast as from a table."""
-        return [
-            column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            for column in _plain(self.ranges)
-        ]
+    def states(self) -> frozenset[str]:
+        """Return the states that ranges may have. For a table these are all."""
+        return frozenset(STATES if self.rows is None else (r.state for r in self.rows))
 
     @cached_property
     def tracked_up_to(self) -> int:
         """Return the last sequence that is not unread."""
-        return self.last_sequences[-1] if len(self) else self.head.ack_floor
+        return self.last_sequences[-1] if self.size else self.head.ack_floor
 
     def range_at(self, row: int) -> Range:
         """Return the range in a row."""
-        return Range(*(column[row].as_py() for column in self._columns))
+        if self.rows is not None:
+            return self.rows[row]
+        return Range(*(self._column(name)[row].as_py() for name in FIELDS))
 
     def state_at(self, row: int) -> str:
         """Return the state of the range in a row."""
-        return cast(str, self._columns[_FIELDS.index("state")][row].as_py())
-
-    def rows_where(self, mask: pa.Array | pa.ChunkedArray) -> list[int]:
-        """Return the rows for which the mask is true, in order. Null counts as false."""
-        return cast(list[int], pc.indices_nonzero(mask).to_pylist())
+        if self.rows is not None:
+            return self.rows[row].state
+        return cast(str, self._column("state")[row].as_py())
 
     def ranges_at(self, rows: Sequence[int]) -> list[Range]:
         """Return the ranges in some rows."""
-        return list(_ranges(self.ranges.take(pa.array(rows, pa.int64())))) if rows else []
+        if self.rows is not None:
+            return [self.rows[row] for row in rows]
+        return list(to_ranges(self.ranges.take(pa.array(rows, pa.int64())))) if rows else []
 
     def __iter__(self) -> Iterator[Range]:
-        return _ranges(self.ranges)
+        return to_ranges(self.ranges) if self.rows is None else iter(self.rows)
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column of the ranges, for vectorised conditions."""
-        return self.ranges[name]
+    def find(self, states: Sequence[str], *conditions: Condition) -> list[int]:
+        """Return the rows in one of some states that fulfil all conditions, in order.
 
-    def is_state(self, *states: str) -> pa.ChunkedArray:
-        """Return a mask of the rows in one of some states."""
-        for state in states:
-            if state not in self._masks:
-                # equal takes a fifth of the time of is_in.
-                self._masks[state] = pc.equal(self.ranges["state"], state)
-        return reduce(pc.or_, [self._masks[state] for state in states])
+        Examples
+        --------
+        >>> Ledger(LedgerHeader()).find([WAITING], ("available_at", "<=", 0))
+        []
+        """
+        if self.rows is None:
+            mask = self._mask(states, conditions)
+            return cast(list[int], pc.indices_nonzero(mask).to_pylist())
+        tests = _row_tests(conditions)
+        return [row for row, r in enumerate(self.rows) if r[_STATE] in states and _passes(r, tests)]
 
-    def count(self, mask: pa.ChunkedArray | None = None) -> int:
-        """Count the messages of the ranges in a mask, or of all ranges."""
-        table = self.ranges if mask is None else self.ranges.filter(mask)
-        return pc.sum(table["message_count"]).as_py() or 0
+    def count(self, states: Sequence[str] = STATES, *conditions: Condition) -> int:
+        """Count the messages of the ranges that :meth:`find` finds."""
+        if self.rows is None:
+            mask = self._mask(states, conditions)
+            return pc.sum(self._column("message_count").filter(mask)).as_py() or 0
+        return sum(r.message_count for r in self.ranges_at(self.find(states, *conditions)))
 
-    def held_mask(self, lease_id: str) -> pa.ChunkedArray:
-        """Return a mask of the ranges that a lease holds. It may hold expired ranges too."""
-        own = pc.equal(self.ranges["lease_id"], lease_id)
-        return pc.and_(self.is_state(LEASED, WAITING), own)
+    def minimum(self, name: str, states: Sequence[str], *conditions: Condition) -> int | None:
+        """Return the least value of a field among the ranges that :meth:`find` finds."""
+        if self.rows is None:
+            mask = self._mask(states, conditions)
+            return cast(int | None, pc.min(self._column(name).filter(mask)).as_py())
+        found = self.ranges_at(self.find(states, *conditions))
+        values = (getattr(r, name) for r in found)
+        return min((value for value in values if value is not None), default=None)
+
+    def _mask(self, states: Sequence[str], conditions: Sequence[Condition]) -> pa.Array:
+        """Return a mask of the table's rows. Null counts as false."""
+        mask = reduce(pc.or_, [self._state_mask(state) for state in states])
+        for name, test, value in conditions:
+            mask = pc.and_(mask, _TESTS[test][1](self._column(name), value))
+        return mask
+
+    def _state_mask(self, state: str) -> pa.Array:
+        if state not in self._masks:
+            self._masks[state] = pc.equal(self._column("state"), state)
+        return self._masks[state]
+
+    def _column(self, name: str) -> pa.Array:
+        """Return a column of the table, with instants as integers."""
+        if name not in self._columns:
+            column = self.ranges[name].combine_chunks()
+            self._columns[name] = column.cast(pa.int64()) if name in INSTANTS else column
+        return self._columns[name]
+
+    def rows_held(self, lease_id: str) -> list[int]:
+        """Return the rows that a lease holds. It may hold expired ranges too."""
+        return self.find((LEASED, WAITING), ("lease_id", "=", lease_id))
 
     def held(self, lease_id: str) -> list[Range]:
         """Return the ranges that a lease holds."""
-        return self.ranges_at(self.rows_where(self.held_mask(lease_id)))
+        return self.ranges_at(self.rows_held(lease_id))
 
     def overlapping(self, first: int, last: int) -> range:
         """Return the rows of the ranges that overlap ``first..last``, as sequences.
@@ -305,33 +330,14 @@ class Ledger:
         return range(start, bisect_left(self.first_sequences, last + 1))
 
 
-def _longs(table: pa.Table, name: str) -> Sequence[int]:
-    chunks = table[name].chunks
-    if not chunks or not len(chunks[0]):
-        return ()
-    array = chunks[0]
-    view = memoryview(array.buffers()[1]).cast("q")
-    return cast(Sequence[int], view[array.offset : array.offset + len(array)])
+_RowTest = tuple[int, Callable[[Any, Any], Any], Any]
 
 
-def to_table(ranges: Iterable[Range]) -> pa.Table:
-    """Return an Arrow table of ranges."""
-    columns = []
-    by_field = list(zip(*ranges, strict=True)) or [()] * len(_FIELDS)
-    for name, kind, values in zip(_FIELDS, RANGE_SCHEMA.types, by_field, strict=True):
-        # Instants go in as int64 and are cast, so that no datetime objects are made.
-        if name in _INSTANTS:
-            columns.append(pa.array(values, pa.int64()).cast(kind))
-        else:
-            columns.append(pa.array(values, kind))
-    return pa.table(columns, schema=RANGE_SCHEMA)
+def _row_tests(conditions: Sequence[Condition]) -> list[_RowTest]:
+    return [(FIELDS.index(name), _TESTS[test][0], value) for name, test, value in conditions]
 
 
-def _plain(table: pa.Table) -> list[pa.ChunkedArray]:
-    """Return the columns in the order of Range's fields, with instants as integers."""
-    return [table[name].cast(pa.int64()) if name in _INSTANTS else table[name] for name in _FIELDS]
-
-
-def _ranges(table: pa.Table) -> Iterator[Range]:
-    for values in zip(*(column.to_pylist() for column in _plain(table)), strict=True):
-        yield Range(*values)
+def _passes(r: Range, tests: Sequence[_RowTest]) -> bool:
+    return all(
+        test is _is_null if r[at] is None else test(r[at], value) for at, test, value in tests
+    )

@@ -5,9 +5,8 @@ A routing id identifies one copy. Only the routing id gives the right to settle 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-
-import pyarrow.compute as pc
 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
@@ -17,8 +16,27 @@ from spark_mq.ledger.ranges import DEAD, ROUTING, UNREAD, WAITING, Ledger, Range
 __all__ = ["freeze", "freeze_dead", "settle_routed"]
 
 
-def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, list[Range]]:
+def freeze_dead(
+    ledger: Ledger,
+    routing_id: str,
+    limit: int,
+    index: MessageIndex | None = None,
+    max_messages: int | None = None,
+) -> tuple[Ledger, list[Range]]:
     """Freeze up to `limit` dead ranges under a routing id. This is the first step of routing.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    routing_id
+        The id of this routing.
+    limit
+        The most ranges to freeze.
+    index
+        The message index. It splits a range that exceeds `max_messages`.
+    max_messages
+        The most messages to freeze. None for no limit.
 
     Returns
     -------
@@ -27,9 +45,17 @@ def freeze_dead(ledger: Ledger, routing_id: str, limit: int) -> tuple[Ledger, li
     """
     editor = LedgerEditor(ledger)
     frozen: list[Range] = []
-    for r in editor.remove(ledger.rows_where(ledger.is_state(DEAD))[:limit]):
-        frozen.append(r._replace(state=ROUTING, lease_id=routing_id))
-        editor.add(frozen[-1], r)
+    left = sys.maxsize if max_messages is None or index is None else max_messages
+    for r in editor.remove(ledger.find((DEAD,))[:limit]):
+        piece = r
+        if r.message_count > left and index is not None:
+            last = index.nth_from(r.first, left) if left else r.first - 1
+            piece = r.slice(r.first, last, index)
+            editor.add(r.slice(last + 1, r.last, index), r)
+        left -= piece.message_count
+        if piece.message_count:
+            frozen.append(piece._replace(state=ROUTING, lease_id=routing_id))
+            editor.add(frozen[-1], r)
     return editor.build(), frozen
 
 
@@ -83,8 +109,8 @@ def settle_routed(ledger: Ledger, routing_id: str, event: str = "routed") -> tup
         The next ledger and the number of settled messages.
     """
     editor, total = LedgerEditor(ledger), 0
-    own = pc.equal(ledger.column("lease_id"), routing_id)
-    for r in editor.remove(ledger.rows_where(pc.and_(ledger.is_state(ROUTING), own))):
+    own = ("lease_id", "=", routing_id)
+    for r in editor.remove(ledger.find((ROUTING,), own)):
         editor.add(r.as_settled(), r, event)
         total += r.message_count
     return editor.build(), total

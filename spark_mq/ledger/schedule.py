@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.message_index import DeliveryTimes, MessageIndex
 from spark_mq.ledger.ranges import LEASED, SETTLED, UNREAD, WAITING, Ledger, Range
@@ -161,9 +158,7 @@ def split_due(ledger: Ledger, index: MessageIndex, now: int, cutoff: int) -> Led
     """
     if not index.has_times_after(ledger.head.ack_floor):
         return ledger
-    available_at = ledger.column("available_at").cast(pa.int64())
-    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, cutoff))
-    rows = ledger.rows_where(due)
+    rows = ledger.find((WAITING,), ("available_at", "<=", cutoff))
     if not rows:
         return ledger
     timed = _rows_with_times(ledger, index, rows)
@@ -223,13 +218,15 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
     Returns
     -------
     int or None
-        The end of the first lease or delay in microseconds. None if there is none.
+        The end of the first lease, delay or breaker's wait in microseconds. None if there is none.
     """
-    deadlines = ledger.ranges.filter(ledger.is_state(LEASED))["expires_at"].cast("int64")
-    delays = ledger.ranges.filter(ledger.is_state(WAITING))["available_at"].cast("int64")
-    ends = [pc.min(delays.filter(pc.greater(delays, now))).as_py()]
-    if len(deadlines):
-        ends.append(pc.min(deadlines).as_py() + rules.clock_skew + 1)
+    ends = [ledger.minimum("available_at", (WAITING,), ("available_at", ">", now))]
+    deadline = ledger.minimum("expires_at", (LEASED,))
+    if deadline is not None:
+        ends.append(deadline + rules.clock_skew + 1)
+    breaker = ledger.head.breaker
+    if breaker.is_open(rules):
+        ends.append(breaker.next_probe_at)
     if index.has_times_after(ledger.tracked_up_to) and (unread := unread_range(ledger, index)):
         ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
     return min((end for end in ends if end is not None), default=None)

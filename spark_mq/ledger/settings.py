@@ -20,6 +20,7 @@ __all__ = ["GroupOptions", "GroupSettings", "GroupSettingsOptions", "QueueSettin
 
 RETRY_POLICIES: Final = ("exponential", "linear", "constant", "none")
 ON_EXHAUSTED: Final = ("dead_letter", "drop", "block")
+ON_REJECT: Final = ("dead_letter", "drop")
 
 _DURATIONS: Final = (
     "visibility_timeout",
@@ -27,8 +28,20 @@ _DURATIONS: Final = (
     "retry_delay",
     "max_retry_delay",
     "max_retry_age",
+    "breaker_wait",
+    "breaker_max_wait",
 )
-_COUNTS: Final = ("max_delivery_attempts", "max_failures", "max_in_flight", "max_ledger_ranges")
+_COUNTS: Final = (
+    "max_delivery_attempts",
+    "max_failures",
+    "max_in_flight",
+    "max_ledger_ranges",
+    "breaker_threshold",
+)
+_NONZERO: Final = ("visibility_timeout", "max_retry_age", "breaker_wait", "breaker_max_wait")
+_CHOICES: Final = {"retry": RETRY_POLICIES, "on_exhausted": ON_EXHAUSTED, "on_reject": ON_REJECT}
+_NULLABLE: Final = ("max_delivery_attempts", "breaker_threshold")
+"""Settings with a default that may be None all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,8 @@ class GroupSettings:
     on_exhausted
         What happens to a message past a limit. Default "dead_letter". "drop" settles it.
         "block" stops deliveries after it until the owner calls ``unblock``.
+    on_reject
+        What happens to a rejected message. Default "dead_letter". "drop" settles it.
     clock_skew
         The margin after a deadline before another clock may expire the lease. Default 1 s.
     retry
@@ -64,6 +79,14 @@ class GroupSettings:
         The most messages under lease. None for no limit, the default.
     max_ledger_ranges
         The ledger size that stops leases of unread messages. Default 200,000 ranges.
+    breaker_threshold
+        Leases of different messages that fail in a row until the breaker opens. None for no
+        breaker. Default 5.
+    breaker_wait
+        The wait before the first probe of an open breaker. It doubles with each failed probe.
+        Default 10 s.
+    breaker_max_wait
+        The longest wait before a probe. Default 5 min.
     """
 
     visibility_timeout: int = 60 * SECOND
@@ -78,6 +101,10 @@ class GroupSettings:
     max_retry_age: int | None = None
     max_in_flight: int | None = None
     max_ledger_ranges: int = 200_000
+    on_reject: str = "dead_letter"
+    breaker_threshold: int | None = 5
+    breaker_wait: int = 10 * SECOND
+    breaker_max_wait: int = 300 * SECOND
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
         """Return the delay after a nack in microseconds.
@@ -167,16 +194,16 @@ class GroupSettings:
         known = {field.name: field.default for field in fields(cls)}
         if name not in known:
             raise InvalidOption(_unknown_setting(name, list(known)), option=name, value=value)
-        if value is None and (known[name] is None or name == "max_delivery_attempts"):
+        if value is None and (known[name] is None or name in _NULLABLE):
             return None
         if name in _DURATIONS:
-            zero = name not in ("visibility_timeout", "max_retry_age")
+            zero = name not in _NONZERO
             return validate_duration(name, value, zero=zero)
         if name in _COUNTS:
             return validate_count(name, value, most=2**63 - 1)
         if name == "retry_jitter":
             return validate_fraction(name, value)
-        return validate_choice(name, value, RETRY_POLICIES if name == "retry" else ON_EXHAUSTED)
+        return validate_choice(name, value, _CHOICES[name])
 
 
 def _unknown_setting(name: str, known: list[str]) -> str:
@@ -204,6 +231,10 @@ class GroupOptions(TypedDict, total=False):
     max_retry_age: Duration | None
     max_in_flight: int | None
     max_ledger_ranges: int
+    on_reject: str
+    breaker_threshold: int | None
+    breaker_wait: Duration
+    breaker_max_wait: Duration
 
 
 class GroupSettingsOptions(GroupOptions, total=False):

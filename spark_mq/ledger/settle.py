@@ -1,4 +1,4 @@
-"""Settle the messages of a lease: ack, nack, reject, release and extend.
+"""Settle the messages of a lease: ack, nack, reject and release.
 
 The lease id is the right to settle. A lease may settle after its deadline what no other lease
 holds. See :func:`settle`.
@@ -7,15 +7,25 @@ holds. See :func:`settle`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import Interval, format_intervals, normalise, subtract
+from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.transitions import exhaust, exhausted_limit, to_waiting, with_failure
+from spark_mq.ledger.transitions import (
+    exhaust,
+    exhausted_limit,
+    expired,
+    is_late,
+    record_expired_leases,
+    record_failure,
+    rejected,
+    to_waiting,
+    with_failure,
+)
 from spark_mq.util.validation import truncate_error
 
 __all__ = [
@@ -26,8 +36,6 @@ __all__ = [
     "RELEASE",
     "SettleCommand",
     "SettleOutcome",
-    "commit_info",
-    "extend",
     "settle",
 ]
 
@@ -59,6 +67,8 @@ class SettleCommand:
     """Why rejected messages are dead."""
     jitter: float = 0.0
     """The share of the policy's jitter, 0 to 1. It is drawn once for each command."""
+    handler_failed: bool = False
+    """A reject because the handler failed. It counts as a failure for the breaker."""
 
     def __post_init__(self) -> None:
         if self.error is not None:
@@ -98,26 +108,14 @@ class SettleOutcome:
             self.next_due_at = due if self.next_due_at is None else min(self.next_due_at, due)
 
 
-def commit_info(
-    commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
-) -> dict[str, Any]:
-    """Return the metadata of a commit of settle commands, for DESCRIBE HISTORY."""
-    done = [(c, o) for c, o in zip(commands, outcomes, strict=True) if o.settled]
-    return {
-        "operation": "+".join(dict.fromkeys(c.verb for c, _ in done)),
-        "lease_id": ",".join(dict.fromkeys(c.lease_id for c, _ in done)),
-        "messages": sum(o.settled for _, o in done),
-        "ranges": " ".join(f"{c.verb} {format_intervals(o.ranges)}" for c, o in done),
-    }
-
-
 def settle(
     ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, command: SettleCommand
 ) -> tuple[Ledger, SettleOutcome]:
     """Apply one settle command.
 
     A lease may hold messages after its deadline, until another lease takes them. Then ack and
-    reject count as usual, and nack and release give up the lease's claim. Messages that are
+    reject count as usual. A nack or release expires them first and then gives up the lease's
+    claim. So it does the same if another operation has expired them before. Messages that are
     settled already, by any lease, are counted and stay as they are.
 
     Parameters
@@ -140,11 +138,11 @@ def settle(
     """
     settling = _Settling(ledger, index, now, rules, command)
     if command.intervals is None:
-        for r in settling.editor.remove(ledger.rows_where(ledger.held_mask(command.lease_id))):
+        for r in settling.editor.remove(ledger.rows_held(command.lease_id)):
             settling.apply(r)
     else:
         settling.settle_intervals(normalise(command.intervals))
-    return settling.editor.build(), settling.outcome
+    return settling.finish(), settling.outcome
 
 
 class _Settling:
@@ -165,6 +163,12 @@ class _Settling:
         self._rest: dict[int, Range] = {}  # by row: the part after the last split
         self._last: Range | None = None  # the last settled piece, and the result for it
         self._result: Range | None = None
+        self._failed: Range | None = None  # the first leased piece that failed
+        self._expired: list[Range] = []  # the late pieces, as they were leased
+        explicit = command.reason == REJECTED and not command.handler_failed
+        self._succeeds = command.verb == ACK or (command.verb == REJECT and explicit)
+        self._fails = command.verb == NACK or command.handler_failed
+        self._expires_first = command.verb in (NACK, RELEASE)
 
     def settle_intervals(self, intervals: Sequence[Interval]) -> None:
         """Settle the messages of some intervals in ascending order."""
@@ -235,6 +239,16 @@ class _Settling:
 
     def apply(self, r: Range) -> None:
         """Apply the command to a range that the lease holds."""
+        late = r.state == LEASED and self._expires_first and is_late(r, self.now, self.rules)
+        if late:
+            r = self._expire(r)
+        elif r.state == LEASED and self._fails:
+            self._failed = self._failed or r
+        if r.state not in (LEASED, WAITING):
+            self._report_ended(r)
+            return
+        if self._succeeds:
+            self._close_breaker(r)
         # Computed once for all pieces of a range: the result depends on its state only.
         if self._last is None or self._result is None or not r.same_state_as(self._last):
             self._result = self._after(r)
@@ -243,16 +257,61 @@ class _Settling:
         piece = self._result._replace(first=r.first, last=r.last, message_count=r.message_count)
         self.editor.add(piece, r, _EVENTS[self.command.verb])
 
+    def _expire(self, r: Range) -> Range:
+        """Expire a piece, as any other operation would have done before."""
+        after = expired(r, self.rules)
+        self._expired.append(r)
+        if after.state == WAITING:
+            self.editor.record_event("lease_expired", after)
+        else:
+            self.editor.add(after, r, "lease_expired")
+        return after
+
+    def _report_ended(self, r: Range) -> None:
+        """Report a piece that its expiry has ended. A command for all held messages skips it."""
+        if self.command.intervals is None:
+            return
+        if r.state == SETTLED:
+            self._count_settled(r.first, r.last)
+        else:
+            self.outcome.add_lost(r.first, r.last, _why_lost(r))
+
+    def _close_breaker(self, r: Range) -> None:
+        editor, before = self.editor, self.editor.head.breaker
+        after = before.with_success([(r.first, r.last)])
+        if after is not before:
+            editor.head = replace(editor.head, breaker=after)
+            if before.opened_at is not None:
+                editor.record_event("breaker_closed", r)
+
+    def finish(self) -> Ledger:
+        """Return the next ledger. A lease that ends as failed counts for the breaker."""
+        after = self.editor.build()
+        if not (self._failed or self._expired):
+            return after
+        if after.rows_held(self.command.lease_id):
+            return after
+        editor = LedgerEditor(after)
+        if self._expired:
+            record_expired_leases(editor, self._expired, self.rules)
+        elif self._failed is not None:
+            first = self._failed.first
+            found = after.ranges_at(list(after.overlapping(first, first)))
+            failed = self._failed._replace(state=found[0].state if found else SETTLED)
+            record_failure(editor, failed, self.command.error, self.now, self.rules)
+        return editor.build()
+
     def _after(self, r: Range) -> Range:
         command, rules = self.command, self.rules
         if command.verb == ACK:
-            return r.as_settled()
+            return Range(r.first, r.last, SETTLED, r.message_count)
         if command.verb == REJECT:
-            return exhaust(r, rules, command.reason, command.error, may_block=False)
+            return rejected(r, rules, command.reason, command.error)
         if command.verb == NACK:
             return _nacked(r, self.now, rules, command)
         if r.state == WAITING:
-            return r._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=None)
+            lease_size = r.lease_size if r.suspect else None
+            return r._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=lease_size)
         return _released(r, self.now)
 
 
@@ -274,7 +333,9 @@ def _nacked(r: Range, now: int, rules: GroupSettings, command: SettleCommand) ->
     delay = command.delay
     if delay is None:
         delay = rules.delay(r.failure_count, command.jitter) if live else 0
-    return to_waiting(r, now + delay, error)._replace(suspect=not by_name)
+    suspect = not by_name and r.lease_size != 1
+    lease_size = r.lease_size if suspect else None
+    return to_waiting(r, now + delay, error)._replace(suspect=suspect, lease_size=lease_size)
 
 
 def _released(r: Range, now: int) -> Range:
@@ -282,46 +343,3 @@ def _released(r: Range, now: int) -> Range:
     count = r.delivery_count - 1
     first = r.first_leased_at if count else None
     return back._replace(delivery_count=count, first_leased_at=first)
-
-
-def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, SettleOutcome]:
-    """Move the deadline of a lease, never to an earlier time.
-
-    Expired messages that no other lease took are leased again.
-
-    Parameters
-    ----------
-    ledger
-        The group's ledger.
-    lease_id
-        The lease.
-    expires_at
-        The new deadline in microseconds.
-
-    Returns
-    -------
-    tuple of Ledger and SettleOutcome
-        The next ledger. ``settled`` counts the messages that the lease holds.
-    """
-    editor, outcome = LedgerEditor(ledger), SettleOutcome()
-    for before in editor.remove(ledger.rows_where(ledger.held_mask(lease_id))):
-        r = before
-        if r.state == WAITING:
-            r = _revived(r, expires_at)
-            editor.record_event("extended", r)
-        editor.add(r._replace(expires_at=max(expires_at, r.expires_at or 0)), before)
-        outcome.settled += r.message_count
-        outcome.ranges.append((r.first, r.last))
-    return editor.build(), outcome
-
-
-def _revived(r: Range, expires_at: int) -> Range:
-    """Return an expired range as leased, without the failure of the expiry."""
-    failures = r.failure_count - 1
-    return r._replace(
-        state=LEASED,
-        failure_count=failures,
-        first_failed_at=r.first_failed_at if failures else None,
-        available_at=None,
-        expires_at=expires_at,
-    )

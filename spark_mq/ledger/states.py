@@ -12,13 +12,15 @@ __all__ = [
     "BLOCKED",
     "DEAD",
     "LEASED",
+    "LEGAL_TRANSITIONS",
     "ROUTING",
     "SETTLED",
     "STATES",
     "UNREAD",
+    "UNSETTLED",
     "WAITING",
     "State",
-    "validate_transition",
+    "illegal_transition",
 ]
 
 
@@ -52,6 +54,9 @@ SETTLED: Final[str] = State.SETTLED
 STATES: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING, SETTLED)
 """The states of the ranges in a ledger."""
 
+UNSETTLED: Final = (LEASED, WAITING, DEAD, BLOCKED, ROUTING)
+"""The states of the ranges that are not finished."""
+
 _NEXT_STATES: Final[Mapping[str, tuple[str, ...]]] = {
     UNREAD: (LEASED, WAITING, DEAD, ROUTING, SETTLED),
     LEASED: (WAITING, DEAD, BLOCKED, SETTLED),
@@ -61,38 +66,20 @@ _NEXT_STATES: Final[Mapping[str, tuple[str, ...]]] = {
     ROUTING: (SETTLED,),
     SETTLED: (),
 }
-# Pairs: one lookup without a second call, because an ack of single messages makes one a message.
-_LEGAL: Final = frozenset(
+LEGAL_TRANSITIONS: Final = frozenset(
     (before, after) for before, following in _NEXT_STATES.items() for after in (before, *following)
 )
+"""Pairs of states. A range may always keep its state, for a piece of it or a new lease.
+
+A seek replaces the whole ledger and is not checked.
+"""
 
 
-def validate_transition(before: str, after: str) -> None:
-    """Check that a range may move from one state to another.
-
-    A range may always keep its state, for a piece of it or a new lease. A seek replaces the
-    whole ledger and is not checked here.
-
-    Parameters
-    ----------
-    before
-        The state of the range in the ledger, or ``State.UNREAD``.
-    after
-        The state of the range in the next ledger.
-
-    Raises
-    ------
-    IllegalTransition
-        The table of legal transitions lacks this one. This is a bug in spark_mq.
-
-    Examples
-    --------
-    >>> validate_transition(State.LEASED, State.SETTLED)
-    """
-    if (before, after) not in _LEGAL:
-        raise IllegalTransition(
-            f"a range moved from {before} to {after}: the delivery rules do not allow it. This "
-            f"is a bug in spark_mq; report it.",
-            before=str(before),
-            after=str(after),
-        )
+def illegal_transition(before: str, after: str) -> IllegalTransition:
+    """Return the error for a transition that is not legal. This is a bug in spark_mq."""
+    return IllegalTransition(
+        f"a range moved from {before} to {after}: the delivery rules do not allow it. This "
+        f"is a bug in spark_mq; report it.",
+        before=str(before),
+        after=str(after),
+    )

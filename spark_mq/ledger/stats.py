@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pyarrow.compute as pc
-
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledger
@@ -62,7 +60,9 @@ class GroupStats:
     ledger_ranges: int
     """Ranges in the ledger."""
     blocked_because: str
-    """The cap or message that stops the group, or an empty string."""
+    """The cap, message, pause or breaker that stops the group, or an empty string."""
+    breaker: str
+    """"closed", "open" or "paused"."""
 
 
 def compute_stats(
@@ -82,21 +82,18 @@ def compute_stats(
         The current time in microseconds.
     """
     ledger = split_due(ledger, index, now, now)
-    waiting, leased = ledger.is_state(WAITING), ledger.is_state(LEASED)
-    available_at = ledger.column("available_at").cast("int64")
-    due = ledger.count(pc.and_(waiting, pc.less_equal(available_at, now)))
+    due = ledger.count((WAITING,), ("available_at", "<=", now))
     unread, later, expired = _unread_counts(ledger, index, now)
     _, grant = acquire(ledger, index, now, rules, AcquireRequest("stats", "stats", 1, now))
     counters = ledger.head.counters
-    oldest_lease = pc.min(ledger.ranges.filter(leased)["leased_at"].cast("int64")).as_py()
     return GroupStats(
         ready=unread + due,
         unread=unread,
-        delayed=ledger.count(waiting) - due + later,
-        in_flight=ledger.count(leased),
-        dead=ledger.count(ledger.is_state(DEAD)),
-        blocked=ledger.count(ledger.is_state(BLOCKED)),
-        routing=ledger.count(ledger.is_state(ROUTING)),
+        delayed=ledger.count((WAITING,)) - due + later,
+        in_flight=ledger.count((LEASED,)),
+        dead=ledger.count((DEAD,)),
+        blocked=ledger.count((BLOCKED,)),
+        routing=ledger.count((ROUTING,)),
         acked=counters.get("acked", 0),
         dead_lettered=counters.get("dead_lettered", 0),
         dropped=counters.get("dropped", 0),
@@ -107,9 +104,10 @@ def compute_stats(
         tail=index.last_sequence,
         tail_version=index.version,
         oldest_unsettled_age=_age(_oldest_unsettled(ledger, index), now),
-        oldest_lease_age=_age(oldest_lease, now),
+        oldest_lease_age=_age(ledger.minimum("leased_at", (LEASED,)), now),
         ledger_ranges=len(ledger),
         blocked_because=grant.blocked_because,
+        breaker=ledger.head.breaker.state(rules),
     )
 
 

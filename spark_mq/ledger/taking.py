@@ -43,8 +43,11 @@ def take_unread(
     """
     out, first, reach = TimeSplit(), index.first_at_or_after(ledger.tracked_up_to + 1), -1
     while limit > 0 and first is not None and first <= end:
-        # Without times ahead, all unread messages are one range. Otherwise it goes by file.
-        last = min(end, index.file_at(first).last) if index.has_times_after(first - 1) else end
+        if not index.has_times_after(first - 1):  # all unread messages are one range
+            count = min(limit, index.count(first, end))
+            out.due.append(Range(first, index.nth_from(first, count), UNREAD, count))
+            return out, end
+        last = min(end, index.file_at(first).last)
         unread = Range(first, last, UNREAD, index.count(first, last))
         found = split_by_time(unread, index, now, cutoff)
         reach = last
@@ -62,14 +65,12 @@ def take_unread(
 
 
 def limit_bytes(
-    editor: LedgerEditor, taken: list[Range], index: MessageIndex, max_bytes: int | None
+    editor: LedgerEditor, taken: list[Range], index: MessageIndex, max_bytes: int
 ) -> list[Range]:
     """Return the first messages of estimated `max_bytes`, and one at least.
 
     The others go back into the ledger.
     """
-    if max_bytes is None:
-        return taken
     kept: list[Range] = []
     for at, r in enumerate(taken):
         fits, max_bytes = _fit_bytes(r, index, max_bytes)

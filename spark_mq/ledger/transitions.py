@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, WAITING, Ledger, Range
@@ -19,8 +17,13 @@ __all__ = [
     "exhaust",
     "exhausted_limit",
     "expire_leases",
+    "expired",
+    "is_late",
+    "record_expired_leases",
+    "record_failure",
+    "rejected",
     "replay_batch",
-    "return_as_suspect",
+    "return_to_group",
     "rows_held_by_batch",
     "to_dead",
     "to_waiting",
@@ -31,15 +34,14 @@ ATTEMPT_LIMIT: Final = "max_delivery_attempts"
 FAILURE_LIMIT: Final = "max_failures"
 AGE_LIMIT: Final = "max_retry_age"
 
-_MAX_INT32: Final = 2**31 - 1
-
 
 def expire_leases(
     ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()
 ) -> Ledger:
     """Expire leases and apply limits, except for the leases in `keep`.
 
-    An expired range waits as a suspect and is due at once, unless it is past a limit.
+    An expired range waits and is due at once, unless it is past a limit. It is suspect unless its
+    message was alone in the lease.
     A lowered limit applies to waiting ranges before their next delivery.
     Blocked ranges become dead or settled if the group no longer blocks.
 
@@ -59,37 +61,77 @@ def expire_leases(
     Ledger
         The next ledger. It is `ledger` itself if nothing changed.
     """
-    deadline = ledger.column("expires_at").cast(pa.int64())
-    late = pc.and_(ledger.is_state(LEASED), pc.less(deadline, now - rules.clock_skew))
-    mask = pc.or_(pc.fill_null(late, False), _exhausted_mask(ledger, rules))
-    if rules.on_exhausted != "block":
-        mask = pc.or_(mask, ledger.is_state(BLOCKED))
-    kept = list(keep)
-    if kept:
-        own = pc.is_in(ledger.column("lease_id"), value_set=pa.array(kept, pa.string()))
-        mask = pc.and_(mask, pc.invert(own))
+    found: list[int] = []
+    if LEASED in ledger.states:
+        found += ledger.find((LEASED,), ("expires_at", "<", now - rules.clock_skew))
+    if WAITING in ledger.states:
+        found += _exhausted_rows(ledger, rules)
+    if BLOCKED in ledger.states and rules.on_exhausted != "block":
+        found += ledger.find((BLOCKED,))
+    if not found:
+        return ledger
+    kept, rows = set(keep), sorted(found)
     editor = LedgerEditor(ledger)
-    for r in editor.remove(ledger.rows_where(mask)):
+    leased: list[Range] = []
+    for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
+        if r.lease_id in kept:
+            continue
+        editor.mark_removed(row)
         if r.state == LEASED:
-            editor.add(_expired(r, rules), r, "lease_expired")
+            leased.append(r)
+            editor.add(expired(r, rules), r, "lease_expired")
         else:
             limit = r.reason or _limit_name(r, rules)
             editor.add(exhaust(r, rules, limit, r.error), r, "exhausted")
+    record_expired_leases(editor, leased, rules)
     return editor.build()
 
 
-def _exhausted_mask(ledger: Ledger, rules: GroupSettings) -> pa.ChunkedArray:
-    """Return a mask of the waiting ranges past a limit.
+def record_expired_leases(
+    editor: LedgerEditor, leased: Iterable[Range], rules: GroupSettings
+) -> None:
+    """Count each expired lease in the breaker, in the order of the deadlines.
+
+    The first delivery of a message does not count, unless it is the probe. Its usual end is a
+    worker that was stopped, such as for a deployment.
+    """
+    firsts: dict[str | None, Range] = {}
+    for r in leased:
+        firsts.setdefault(r.lease_id, r)
+    for r in sorted(firsts.values(), key=lambda r: (r.expires_at or 0, r.first)):
+        if r.delivery_count > 1 or r.first == editor.head.breaker.probe:
+            at = r.expires_at or 0
+            record_failure(editor, expired(r, rules), _expiry_error(r), at, rules)
+
+
+def record_failure(
+    editor: LedgerEditor, r: Range, error: str | None, now: int, rules: GroupSettings
+) -> None:
+    """Count a lease that failed as a whole in the breaker. `r` is its first range, as it is now."""
+    before = editor.head.breaker
+    after = before.with_failure(r.first, error, now, rules)
+    if after != before:
+        editor.head = replace(editor.head, breaker=after)
+        if after.opened_at is not None and before.opened_at is None:
+            # Only the event of the failure may settle the messages.
+            state = WAITING if r.state == SETTLED else r.state
+            editor.record_event("breaker_opened", r._replace(state=state, error=error))
+
+
+def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
+    """Return the waiting rows past a limit.
 
     Failures of whole leases do not exhaust a suspect. It gets a delivery of its own first.
     """
-    attempts = rules.max_delivery_attempts or _MAX_INT32
-    exhausted = pc.greater_equal(ledger.column("delivery_count"), attempts)
+    rows: set[int] = set()
+    if rules.max_delivery_attempts is not None:
+        attempts = ("delivery_count", ">=", rules.max_delivery_attempts)
+        rows.update(ledger.find((WAITING,), attempts))
     limit = rules.failure_limit(own=True)
     if limit is not None:
-        failed = pc.greater_equal(ledger.column("failure_count"), limit)
-        exhausted = pc.or_(exhausted, pc.and_(failed, pc.invert(ledger.column("suspect"))))
-    return pc.and_(ledger.is_state(WAITING), exhausted)
+        failed = ("failure_count", ">=", limit)
+        rows.update(ledger.find((WAITING,), failed, ("suspect", "=", False)))
+    return rows
 
 
 def _limit_name(r: Range, rules: GroupSettings) -> str:
@@ -97,8 +139,18 @@ def _limit_name(r: Range, rules: GroupSettings) -> str:
     return ATTEMPT_LIMIT if attempts and r.delivery_count >= attempts else FAILURE_LIMIT
 
 
-def _expired(r: Range, rules: GroupSettings) -> Range:
-    error, at = f"lease {r.lease_id} of {r.worker_id} expired", r.expires_at or 0
+def is_late(r: Range, now: int, rules: GroupSettings) -> bool:
+    """Return whether a leased range is past its deadline and the margin for clocks."""
+    return r.expires_at is not None and r.expires_at < now - rules.clock_skew
+
+
+def _expiry_error(r: Range) -> str:
+    return f"lease {r.lease_id} of {r.worker_id} expired"
+
+
+def expired(r: Range, rules: GroupSettings) -> Range:
+    """Return a leased range as its expiry leaves it: waiting, or past a limit."""
+    error, at = _expiry_error(r), r.expires_at or 0
     r = with_failure(r, at)
     if reason := exhausted_limit(r, rules, at, own=r.lease_size == 1):
         return exhaust(r, rules, reason, error)
@@ -109,7 +161,7 @@ def _expired(r: Range, rules: GroupSettings) -> Range:
         worker_id=r.worker_id,
         leased_at=r.leased_at,
         lease_size=r.lease_size,
-        suspect=True,
+        suspect=r.lease_size != 1,
     )
 
 
@@ -167,17 +219,16 @@ def to_dead(r: Range, reason: str, error: str | None) -> Range:
     )
 
 
-def exhaust(
-    r: Range, rules: GroupSettings, reason: str, error: str | None, *, may_block: bool = True
-) -> Range:
-    """Return a range past a limit: dead, settled or blocked, as ``on_exhausted`` says.
+def exhaust(r: Range, rules: GroupSettings, reason: str, error: str | None) -> Range:
+    """Return a range past a limit: dead, settled or blocked, as ``on_exhausted`` says."""
+    state = {"drop": SETTLED, "block": BLOCKED}.get(rules.on_exhausted, DEAD)
+    return to_dead(r, reason, error)._replace(state=state)
 
-    A rejected range never blocks, so a reject passes ``may_block=False``.
-    """
-    dead = to_dead(r, reason, error)
-    if rules.on_exhausted == "drop":
-        return dead._replace(state=SETTLED)
-    return dead._replace(state=BLOCKED) if may_block and rules.on_exhausted == "block" else dead
+
+def rejected(r: Range, rules: GroupSettings, reason: str, error: str | None) -> Range:
+    """Return a rejected range: dead or settled, as ``on_reject`` says."""
+    state = SETTLED if rules.on_reject == "drop" else DEAD
+    return to_dead(r, reason, error)._replace(state=state)
 
 
 def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
@@ -186,8 +237,7 @@ def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
     Each runner of the stream has a lease id of its own: ``stream/n/runner``. So the ids of a
     batch share the prefix ``stream/n/``.
     """
-    own = pc.starts_with(ledger.column("lease_id"), prefix)
-    return ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), own))
+    return ledger.find((LEASED, WAITING), ("lease_id", "starts with", prefix))
 
 
 def replay_batch(
@@ -203,7 +253,7 @@ def replay_batch(
 ) -> tuple[Ledger, list[Range]]:
     """Replay a batch: move what it holds to a new lease, counted as a delivery.
 
-    Some messages return to the group as suspects without a lease. These are all messages of a
+    Some messages return to the group without a lease. These are all messages of a
     batch that was replayed before, and messages without attempts. A message on its last attempt
     returns too if it has company, unless it failed by itself.
 
@@ -231,12 +281,16 @@ def replay_batch(
     held = editor.remove(rows_held_by_batch(ledger, prefix))
     crowded = sum(r.message_count for r in held) > 1
     kept: list[Range] = []
+    failed: Range | None = None
     for r in held:
         in_company = crowded and _is_last(r, rules, 1) and not _failed_by_itself(r)
         if granted_before or _is_last(r, rules, 0) or in_company:
-            editor.add(return_as_suspect(r, now, rules), r, "given_back")
+            editor.add(return_to_group(r, now, rules), r, "given_back")
+            failed = failed or (r if r.state == LEASED else None)
         else:
             kept.append(r)
+    if failed is not None and not kept:
+        record_failure(editor, failed, _death_error(failed), now, rules)
     size = sum(r.message_count for r in kept)
     granted = [
         r._replace(
@@ -273,10 +327,19 @@ def _failed_by_itself(r: Range) -> bool:
     return r.failure_count > 0 and not r.suspect
 
 
-def return_as_suspect(r: Range, now: int, rules: GroupSettings) -> Range:
-    """Return a range of a dead batch to its group, due at once, or apply its limit."""
+def return_to_group(r: Range, now: int, rules: GroupSettings) -> Range:
+    """Return a range of a dead batch to its group, due at once, or apply its limit.
+
+    It is suspect unless its message was alone in the batch.
+    """
     r = with_failure(r, now) if r.state == LEASED else r
-    error = r.error or f"batch {r.lease_id} died"
+    error = r.error or _death_error(r)
     if reason := exhausted_limit(r, rules, now, own=r.lease_size == 1):
         return exhaust(r, rules, reason, error)
-    return to_waiting(r, now, error)._replace(suspect=True)
+    if r.lease_size == 1:
+        return to_waiting(r, now, error)._replace(suspect=False)
+    return to_waiting(r, now, error)._replace(suspect=True, lease_size=r.lease_size)
+
+
+def _death_error(r: Range) -> str:
+    return f"batch {r.lease_id} died"

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import UNREAD, WAITING, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.transitions import exhaust
+from spark_mq.ledger.transitions import rejected
 
 __all__ = ["UNREADABLE", "bury_unreadable", "postpone_due"]
 
@@ -61,7 +58,7 @@ def bury_unreadable(
     """
 
     def dead(r: Range) -> Range:
-        return exhaust(r, rules, UNREADABLE, error, may_block=False)
+        return rejected(r, rules, UNREADABLE, error)
 
     return _replace_due(ledger, index, interval, now, dead, event="rejected")
 
@@ -129,10 +126,14 @@ def _due_or_unread(
 ) -> list[Range]:
     """Remove the due ranges that overlap an interval, and return them with the unread range."""
     ledger = editor.ledger
-    available_at = ledger.column("available_at").cast(pa.int64())
-    due = pc.and_(ledger.is_state(WAITING), pc.less_equal(available_at, now))
-    near = ledger.overlapping(*interval)
-    found = editor.remove([row for row in ledger.rows_where(due) if row in near])
+    near = list(ledger.overlapping(*interval))
+    found = editor.remove(
+        [
+            row
+            for row, r in zip(near, ledger.ranges_at(near), strict=True)
+            if r.state == WAITING and (r.available_at or 0) <= now
+        ]
+    )
     first = ledger.tracked_up_to + 1
     if unread := index.count(first, interval[1]):
         low, high = index.nth_from(first, 1), index.nth_from(first, unread)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.parquet.bounded import PartSizer, cut_slices
 from spark_mq.parquet.read_errors import unreadable_reason
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
@@ -28,13 +29,16 @@ __all__ = [
     "DeadSlice",
     "Routing",
     "copy_dead",
-    "dead_table",
+    "dead_tables",
     "route_dead_letters",
 ]
 
 HEADER_PREFIX = "spark_mq."
 ROUTE_RANGES = 5_000
-"""Dead ranges routed by one round of commits."""
+ROUTE_MESSAGES = 100_000
+"""Dead ranges and messages that one round of commits routes."""
+FILE_BYTES = 32 * 2**20
+"""Bytes of messages that one file of the dead-letter queue gets. They are in memory at once."""
 
 DeadSlice = tuple[FileSlice, dict[str, str]]
 """A slice of messages that died alike, with what becomes headers of the dead letters."""
@@ -57,9 +61,9 @@ class Routing(Transfer):
     def frozen(self, snapshot: LedgerSnapshot, transfer_id: str) -> Frozen:
         source = self.source
         ledger, settings = source.ledger_in(snapshot), source.settings_in(snapshot)
-        after, ranges = freeze_dead(
-            expire_leases(ledger, source.now(), settings), transfer_id, ROUTE_RANGES
-        )
+        ledger = expire_leases(ledger, source.now(), settings)
+        index = source.messages.index(ledger.tracked_up_to)
+        after, ranges = freeze_dead(ledger, transfer_id, ROUTE_RANGES, index, ROUTE_MESSAGES)
         return after, sum(r.message_count for r in ranges)
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:
@@ -80,8 +84,8 @@ def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | N
     """Move all dead messages of a group to the dead-letter queue. Returns their number.
 
     Safe to kill, to repeat, and to run twice at once. ``copy(messages, dead_messages, slices)``
-    writes the files of the dead-letter queue. The default writes one file here, the Spark job
-    writes several in parallel.
+    writes the files of the dead-letter queue. The default writes them here, one after the other.
+    The Spark job writes them in parallel.
     """
     routing = Routing(group, context.dead_letters().messages, copy or copy_dead)
     total = routing.finish_all()
@@ -112,41 +116,49 @@ def _iso(at: int | None) -> str | None:
 def copy_dead(
     log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]
 ) -> list[WrittenFile]:
-    """Copies dead messages into one file of the DLQ, here."""
-    return [write_file(dead_log.files, dead_table(log.files, slices))]
+    """Copy dead messages into files of the dead-letter queue, here."""
+    return [write_file(dead_log.files, table) for table in dead_tables(log.files, slices)]
 
 
-def dead_table(files: Any, slices: Sequence[DeadSlice]) -> pa.Table:
-    """Dead messages as the DLQ keeps them: id, key, value and headers as published, and
-    ``spark_mq.*`` headers that say why.
+def dead_tables(files: Any, slices: Iterable[DeadSlice]) -> Iterator[pa.Table]:
+    """Yield dead messages as the dead-letter queue keeps them, in tables that fit in memory.
 
-    A record without readable payload still arrives, with a null value.
+    They have id, key, value and headers as published, and ``spark_mq.*`` headers that say why they
+    died. A record without readable payload still arrives, with a null value.
     """
-    reader = MessageReader(files)
-    return (
-        pa.concat_tables([_dead_rows(reader, piece, headers) for piece, headers in slices])
-        if slices
-        else FILE_SCHEMA.empty_table()
-    )
+    reader, sizer = MessageReader(files), PartSizer()
+    parts: list[pa.Table] = []
+    for part in cut_slices(slices, sizer):
+        parts.append(_dead_rows(reader, part))
+        sizer.saw(parts[-1])
+        if sum(table.nbytes for table in parts) >= FILE_BYTES:
+            yield pa.concat_tables(parts)
+            parts = []
+    if parts:
+        yield pa.concat_tables(parts)
 
 
-def _dead_rows(reader: MessageReader, piece: FileSlice, why: Mapping[str, str]) -> pa.Table:
+def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:
     try:
-        rows = reader.try_read(piece)
+        rows = reader.try_read(*(piece for piece, _ in part))
     except (OSError, pa.ArrowException) as error:
+        if len(part) > 1:  # find the slice that cannot be read
+            return pa.concat_tables([_dead_rows(reader, [one]) for one in part])
+        piece, why = part[0]
         reason = unreadable_reason(
             reader.files, piece.path, error, lambda files: MessageReader(files).try_read(piece)
         )
-        why = {**why, HEADER_PREFIX + "payload": f"unreadable: {reason}"[:500]}
+        part = [(piece, {**why, HEADER_PREFIX + "payload": f"unreadable: {reason}"[:500]})]
         ids = pa.array([str(piece.first + n) for n in range(piece.rows)], pa.string())
         rows = pa.table(
             [ids if f.name == "message_id" else pa.nulls(piece.rows, f.type) for f in FILE_SCHEMA],
             schema=FILE_SCHEMA,
         )
+    each = ((why, piece.first + n) for piece, why in part for n in range(piece.rows))
     headers = [
         [(k, v) for k, v in (own or ()) if not k.startswith(HEADER_PREFIX)]
-        + [*why.items(), (HEADER_PREFIX + "sequence", str(piece.first + n))]
-        for n, own in enumerate(rows["headers"].to_pylist())
+        + [*why.items(), (HEADER_PREFIX + "sequence", str(seq))]
+        for own, (why, seq) in zip(rows["headers"].to_pylist(), each, strict=True)
     ]
     changed = {"headers": pa.array(headers, FILE_SCHEMA.field("headers").type)}
     # A dead letter has no time of its own: it is there at once, and stays.

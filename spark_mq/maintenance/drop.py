@@ -14,7 +14,7 @@ from spark_mq.ledger.settings import QueueSettings
 
 __all__ = ["drop_queue"]
 
-_PARTS: Final = ("leases", "commits", "history", "dead_letters", "messages")
+_PARTS: Final = ("leases", "commits", "history", "dead_letters", "_locks", "messages")
 """The parts in the order of their deletion. Without ``leases/`` nobody can open the queue."""
 _MARK: Final = "messages/_spark_mq_drop"
 """A file that says that a drop was begun. It is written first and deleted last."""

@@ -21,7 +21,7 @@ from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import LogPlan
 from spark_mq.storage.update import Update, update_ledger
 
-__all__ = ["RecoveryReport", "recover"]
+__all__ = ["LedgerRepair", "RecoveryReport", "recover", "recover_tables"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,8 +80,8 @@ def recover(context: QueueContext, dry_run: bool) -> RecoveryReport:
     context = _unchecked(context.reopened())
     dead = context.dead_letters()
     shared = dead.path == context.path
-    own = {} if shared else _counts(_recover_tables(_unchecked(dead), dry_run))
-    report = _recover_tables(context, dry_run)
+    own = {} if shared else _counts(recover_tables(_unchecked(dead), dry_run))
+    report = recover_tables(context, dry_run)
     if not shared:
         transfers = count_lost_transfers if dry_run else repeat_lost_transfers
         letters, redriven = transfers(context)
@@ -104,8 +104,11 @@ def _counts(report: RecoveryReport) -> dict[str, int]:
     return counts
 
 
-def _recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
-    """Recover the tables of one queue. The order matters: killed in between, a reader refuses."""
+def recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
+    """Recover the tables of one queue, without its dead letters.
+
+    The order of the steps matters: if it is killed in between, readers still refuse.
+    """
     plan = context.messages.plan_recovery()
     if plan.unknown and not dry_run:
         context.messages.publish_again(plan)
@@ -113,7 +116,7 @@ def _recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
         republished=plan.unknown_rows, commits=max(0, plan.covered - plan.agreed)
     )
     for name in (*context.ledgers.groups(), REDRIVE, HORIZON):
-        repair = _LedgerRepair(context, name, plan)
+        repair = LedgerRepair(context, name, plan)
         snapshot = context.ledgers.read(name)
         if dry_run:
             repair.compute(snapshot)
@@ -142,7 +145,7 @@ def _recover_history(context: QueueContext, dry_run: bool) -> int:
     return max(1, archived - agreed)
 
 
-class _LedgerRepair:
+class LedgerRepair:
     """Makes the ledger of one group agree with the log. Counts what that changes."""
 
     def __init__(self, context: QueueContext, name: str, plan: LogPlan) -> None:

@@ -15,22 +15,20 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError
+from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.ledger import admin
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
-from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import DEAD, ROUTING, Range
 from spark_mq.ledger.routing import freeze
 from spark_mq.maintenance.dead_letters import HEADER_PREFIX
-from spark_mq.maintenance.letter_headers import is_own_letter, typed_texts
+from spark_mq.maintenance.letter_headers import is_own_letter
+from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_tables
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
-from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
 __all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "redrive"]
@@ -42,48 +40,6 @@ REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
-
-_HEADER_COLUMNS: Final = (
-    "queue",
-    "queue_id",
-    "group",
-    "sequence",
-    "delivery_count",
-    "failure_count",
-    "reason",
-    "error",
-    "first_leased_at",
-    "last_leased_at",
-)
-COLUMNS: Final = (
-    "sequence",
-    "message_id",
-    "key",
-    "value",
-    "headers",
-    "published_at",
-    "queue",
-    "queue_id",
-    "consumer_group",
-    "original_sequence",
-    "delivery_count",
-    "failure_count",
-    "reason",
-    "error",
-    "first_leased_at",
-    "last_leased_at",
-)
-"""What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the
-queue; ``value`` is bytes."""
-
-_RENAMED: Final = {"group": "consumer_group", "sequence": "original_sequence"}
-_TYPES: Final = {
-    "sequence": pa.int64(),
-    "delivery_count": pa.int64(),
-    "failure_count": pa.int64(),
-    "first_leased_at": pa.timestamp("us", tz="UTC"),
-    "last_leased_at": pa.timestamp("us", tz="UTC"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +110,7 @@ def _unrouted(group: GroupLedger) -> int:
             error,
         )
         return 0
-    return ledger.count(ledger.is_state(DEAD, ROUTING))
+    return ledger.count((DEAD, ROUTING))
 
 
 def _check_where(where: str | None) -> None:
@@ -198,88 +154,27 @@ def _select(table: pa.Table, where: str | None) -> pa.Table:
 
 
 def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterator[pa.Table]:
-    """The dead letters of this queue that have not been redriven and meet the condition, in order,
-    in tables of up to `chunk` rows."""
+    """Yield the dead letters of this queue that were not redriven and meet the condition.
+
+    They come in order, in tables of up to `chunk` rows that fit in memory.
+    """
     redriven = context.dead_letters().group(REDRIVE)
     ledger, horizon = redriven.ledger_in(redriven.snapshot()), redriven.horizon()
     index = redriven.index_for(ledger)
     kept = index.first_at_or_after(horizon + 1)  # a purge dropped the rest
     if kept is None:
         return
-    for r in list(admin.unsettled_ranges(ledger, index, index.last_sequence)):
-        first = max(r.first, kept)
-        while first <= r.last:
-            last = index.nth_from(first, min(chunk, index.count(first, r.last)))
-            table = _table(context, [(first, last)], skip=True)
-            # One without a payload has nothing to be published.
-            wanted = pc.and_(_is_own(context, table), pc.is_valid(table["value"]))
-            yield _select(table.filter(wanted), where)
-            following = index.first_at_or_after(last + 1)
-            first = r.last + 1 if following is None else following
+    unsettled = list(admin.unsettled_ranges(ledger, index, index.last_sequence))
+    intervals = [(max(r.first, kept), r.last) for r in unsettled]
+    log = redriven.messages
+    for table in letter_tables(log, intervals, chunk, skip=True):
+        # One without a payload has nothing to be published.
+        wanted = pc.and_(_is_own(context, table), pc.is_valid(table["value"]))
+        yield _select(table.filter(wanted), where)
 
 
 def _is_own(context: QueueContext, table: pa.Table) -> pa.Array:
     return is_own_letter(context.settings, context.path, table)
-
-
-def letter_schema() -> pa.Schema:
-    """Return the schema of the table of a dry run."""
-    payload = [
-        pa.field("sequence", pa.int64()),
-        *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
-    ]
-    return pa.schema(
-        [
-            *payload,
-            *(
-                pa.field(_RENAMED.get(name, name), _TYPES.get(name, pa.string()))
-                for name in _HEADER_COLUMNS
-            ),
-        ]
-    )
-
-
-def _read(
-    log: MessageStore, intervals: Sequence[Interval], skip: bool
-) -> Iterator[tuple[FileSlice, pa.Table]]:
-    reader = MessageReader(
-        log.files
-    )  # one for all: dead letters that lie apart share the read of their row group
-    for piece in (piece for interval in intervals for piece in log.index().slices(*interval)):
-        try:
-            yield piece, reader.read(piece)
-        except CorruptLog as error:
-            if not skip:
-                raise
-            _log.error("dead letters that cannot be redriven: %s", error)
-
-
-def _table(context: QueueContext, intervals: Sequence[Interval], *, skip: bool = False) -> pa.Table:
-    """Dead letters, with what their headers tell as columns. ``skip``: without those that cannot be
-    read."""
-    log = context.dead_letters().messages
-    schema = letter_schema()
-    parts = [schema.empty_table()]
-    for piece, rows in _read(log, intervals, skip):
-        headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
-        own = [
-            [(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)]
-            for one in headers
-        ]
-        columns = {
-            "sequence": sequences_of([piece]),
-            "headers": pa.array(own, schema.field("headers").type),
-        }
-        for name in _HEADER_COLUMNS:
-            texts = [one.get(HEADER_PREFIX + name) for one in headers]
-            columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
-        parts.append(
-            pa.table(
-                [columns[f.name] if f.name in columns else rows[f.name] for f in schema],
-                schema=schema,
-            )
-        )
-    return pa.concat_tables(parts)
 
 
 class Redrive(Transfer):
@@ -303,11 +198,29 @@ class Redrive(Transfer):
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
         trimmed = [(0, self.source.horizon())]  # a purge may have dropped some of them
         wanted = subtract([(r.first, r.last) for r in ranges], trimmed)
-        table = _table(self._context, wanted)
-        if not pc.all(_is_own(self._context, table), min_count=0).as_py():
+        files: list[WrittenFile] = []
+        try:
+            own = self._write(wanted, files)
+        except BaseException:
+            self._discard(files)
+            raise
+        if not own:
+            self._discard(files)
             return None  # begun by another queue with the same dead-letter queue, which finishes it
-        self._messages = table.num_rows
-        return [write_file(self.target.files, _as_messages(table))]
+        self._messages = sum(file.rows for file in files)
+        return files
+
+    def _write(self, intervals: Sequence[Interval], files: list[WrittenFile]) -> bool:
+        """Write dead letters as messages. Return False if some belong to another queue."""
+        for table in letter_tables(self.source.messages, intervals, CHUNK):
+            if not pc.all(_is_own(self._context, table), min_count=0).as_py():
+                return False
+            files.append(write_file(self.target.files, _as_messages(table)))
+        return True
+
+    def _discard(self, files: Sequence[WrittenFile]) -> None:
+        for file in files:
+            self.target.discard(file)
 
     def commit_info(self) -> Mapping[str, Any]:
         return {"messages": self._messages}

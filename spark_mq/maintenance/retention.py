@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.log_marks import with_mark
+from spark_mq.ledger.log_marks import MAX_SEQUENCE, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
@@ -19,17 +20,29 @@ def trim(context: QueueContext) -> int:
 
     If the queue has a hard limit, files older than that go too, settled or not. The horizon is
     committed first and conflicts with every other commit. A queue without groups settled nothing.
+    What no group needs any more is then forgotten by the index, too.
     """
+    needed = 0
 
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
+        nonlocal needed
         index, settings = context.messages.index(), context.settings
-        old = _last_older_than(context, index, settings.retention)
-        reach = min(_lowest_floor(context), old)
+        floors = _floors(context)
+        needed = min([*floors, *_redrive_floor(context)], default=MAX_SEQUENCE)
+        old = index.last_of_older(context.now() - settings.retention)
+        reach = min(min(floors, default=-1), old)
         if settings.hard_retention is not None:
-            reach = max(reach, _last_older_than(context, index, settings.hard_retention))
+            reach = max(reach, index.last_of_older(context.now() - settings.hard_retention))
         return _advance_horizon(snapshot, index, reach)
 
-    return context.messages.drop(update_ledger(context.ledgers, HORIZON, compute, whole_table=True))
+    horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
+    dropped = context.messages.drop(horizon)
+    # Only now: the drop finds the files by the index. Floors and the horizon never go back
+    # below both, so no group will ask for what is forgotten.
+    context.messages.forget(
+        min(horizon, needed), context.now() - context.settings.history_retention
+    )
+    return dropped
 
 
 def purge(context: QueueContext, name: str) -> int:
@@ -76,17 +89,16 @@ def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> 
 
 def _lowest_floor(context: QueueContext) -> int:
     """Return the sequence up to which every group has settled all. -1 without groups."""
-    store = context.ledgers
-    ledgers = [store.read(name).ledger for name in store.groups()]
-    return min((ledger.head.ack_floor for ledger in ledgers if ledger is not None), default=-1)
+    return min(_floors(context), default=-1)
 
 
-def _last_older_than(context: QueueContext, index: MessageIndex, age: int) -> int:
-    """Return the last sequence of the leading files that are older than `age`, or -1."""
-    limit = context.now() - age
-    old = -1
-    for file in index.files:
-        if file.committed_at > limit:
-            break
-        old = file.last
-    return old
+def _floors(context: QueueContext) -> list[int]:
+    """Return the sequence up to which each group has settled all."""
+    ledgers = (context.ledgers.read(name).ledger for name in context.ledgers.groups())
+    return [ledger.head.ack_floor for ledger in ledgers if ledger is not None]
+
+
+def _redrive_floor(context: QueueContext) -> list[int]:
+    """Return the floor of the reserved group of a dead-letter queue, if there is one."""
+    ledger = context.ledgers.read(REDRIVE).ledger
+    return [] if ledger is None else [ledger.head.ack_floor]

@@ -15,8 +15,17 @@ from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
 from spark_mq.maintenance.retention import trim
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_ledger import GroupLedger
 
-__all__ = ["SweepReport", "clean_tables", "expire", "housekeep", "run_sweep"]
+__all__ = [
+    "SweepReport",
+    "clean_ledgers",
+    "clean_messages",
+    "clean_tables",
+    "expire",
+    "housekeep",
+    "run_sweep",
+]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -64,25 +73,45 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     context.check_tables()  # a chore may delete what a recovery needs
     chores = _ChoreRunner(context)
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
-    groups = context.groups()
-    expired = sum(chores.run(group.expire, default=0) for group in groups)
-    routed = sum(
-        chores.run(route_dead_letters, context, group, copy, default=0) for group in groups
-    )
+    groups = chores.run(_groups, context, default=[])
+    expired = routed = 0
+    for group in groups:  # one after the other, so that each ledger is read once
+        expired += chores.run(group.expire, default=0)
+        routed += chores.run(route_dead_letters, context, group, copy, default=0)
     trimmed = chores.run(trim, context, default=0)
     archived = chores.run(archive_history, context, default=None)
-    cleaned = 0
-    if archived is not None:  # otherwise nothing may be cleaned
-        cleaned = chores.run(clean_tables, context, None, None, archived.up_to, default=0)
-    dead = context.dead_letters()
-    if dead.path != context.path:
-        dead.check_tables()
-        chores.run(index_commits, dead, default=0)
-        chores.run(expire, dead, default=0)
-        chores.run(housekeep, dead, default=0)
+    cleaned = chores.run(clean_messages, context, default=0)
+    if archived is not None:  # otherwise commits would go that are not in history/
+        cleaned += chores.run(clean_ledgers, context, archived.up_to, default=0)
+    dead = chores.run(_dead_letters, context, default=context)
+    if dead.path != context.path and chores.run(_tables_agree, dead, default=False):
+        _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
     commits = 0 if archived is None else archived.commits
     return SweepReport(expired, routed, trimmed, cleaned, indexed, commits)
+
+
+def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:
+    chores.run(index_commits, dead, default=0)
+    for group in chores.run(_groups, dead, default=[]):
+        chores.run(group.expire, default=0)
+    archived = chores.run(archive_history, dead, default=None)
+    chores.run(clean_messages, dead, default=0)
+    if archived is not None:
+        chores.run(clean_ledgers, dead, archived.up_to, default=0)
+
+
+def _tables_agree(context: QueueContext) -> bool:
+    context.check_tables()
+    return True
+
+
+def _groups(context: QueueContext) -> list[GroupLedger]:
+    return context.groups()
+
+
+def _dead_letters(context: QueueContext) -> QueueContext:
+    return context.dead_letters()
 
 
 class _ChoreRunner:
@@ -96,7 +125,7 @@ class _ChoreRunner:
         """Run a chore. Return `default` if it fails."""
         try:
             with wrap_store_errors(
-                self._context.path, f"a sweep ({chore.__name__.replace('_', ' ')}) of"
+                self._context.path, f"a sweep ({chore.__name__.strip('_').replace('_', ' ')}) of"
             ):
                 return chore(*args)
         except Exception as error:
@@ -132,6 +161,24 @@ def clean_tables(
     context: QueueContext, keep_versions: int | None, keep_seconds: float | None, archived: int
 ) -> int:
     """Clean the tables' logs. Ledger commits after `archived` stay. Returns the number of files."""
+    cleaned = clean_messages(context, keep_versions, keep_seconds)
+    return cleaned + clean_ledgers(context, archived, keep_versions, keep_seconds)
+
+
+def clean_messages(
+    context: QueueContext, keep_versions: int | None = None, keep_seconds: float | None = None
+) -> int:
+    """Clean the logs of ``messages/`` and ``commits/``. Returns the number of files."""
     with wrap_store_errors(context.path, "cleaning"):
-        cleaned = context.messages.clean(keep_versions, keep_seconds)
-        return cleaned + context.ledgers.clean(keep_versions, keep_seconds, archived=archived)
+        return context.messages.clean(keep_versions, keep_seconds)
+
+
+def clean_ledgers(
+    context: QueueContext,
+    archived: int,
+    keep_versions: int | None = None,
+    keep_seconds: float | None = None,
+) -> int:
+    """Clean ``leases/``. Commits after `archived` stay. Returns the number of files."""
+    with wrap_store_errors(context.path, "cleaning"):
+        return context.ledgers.clean(keep_versions, keep_seconds, archived=archived)

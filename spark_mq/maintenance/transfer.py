@@ -62,7 +62,7 @@ class Transfer(ABC):
     def finish_all(self) -> int:
         """Finish the transfers that were begun. Returns the number of messages."""
         ledger = self._ledger(self.source.snapshot())
-        rows = ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))
+        rows = ledger.ranges_at(ledger.find((ROUTING,)))
         found = sorted({r.lease_id for r in rows if r.lease_id})
         return sum(self.finish(transfer_id) for transfer_id in found)
 
@@ -83,7 +83,7 @@ class Transfer(ABC):
     def finish(self, transfer_id: str) -> int:
         """Publish what is frozen under an id, unless that is done, and settle it."""
         ledger = self._ledger(self.source.snapshot())
-        routing = ledger.ranges_at(ledger.rows_where(ledger.is_state(ROUTING)))
+        routing = ledger.ranges_at(ledger.find((ROUTING,)))
         frozen = [r for r in routing if r.lease_id == transfer_id]
         # The look saves writing the files. The transaction refuses a second publish.
         if frozen and self.target.last_number(transfer_id) is None:

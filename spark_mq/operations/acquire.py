@@ -66,6 +66,13 @@ class Acquired:
     """Why nothing can be delivered, if payload files are out of reach."""
     unfinished: tuple[FileCheck, ...] = ()
     """Checks of files to finish before the next attempt."""
+    blocked_for_now: bool = False
+    """Whether the reason ends without the owner, or is the owner's pause."""
+
+    @property
+    def breaker_stops(self) -> bool:
+        """Return whether a pause or the breaker is the reason."""
+        return self.blocked_for_now and self.blocked_because != acquiring.MAX_IN_FLIGHT
 
 
 def acquire_lease(
@@ -126,7 +133,7 @@ def lease_operation(
         infos += [grant.commit_info(request)] if grant.ranges else []
         acquired = Acquired(
             lease_id, expires_at, tuple(grant.ranges), grant.blocked_because,
-            found.error, found.unfinished,
+            found.error, found.unfinished, grant.blocked_for_now,
         )  # fmt: skip
         return found.ledger if infos else None, acquired, join_commit_info(infos)
 
@@ -165,7 +172,7 @@ def wait_for_lease(
     StorageError, ContentionTimeout
         The store fails, or others win every race, until the time is up.
     """
-    pause, failures = FIRST_PAUSE, 0
+    pause, failures, known = FIRST_PAUSE, 0, ""
     clock = getattr(ledger.clock, "bell", None)  # of a clock that a test moves
     notifiers = (ledger.messages.bell, ledger.ledgers.bell, clock, wake_on)
     with subscribed(*filter(None, notifiers)) as changed:
@@ -176,7 +183,13 @@ def wait_for_lease(
                 acquired = acquire_lease(ledger, options, time_left)
                 if acquired.ranges or (left := time_left()) <= 0:
                     return acquired
-                changed.wait(max(0.0, min(left, pause, poll, _seconds_until_due(ledger))))
+                if acquired.breaker_stops and acquired.blocked_because != known:
+                    known = acquired.blocked_because
+                    _log.warning("group %s leases nothing for now: %s", ledger.name, known)
+                due = _seconds_until_due(ledger)
+                if acquired.blocked_because and due <= 0:
+                    due = poll  # it is due already, and the group grants nothing
+                changed.wait(max(0.0, min(left, pause, poll, due)))
                 pause, failures = pause * 1.5, 0
             except OUTAGES as error:
                 if (left := time_left()) <= 0:

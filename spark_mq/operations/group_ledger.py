@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger import admin, schedule
@@ -32,6 +32,9 @@ __all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
 
 _log = logging.getLogger(__name__)
 
+_MAX_COMPARED_GROUPS: Final = 100
+"""A new group's name is compared with those of the others only if there are not more."""
+
 
 class GroupLedger(SharedLedger):
     """The ledger of one group, with the changes that administer the group. Thread-safe."""
@@ -42,7 +45,7 @@ class GroupLedger(SharedLedger):
         def compute(view: GroupView) -> Update[int]:
             after = expire_leases(view.ledger, view.now, view.settings)
             after = schedule.settle_expired_unread(after, self.index_for(view.ledger), view.now)
-            before, left = (one.count(one.is_state(LEASED)) for one in (view.ledger, after))
+            before, left = (one.count((LEASED,)) for one in (view.ledger, after))
             return after, before - left, {"operation": "expire", "messages": before - left}
 
         return self.update(compute, priority=Priority.LEASE) if self.exists() else 0
@@ -69,8 +72,7 @@ class GroupLedger(SharedLedger):
         The commit conflicts with every other commit, so no trim can interleave.
         """
         # Over a store a look costs a request, and the next change looks if this is out of date.
-        look = not self.ledgers.may_skip_look()
-        if not self._created and self.ledgers.read(self.name, look=look).ledger is None:
+        if not self._created and self.ledgers.read(self.name, look=None).ledger is None:
 
             def compute(snapshot: LedgerSnapshot) -> Update[bool]:
                 if snapshot.ledger is not None:
@@ -92,10 +94,14 @@ class GroupLedger(SharedLedger):
         self._created = True
 
     def _warn_similar_name(self) -> None:
-        """Log the new group. Warn if its name looks misspelt. Numbered names are alike on
-        purpose."""
+        """Log the new group. Warn if its name looks misspelt.
+
+        Numbered names are alike on purpose. Nobody types the names of very many groups.
+        """
         stem = _without_digits(self.name)
-        others = (name for name in self.ledgers.groups() if _without_digits(name) != stem)
+        many = self.ledgers.group_count() > _MAX_COMPARED_GROUPS
+        names = () if many else self.ledgers.groups()
+        others = (name for name in names if _without_digits(name) != stem)
         if alike := suggest(self.name, others):
             _log.warning(
                 "group %r is made in %s, at %s: is %r meant, which is there? If so, drop_group(%r)",
@@ -139,10 +145,30 @@ class GroupLedger(SharedLedger):
                 "settings": {name: getattr(after, name) for name in changes},
             }
             head = replace(view.ledger.head, settings=asdict(after))
-            ledger = Ledger(head, view.ledger.ranges, view.ledger.events)
+            ledger = view.ledger.replaced(head, view.ledger.events)
             return ledger if after != view.settings else None, after, info
 
         return self.update(compute)
+
+    def pause(self, reason: str | None) -> None:
+        """Stop new leases until the group is resumed. Creates the group if it is missing."""
+        self.create_if_missing()
+
+        def compute(view: GroupView) -> Update[None]:
+            info = {"operation": "pause", **({"reason": reason} if reason else {})}
+            return admin.pause(view.ledger, reason, view.now), None, info
+
+        self.update(compute)
+
+    def resume(self) -> None:
+        """Allow new leases again: end a pause, and close the breaker. Raises GroupNotFound."""
+
+        def compute(view: GroupView) -> Update[None]:
+            after = admin.resume(view.ledger)
+            changed = after.head != view.ledger.head
+            return after if changed else None, None, {"operation": "resume"}
+
+        self.update(compute)
 
     def unblock(self, to: str, sequences: Iterable[int] | None) -> int:
         """Decide about messages that block the group. Returns their number."""

@@ -27,6 +27,7 @@ from spark_mq.ledger.unreadable import bury_unreadable, postpone_due
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import SECOND
+from spark_mq.util.recent import RecentSet
 
 __all__ = ["FileCheck", "PayloadFiles", "ReadableGrant", "acquire_readable", "read_whole"]
 
@@ -36,6 +37,8 @@ POSTPONE: Final = 10 * SECOND
 """How long the messages of a file out of reach wait, if others can be delivered."""
 MAX_OUT_OF_REACH: Final = 100
 """After so many files out of reach, a lease gives up: the store is."""
+_REMEMBERED_FILES: Final = 10_000
+"""Files that are remembered as readable. Others are checked again."""
 CHECK_SECONDS: Final = 0.25
 """How long one attempt to commit checks files. Other threads may wait for the same commit."""
 
@@ -102,7 +105,7 @@ class PayloadFiles:
     """The payload files of one queue, as far as this process has checked them. Thread-safe."""
 
     def __init__(self, messages: MessageStore) -> None:
-        self.readable: set[str] = set()
+        self.readable: set[str] = RecentSet(_REMEMBERED_FILES)
         """Files whose footer was read without an error."""
         self._messages = messages
 
@@ -213,7 +216,8 @@ def acquire_readable(
             return found.result(after, grant)
         unfinished = tuple(one for one in bad if not one.has_ended(end))
         if unfinished or not bad or found.out_of_reach >= MAX_OUT_OF_REACH:
-            nothing = Grant(blocked_because=grant.blocked_because)
+            why, for_now = grant.blocked_because, grant.blocked_for_now
+            nothing = Grant((), why, blocked_for_now=for_now)
             return replace(found.result(found.kept, nothing), unfinished=unfinished)
         for one in bad:
             interval = (one.file.first, one.file.last)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, LeaseLost
-from spark_mq.ledger import settle as settling
+from spark_mq.ledger.extend import extend as extend_lease
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import expire_leases
@@ -105,7 +105,7 @@ def extend(ledger: GroupLedger, lease_id: str, timeout: int | None) -> tuple[Set
     def compute(view: GroupView) -> Update[tuple[SettleOutcome, int]]:
         folded = expire_leases(view.ledger, view.now, view.settings, view.held)
         deadline = view.now + (timeout or view.settings.visibility_timeout)
-        after, outcome = settling.extend(folded, lease_id, deadline)
+        after, outcome = extend_lease(folded, lease_id, deadline)
         info = {"operation": "extend", "lease_id": lease_id}
         return after if outcome.settled else None, (outcome, deadline), info
 

@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
 from spark_mq.ledger import settle as settling
-from spark_mq.ledger.commit_info import join_commit_info
+from spark_mq.ledger.breaker import Breaker
+from spark_mq.ledger.commit_info import join_commit_info, settle_info
 from spark_mq.ledger.log_marks import agreed_up_to, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
@@ -24,6 +25,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.breaker_log import log_breaker_change
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
@@ -221,14 +223,14 @@ class SharedLedger:
 
     def check_same_log(self, ledger: Ledger, index: MessageIndex) -> None:
         """Raise TablesDisagree if a ledger is of another log than an index."""
-        agreed, messages = agreed_up_to(ledger, index), self.messages
+        agreed, messages = agreed_up_to(ledger, index), self._messages
         if agreed is not None:
             reason = f"the ledger of group {self.name!r} knows messages after {agreed} that "
             raise tables_disagree(messages.path, reason + "messages/ lacks, or has as others")
         trimmed = messages.trimmed
-        if ledger.head.ack_floor >= trimmed or self.ledgers.known_horizon() >= trimmed:
+        if ledger.head.ack_floor >= trimmed or self._ledgers.known_horizon() >= trimmed:
             return
-        if read_horizon(self.ledgers) < trimmed:
+        if read_horizon(self._ledgers) < trimmed:
             reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
             raise tables_disagree(messages.path, reason)
 
@@ -237,7 +239,7 @@ class SharedLedger:
         try:
             return self.index_for(ledger), None
         except CorruptLog as error:
-            known = self.messages.known()
+            known = self._messages.known()
             if error.data["version"] is None or error.data["version"] <= known.version:
                 raise
             return known, error
@@ -262,12 +264,13 @@ class SharedLedger:
         commit = _SharedCommit([asked for call in calls for asked in call])
         try:
             results = update_ledger(
-                self.ledgers,
+                self._ledgers,
                 self.name,
                 commit.compute,
-                txns=lambda _: list(commit.txns.items()),
+                txns=commit.txns,
                 priority=commit.priority,
             )
+            log_breaker_change(self.name, *commit.breakers)
         except STORE_ERRORS as error:
             if len(commit.asked) == 1:
                 raise
@@ -299,7 +302,7 @@ class SharedLedger:
             ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
             ledger, outcomes = self._settle_all(ledger, view, commands)
             changed = any(outcome.settled for outcome in outcomes)
-            return ledger if changed else None, outcomes, settling.commit_info(commands, outcomes)
+            return ledger if changed else None, outcomes, settle_info(commands, outcomes)
 
         return LedgerOperation(compute, lease_ids=frozenset(one.lease_id for one in commands))
 
@@ -323,12 +326,14 @@ class _SharedCommit:
         self.asked = asked
         self.priority = min((one.priority for _, one in asked), key=_rank)
         self.txns: dict[str, int] = {}
+        self.breakers = Breaker(), Breaker()
+        """The breaker before and after the commit."""
         self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
         self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)
 
     def compute(self, snapshot: LedgerSnapshot) -> Update[list[Any]]:
         """Run all operations on a snapshot. Returns the result or the error of each."""
-        self.txns = {}
+        self.txns.clear()
         now, infos = snapshot, list[Mapping[str, Any]]()
         results: list[Any] = [None] * len(self.asked)
         for at in self._order:
@@ -338,6 +343,8 @@ class _SharedCommit:
                 infos.append(info)
             elif not snapshot.looked:
                 return None, results, {}  # perhaps the state was old: look, and run all again
+        if snapshot.ledger is not None and now.ledger is not None:
+            self.breakers = snapshot.ledger.head.breaker, now.ledger.head.breaker
         return now.ledger if infos else None, results, _info(infos)
 
     def _run(

@@ -10,11 +10,18 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, StorageError
+from spark_mq.errors import (
+    CorruptLog,
+    GroupNotFound,
+    InvalidOption,
+    SparkMQError,
+    StorageError,
+)
 from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import REWOUND
-from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.message_index import FileSlice, MessageIndex
+from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.parquet.schema import FILE_SCHEMA
@@ -88,7 +95,9 @@ class Trace:
     """A message's whole life: when and where it was published, and what happened to it in each
     group, in order. Prints well.
 
-    ``message_id`` is None and ``retained`` False where the payload has been trimmed.
+    ``message_id`` is None and ``retained`` False where the payload has been trimmed. ``blocked``
+    names the groups that are paused or whose breaker is open while they hold the message, each
+    with the reason.
     """
 
     sequence: int
@@ -97,6 +106,7 @@ class Trace:
     message_id: str | None
     retained: bool
     events: tuple[TraceEvent, ...]
+    blocked: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         named = self.message_id if self.retained else "payload trimmed"
@@ -104,13 +114,17 @@ class Trace:
             f"message {self.sequence} ({named}), published "
             f"{self.published_at:%Y-%m-%d %H:%M:%S.%f}Z by version {self.version} of messages/"
         )
-        return "\n".join([head, *(f"  {event}" for event in self.events)])
+        lines = [str(event) for event in self.events]
+        lines += [f"group {group} leases nothing now: {why}" for group, why in self.blocked]
+        return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:
     """One message's whole life: see :meth:`spark_mq.Queue.trace`."""
     validate_count("sequence", sequence, least=0, most=2**63 - 1)
     index = context.messages.index(sequence)
+    if sequence <= index.forgotten_to:
+        index = context.messages.full_index(sequence)
     if index.first_at_or_after(sequence) != sequence:
         raise InvalidOption(
             f"sequence={sequence}: no message of {context.path} has it; the last one published "
@@ -118,7 +132,8 @@ def trace(context: QueueContext, sequence: int) -> Trace:
             option="sequence",
             value=sequence,
         )
-    ((piece, payload),) = _payload(context, sequence, sequence, ["message_id", "published_at"])
+    names = ["message_id", "published_at"]
+    ((piece, payload),) = _payload(context, index, sequence, sequence, names)
     row = payload.to_pylist()[0]
     events = [
         TraceEvent(
@@ -135,7 +150,24 @@ def trace(context: QueueContext, sequence: int) -> Trace:
         row["message_id"],
         row["message_id"] is not None,
         tuple(events),
+        tuple(_blocked_groups(context, sequence)),
     )
+
+
+def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str, str]]:
+    """Yield the groups that are stopped before they settled a message, with the reason."""
+    for group in context.groups():
+        try:
+            snapshot = group.snapshot()
+            ledger, settings = snapshot.ledger, group.settings_in(snapshot)
+        except SparkMQError:  # a damaged group does not hide the message's events
+            continue
+        if ledger is None or sequence <= ledger.head.ack_floor:
+            continue
+        if any(ledger.state_at(row) == SETTLED for row in ledger.overlapping(sequence, sequence)):
+            continue
+        if why := ledger.head.breaker.why(settings):
+            yield group.name, why
 
 
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,12 +212,13 @@ def finished(
             else "the queue has none yet; one is made by its first lease"
         )
         raise GroupNotFound(f"there is no consumer group {group!r}: {told}", group=group)
-    for end, (start, stop) in _ends(rows, low, high):
-        if wanted in (None, end["outcome"]):
-            parts += [
-                _finished(piece, rows, end, schema)
-                for piece, rows in _payload(context, start, stop, names)
-            ]
+    ends = [one for one in _ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
+    index = context.messages.full_index(min((start for _, (start, _) in ends), default=high))
+    for end, (start, stop) in ends:
+        parts += [
+            _finished(piece, rows, end, schema)
+            for piece, rows in _payload(context, index, start, stop, names)
+        ]
     return pa.concat_tables(parts).sort_by("sequence")
 
 
@@ -222,11 +255,11 @@ def _finished(
 
 
 def _payload(
-    context: QueueContext, first: int, last: int, names: list[str]
+    context: QueueContext, index: MessageIndex, first: int, last: int, names: list[str]
 ) -> Iterator[tuple[FileSlice, pa.Table]]:
     """Some columns of messages, slice by slice; null, but for the time of the publish, where the
     log no longer has them."""
-    for piece in context.messages.index(last).slices(first, last):
+    for piece in index.slices(first, last):
         try:
             ((_, rows),) = context.messages.read([piece], names)
         except (CorruptLog, StorageError):

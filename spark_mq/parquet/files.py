@@ -19,5 +19,5 @@ class FileStore(Protocol):
     def read(self, path: str) -> bytes:
         """Return a whole file. Raises FileNotFoundError."""
 
-    def write(self, path: str, data: bytes) -> None:
-        """Write a whole file."""
+    def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        """Write a whole file. Without `sync` it is on the disk after a later commit."""

@@ -72,7 +72,7 @@ class _FileBytes:
             raise FileNotFoundError(path)
         return self._data
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, *, sync: bool = True) -> None:
         """Raise OSError: this store is for reading."""
         raise OSError(errno.EROFS, "this store is for reading", path)
 

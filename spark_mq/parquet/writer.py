@@ -48,12 +48,15 @@ class WrittenFile:
         Number of messages.
     timed
         Whether any message has a deliver_at or expires_at.
+    synced
+        Whether a local file is on the disk already. If not, its commit syncs it.
     """
 
     path: str
     size: int
     rows: int
     timed: bool = False
+    synced: bool = True
 
     @property
     def stats(self) -> str:
@@ -62,7 +65,7 @@ class WrittenFile:
         return json.dumps({"numRecords": self.rows, "nullCount": empty})
 
 
-def write_file(files: FileStore, table: pa.Table) -> WrittenFile:
+def write_file(files: FileStore, table: pa.Table, *, sync: bool = True) -> WrittenFile:
     """Write messages as one data file of ``messages/``.
 
     Parameters
@@ -71,6 +74,8 @@ def write_file(files: FileStore, table: pa.Table) -> WrittenFile:
         The store of ``messages/``.
     table
         Messages with any of the columns of FILE_SCHEMA. Missing columns become null.
+    sync
+        Sync a local file. Without it, the commit of this process syncs it, which is faster.
 
     Raises
     ------
@@ -81,9 +86,9 @@ def write_file(files: FileStore, table: pa.Table) -> WrittenFile:
     data = _encoded(whole)
     path = f"part-{uuid.uuid4()}.parquet"
     with wrap_store_errors(files.root, "publishing to"):
-        files.write(path, data)
+        files.write(path, data, sync=sync)
     timed = any(whole[name].null_count < whole.num_rows for name in TIME_COLUMNS)
-    return WrittenFile(path, len(data), whole.num_rows, timed)
+    return WrittenFile(path, len(data), whole.num_rows, timed, sync)
 
 
 def _column(table: pa.Table, field: pa.Field) -> Any:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.maintenance.dead_letters import Copy, DeadSlice, copy_dead, dead_table
+from spark_mq.maintenance.dead_letters import Copy, DeadSlice, copy_dead, dead_tables
+from spark_mq.parquet.bounded import cut_by_size
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.message_store import MessageStore
 
@@ -14,8 +15,8 @@ __all__ = ["chunks", "spark_copy"]
 
 CHUNK_BYTES: Final = 64 * 2**20
 CHUNK_SLICES: Final = 2_000
-"""What one task copies, and holds in memory. Less than one task's worth is copied in the driver,
-without a job."""
+"""What one task copies, in bytes of the files and in slices. It holds less in memory. Less than one
+task's worth is copied in the driver, without a job."""
 
 
 def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> Copy:
@@ -38,26 +39,29 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
             return copy_dead(log, dead_log, slices)
         source, target = log.path, dead_log.path
 
-        def task(part: list[DeadSlice]) -> WrittenFile:
-            return write_file(
-                ObjectStore(target, options), dead_table(ObjectStore(source, options), part)
-            )
+        def task(part: list[DeadSlice]) -> list[WrittenFile]:
+            # One table after the other: slices may be larger in memory than in their files.
+            files = ObjectStore(target, options)
+            return [
+                write_file(files, table)
+                for table in dead_tables(ObjectStore(source, options), part)
+            ]
 
         # In order, so that the dead letters come in the order of their sequences.
-        return list(spark.sparkContext.parallelize(parts, len(parts)).map(task).collect())
+        return list(spark.sparkContext.parallelize(parts, len(parts)).flatMap(task).collect())
 
     return copy
 
 
 def chunks(slices: Sequence[DeadSlice]) -> Iterator[list[DeadSlice]]:
-    """Split slices, in their order, into parts that a task can hold."""
+    """Split slices, in their order, into parts for one task each. Large slices are cut."""
     part: list[DeadSlice] = []
     size = 0
-    for piece in slices:
-        if part and (len(part) == CHUNK_SLICES or size + piece[0].size > CHUNK_BYTES):
+    for piece, why in ((cut, why) for p, why in slices for cut in cut_by_size(p, CHUNK_BYTES)):
+        if part and (len(part) == CHUNK_SLICES or size + piece.size > CHUNK_BYTES):
             yield part
             part, size = [], 0
-        part.append(piece)
-        size += piece[0].size
+        part.append((piece, why))
+        size += piece.size
     if part:
         yield part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections import Counter
@@ -14,7 +13,6 @@ from spark_mq.errors import (
     InvalidHandlerResult,
     InvalidSchema,
     LeaseLost,
-    SparkMQError,
     StorageError,
     StreamFenced,
 )
@@ -23,14 +21,13 @@ from spark_mq.handler import (
     HandlerPolicy,
     MessageVerdict,
     commands_for,
-    describe_held,
     log_outcomes,
 )
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.ledger.settle import RELEASE, SettleCommand, SettleOutcome
-from spark_mq.operations.outages import OUTAGES, is_outage
 from spark_mq.operations.settle import summarize
 from spark_mq.spark import settle_rows as rows
+from spark_mq.spark.batch_failure import find_outage, log_failure, release_batch
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.lease_lookup import BatchLeases, LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
@@ -50,8 +47,6 @@ _log = logging.getLogger(__name__)
 
 Process = Callable[["DataFrame", "BatchLease"], "DataFrame | None"]
 READERS: Final = ("spark", "python")
-_REMOTE_OUTAGE: Final = re.compile(r"spark_mq\.errors\.(?:StorageError|ContentionTimeout)\b.*")
-"""An outage in the text of a failed Spark job."""
 
 
 def for_each_batch(
@@ -221,7 +216,7 @@ class ForEachBatch:
         held = {
             r.lease_id
             for ledger in ledgers
-            for r in ledger.ranges_at(ledger.rows_where(ledger.is_state(LEASED)))
+            for r in ledger.ranges_at(ledger.find((LEASED,)))
             if r.lease_id
         }
         parts = {lease_id: parse_lease_id(lease_id) for lease_id in held}
@@ -268,15 +263,15 @@ class ForEachBatch:
         except (StreamFenced, InvalidHandlerResult):
             raise
         except Exception as failure:
-            if (outage := self._outage(failure, lease)) is not None:
-                self._release(lease)
+            if (outage := find_outage(self._owners, failure, lease)) is not None:
+                release_batch(self._owners, lease)
                 if outage is failure:
                     raise
                 raise outage from failure
             if self.policy.on_error == "raise":
                 self._owners.check(lease.lease_ids)
                 raise
-            self._log_failure(lease)
+            log_failure(self._owners, lease, self.policy.verb_for_rest(failed=True))
             result = failure
         commands = commands_for(result, self.policy, dict.fromkeys(lease.lease_ids))
         outcomes = self._settle(lease, commands, start)
@@ -284,45 +279,6 @@ class ForEachBatch:
             for one, outcome in zip(commands, outcomes, strict=True):
                 ledger = self._owners.of(one.lease_id)._ledger
                 log_outcomes(ledger.name, ledger.now(), [(one, outcome)])
-
-    def _outage(self, failure: Exception, lease: BatchLease) -> Exception | None:
-        """Return the error of the store behind a failure of `process`, or None.
-
-        A Spark job that failed in an executor tells its cause only as text, and Spark's own reader
-        has other errors. So the batch's files are checked, too.
-        """
-        if is_outage(failure):
-            return failure
-        if found := _REMOTE_OUTAGE.search(str(failure)):
-            return StorageError(f"a task failed: {found[0][:400]}", path=None, landed=False)
-        try:
-            for lease_id in lease.lease_ids:
-                self._owners.of(lease_id)._ledger.check_payloads(lease_id)
-        except OUTAGES as error:
-            return error
-        except SparkMQError as error:
-            _log.warning("the files of lease %s could not be checked: %s", lease.lease_id, error)
-        return None
-
-    def _release(self, lease: BatchLease) -> None:
-        """Release what is left of a batch, uncounted, before the query ends."""
-        named = ", ".join(lease.lease_ids)
-        try:
-            self._owners.settle([SettleCommand(RELEASE, one) for one in lease.lease_ids])
-        except OUTAGES as error:
-            _log.warning("%s could not be released, and waits for its replay: %s", named, error)
-        else:
-            _log.warning("%s met a failing store. Its messages are released, uncounted", named)
-
-    def _log_failure(self, lease: BatchLease) -> None:
-        """Log the current exception with what each lease of the batch holds."""
-        verb = self.policy.verb_for_rest(failed=True)
-        for lease_id in lease.lease_ids:
-            group = self._owners.of(lease_id)
-            end = f"; its lease {lease_id} is {verb}ed" if verb else f" (lease {lease_id})"
-            _log.exception(
-                "group %s: a batch failed with %s%s", group.name, _held_by(group, lease_id), end
-            )
 
     def _settle(
         self, lease: BatchLease, settles: list[SettleCommand], start: float
@@ -382,18 +338,6 @@ class ForEachBatch:
                 option="process",
                 value=None,
             ) from wrong
-
-
-def _held_by(group: ConsumerGroup, lease_id: str) -> str:
-    """Describe what a lease holds, for a log."""
-    try:
-        held = group._ledger.current().held(lease_id)
-    except Exception as error:  # the log of the failure itself must not fail
-        return f"messages that cannot be read now ({error})"
-    deliveries: Counter[int] = Counter()
-    for r in held:
-        deliveries[r.delivery_count] += r.message_count
-    return describe_held(deliveries, group._ledger.last_settings.max_delivery_attempts)
 
 
 def _check_returned(failures: Any) -> None:

@@ -107,4 +107,4 @@ class LeaseRouter:
 
 def _holds(group: ConsumerGroup, lease_id: str) -> bool:
     ledger = group._ledger.current()
-    return bool(ledger.rows_where(ledger.held_mask(lease_id)))
+    return bool(ledger.rows_held(lease_id))

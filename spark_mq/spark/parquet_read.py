@@ -198,8 +198,7 @@ def _opened(store: FileStore, piece: FileSlice) -> pq.ParquetFile:
 
 
 def _is_alike(file: pq.ParquetFile) -> bool:
-    """Return whether the columns have our types. Spark reads others in its own way, or not at
-    all."""
+    """Return whether the columns have our types. Spark reads other types in its own way."""
     leaves = {
         leaf.path: leaf.physical_type
         for leaf in (file.schema.column(at) for at in range(len(file.schema)))

@@ -17,9 +17,9 @@ __all__ = ["SparkMQDataSource"]
 class SparkMQDataSource(DataSource):
     """A spark_mq queue as a Spark data source.
 
-    Spark finds it by itself, as the module ``pyspark_mq``, or by
-    :func:`spark_mq.spark.register`. It builds one in a Python process for each read and write that
-    it plans, and calls one of the methods below.
+    Spark finds it by itself, as the module ``pyspark_mq``, or by :func:`spark_mq.spark.register`.
+    It builds one in a Python process for each read and write that it plans, and calls one of the
+    methods below.
 
     Examples
     --------

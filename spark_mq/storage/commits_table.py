@@ -11,7 +11,7 @@ import json
 import threading
 import uuid
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,13 +31,19 @@ from spark_mq.delta.tables import (
     write_checkpoint,
 )
 from spark_mq.errors import CorruptLog
-from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
+from spark_mq.ledger.message_index import sequence
+from spark_mq.storage import commit_files
+from spark_mq.storage.commit_files import kept, last_in, latest_marks, small_files, stale_files
+from spark_mq.storage.commit_rows import COMMITS_SCHEMA, PUBLISH
+from spark_mq.storage.published_files import PublishedFiles
 
 __all__ = ["CommitsTable"]
 
-SMALL_FILES: Final = 16
-LARGE_ROWS: Final = 100_000
-"""If there are this many files with fewer rows than that, they are rewritten as one."""
+_STALE_FILES: Final = 4
+"""Large files that one commit rewrites without what is forgotten."""
+_FORGOTTEN_TO: Final = "spark_mq.forgotten_to:"
+_FORGOTTEN: Final = "spark_mq.forgotten:"
+"""App ids of transactions: up to where the index is forgotten, and how many messages."""
 
 
 class CommitsTable:
@@ -80,16 +86,34 @@ class CommitsTable:
             if state is None or upto <= after:
                 return None
             try:
-                parts = [
-                    self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in state.files()
-                ]
-                return pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts]), upto
+                forgotten_to = _forgotten(state, messages_id)[0]
+                files = [f for f in state.files() if last_in(f) > forgotten_to]
+                return self._rows(files), upto
             except FileNotFoundError as error:
                 if attempt == 2:  # a sweep may rewrite them once
                     raise self._broken(error) from error
             except pa.ArrowException as error:
                 raise self._broken(error) from error
         raise AssertionError("unreachable")
+
+    def past(self, messages_id: str, first: int, last: int) -> pa.Table:
+        """Return the rows of published files in ``first..last``, also of forgotten ones."""
+        state = self.open(messages_id)
+        if state is None:
+            return COMMITS_SCHEMA.empty_table()
+        wanted = pc.and_(pc.greater_equal(pc.field("last"), first), pc.field("first") <= last)
+        wanted = pc.and_(wanted, pc.field("kind") == PUBLISH)
+        try:
+            return self._rows([f for f in state.files() if last_in(f) >= first], wanted)
+        except (FileNotFoundError, pa.ArrowException) as error:
+            raise self._broken(error) from error
+
+    def _rows(self, files: list[AddFile], wanted: Any = None) -> pa.Table:
+        parts = [COMMITS_SCHEMA.empty_table()]
+        for file in files:
+            rows = self.files.read_parquet(file.path, COMMITS_SCHEMA)
+            parts.append(rows if wanted is None else rows.filter(wanted))
+        return pa.concat_tables(parts)
 
     def _broken(self, error: Exception) -> CorruptLog:
         return CorruptLog(
@@ -101,40 +125,44 @@ class CommitsTable:
             version=None,
         )
 
-    def append(self, messages_id: str, published: PublishedFiles, idle_commits: int) -> int:
+    def forgotten(self, messages_id: str) -> tuple[int, int]:
+        """Return the last sequence that the table has forgotten (-1: none), and how many messages
+        that were. Looks only if nothing was read yet."""
+        return _forgotten(self.log.state, messages_id)
+
+    def append(
+        self,
+        messages_id: str,
+        published: PublishedFiles,
+        idle_commits: int,
+        *,
+        keep_since: int | None = None,
+    ) -> int:
         """Write down what `published` has beyond the table. Return how many commits that were.
 
-        Each commit is written down once, also if two sweeps do it at once.
+        Each commit is written down once, also if two sweeps do it at once. Readers skip what
+        `published` has forgotten. Its rows go with `keep_since`, if they are older than that.
+
+        Parameters
+        ----------
+        messages_id
+            The id of ``messages/``.
+        published
+            What its commits say.
+        idle_commits
+            Fewer commits than this, none of which publishes, are not worth a commit.
+        keep_since
+            Forgotten rows from before this time go, in microseconds. None keeps all.
         """
+        total = 0
         with self._lock:
             self._create(messages_id)
-            app, upto = _app_id(messages_id), published.index.version
-            written: list[AddFile] = []
-
-            def compute(state: TableState) -> tuple[Change | None, int]:
-                done = (
-                    state.txns.get(app, -1)
-                    if state.description == _description(messages_id)
-                    else upto
-                )
-                rows = published.rows_since(done)
-                self._discard(written)
-                if upto <= done or (not rows.num_rows and upto - done < idle_commits):
-                    return None, 0
-                merged = _small_files(state)
-                written.append(self._write(merged, rows))
-                note = {"operation": "index commits", "upto": upto}
-                change = Change(
-                    uuid.uuid4().hex,
-                    note,
-                    adds=list(written),
-                    removes=merged,
-                    txns=[(app, upto)],
-                    whole_table=True,
-                )
-                return change, upto - done
-
-            return self.log.transact(compute)[1]
+            while True:
+                batch = _Batch(self, messages_id, published, idle_commits, keep_since)
+                _, commits = self.log.transact(batch.compute)
+                total += commits
+                if batch.is_last:
+                    return total
 
     def truncate(self, messages_id: str, upto: int) -> None:
         """Drop the rows of all commits after a version of ``messages/``."""
@@ -143,13 +171,13 @@ class CommitsTable:
             files = state.files()
             parts = [self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in files]
             rows = pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts])
-            kept = self._write([], rows.filter(pc.less_equal(rows["version"], upto)))
+            written = self.write_rows([], rows.filter(pc.less_equal(rows["version"], upto)))
             change = Change(
                 uuid.uuid4().hex,
                 {"operation": "truncate", "upto": upto},
-                adds=[kept],
+                adds=[written],
                 removes=files,
-                txns=[(_app_id(messages_id), upto)],
+                txns=[(_app_id(messages_id), upto), *_forgetting(state, messages_id, upto)],
                 whole_table=True,
             )
             return change, None
@@ -172,16 +200,19 @@ class CommitsTable:
         elif state.description != description:
             self.log.transact(lambda found: (_take_over(found, description), None))
 
-    def _write(self, merged: list[AddFile], rows: pa.Table) -> AddFile:
-        whole = pa.concat_tables(
-            [*(self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in merged), rows]
-        )
+    def write_rows(
+        self, merged: list[AddFile], rows: pa.Table, forgotten_to: int = -1, keep_since: int = 0
+    ) -> AddFile:
+        """Write rows and those of other files as one file, without old forgotten rows."""
+        parts = (self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in merged)
+        found = [kept(part, forgotten_to, keep_since) for part in (*parts, rows)]
+        whole = latest_marks(pa.concat_tables(found))
         path, buffer = f"part-{uuid.uuid4()}.parquet", io.BytesIO()
         pq.write_table(whole, buffer, compression="zstd")
         self.files.write(path, buffer.getvalue())
-        return AddFile(path, buffer.tell(), whole.num_rows)
+        return AddFile(path, buffer.tell(), whole.num_rows, stats=commit_files.stats(whole))
 
-    def _discard(self, written: list[AddFile]) -> None:
+    def discard(self, written: list[AddFile]) -> None:
         """Delete the files of an attempt that lost its race."""
         while written:
             self.files.delete(written.pop().path)
@@ -193,9 +224,62 @@ class CommitsTable:
             return 0
         since = state.version - last_checkpoint(self.files)
         # Best after a merge: the merged files can go then.
-        if since >= 2 * SMALL_FILES or (since >= SMALL_FILES and _count_small(state) <= 1):
+        if since >= 2 * commit_files.SMALL_FILES or (
+            since >= commit_files.SMALL_FILES and commit_files.count_small(state) <= 1
+        ):
             write_checkpoint(self.files)
         return clean_table(self.log, keep, data_files=True)
+
+
+class _Batch:
+    """One commit of :meth:`CommitsTable.append`: a bounded part of what the table lacks."""
+
+    def __init__(
+        self,
+        table: CommitsTable,
+        messages_id: str,
+        published: PublishedFiles,
+        idle_commits: int,
+        keep_since: int | None,
+    ) -> None:
+        self._table, self._id, self._published = table, messages_id, published
+        self._idle_commits = idle_commits
+        self._keep_since = keep_since or 0
+        self._written: list[AddFile] = []
+        self.is_last = True
+
+    def compute(self, state: TableState) -> tuple[Change | None, int]:
+        """Return the change, and the number of commits that it writes down."""
+        self._table.discard(self._written)
+        index, app = self._published.index, _app_id(self._id)
+        done = state.txns.get(app, -1)
+        if state.description != _description(self._id):
+            done = index.version
+        upto = self._published.version_after(done, commit_files.LARGE_ROWS)
+        rows = self._published.rows_since(done, upto)
+        own = index.forgotten_to, index.forgotten
+        forgotten_to, forgotten = max(own, _forgotten(state, self._id))
+        stale = stale_files(state, forgotten_to, self._keep_since)
+        idle = upto <= done or (not rows.num_rows and upto - done < self._idle_commits)
+        idle = idle and forgotten_to == _forgotten(state, self._id)[0]
+        more = len(stale) > _STALE_FILES or upto < index.version
+        self.is_last = not more or (idle and not stale)
+        if idle and not stale:
+            return None, 0
+        merged = commit_files.unique([*small_files(state), *stale[:_STALE_FILES]])
+        self._written.append(self._table.write_rows(merged, rows, forgotten_to, self._keep_since))
+        change = Change(
+            uuid.uuid4().hex,
+            {"operation": "index commits", "upto": upto},
+            adds=list(self._written),
+            removes=merged,
+            txns=[
+                (app, max(done, upto)),
+                *_forgotten_txns(self._id, forgotten_to, forgotten),
+            ],
+            whole_table=True,
+        )
+        return change, max(0, upto - done)
 
 
 def _take_over(state: TableState, description: str) -> Change | None:
@@ -221,15 +305,19 @@ def _app_id(messages_id: str) -> str:
     return f"spark_mq.index:{messages_id}"
 
 
-def _small_files(state: TableState) -> list[AddFile]:
-    """Return the small files, if there are too many."""
-    small = [file for file in state.files() if _is_small(file)]
-    return small if len(small) >= SMALL_FILES else []
+def _forgotten(state: TableState, messages_id: str) -> tuple[int, int]:
+    """Return the last forgotten sequence, or -1, and the number of forgotten messages."""
+    txns = state.txns
+    return txns.get(_FORGOTTEN_TO + messages_id, -1), txns.get(_FORGOTTEN + messages_id, 0)
 
 
-def _count_small(state: TableState) -> int:
-    return sum(_is_small(file) for file in state.files())
+def _forgotten_txns(messages_id: str, to: int, messages: int) -> list[tuple[str, int]]:
+    found = [(_FORGOTTEN_TO + messages_id, to), (_FORGOTTEN + messages_id, messages)]
+    return found if to >= 0 else []
 
 
-def _is_small(file: AddFile) -> bool:
-    return (file.rows or 0) < LARGE_ROWS
+def _forgetting(state: TableState, messages_id: str, upto: int) -> list[tuple[str, int]]:
+    """Return the transactions that take back what was forgotten after a version."""
+    if _forgotten(state, messages_id)[0] < sequence(upto + 1, 0):
+        return []
+    return [(_FORGOTTEN_TO + messages_id, -1), (_FORGOTTEN + messages_id, 0)]

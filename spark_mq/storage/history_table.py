@@ -68,8 +68,11 @@ dead_lettered, dropped, expired, skipped, lost, redriven.
 BATCH: Final = 1_000
 """Ledger commits archived by one commit."""
 MAX_FILES: Final = 100
-"""Files of one day before they are compacted, in memory, if the day is smaller than MAX_BYTES."""
-MAX_BYTES: Final = 64 * 2**20
+"""Small files of one day before they are compacted."""
+LARGE_FILE_BYTES: Final = 4 * 2**20
+"""A file of this size is not small."""
+MAX_BYTES: Final = 32 * 2**20
+"""Bytes of rows that an archive or a compaction holds in memory."""
 CHECKPOINT_VERSIONS: Final = 16
 """Versions from one checkpoint to the next."""
 KEEP_VERSIONS: Final = 100
@@ -232,8 +235,7 @@ class HistoryTable:
         done = -1 if state is None else state.txns.get(app, -1)
         archived = done
         while done < latest:
-            up_to = min(latest, done + BATCH)
-            rows = history_rows(self._ledgers.commits(done + 1, up_to))
+            rows, up_to = self._next_rows(done, latest)
             if not rows.num_rows:  # nothing to write: these go with the next commits that have rows
                 done = up_to
                 continue
@@ -241,6 +243,17 @@ class HistoryTable:
             total += self._append(app, rows, archived, up_to)
             archived = done = self._log.refresh().txns.get(app, -1)
         return Archived(total, archived)
+
+    def _next_rows(self, done: int, latest: int) -> tuple[pa.Table, int]:
+        """Return the rows of the next commits, as many as fit in memory, and the last version."""
+        up_to, size = min(latest, done + BATCH), 0
+        parts = [HISTORY_SCHEMA.empty_table()]
+        for commit in self._ledgers.commits(done + 1, up_to):
+            parts.append(history_rows([commit]))
+            size += parts[-1].nbytes
+            if size > MAX_BYTES:
+                return pa.concat_tables(parts), commit.version
+        return pa.concat_tables(parts), up_to
 
     def _append(self, app: str, rows: pa.Table, archived: int, up_to: int) -> int:
         """Append the rows of the ledger commits after `archived`. Return how many commits those
@@ -309,21 +322,32 @@ class HistoryTable:
         self._log.transact(compute)
 
     def _compaction(self, state: TableState) -> tuple[Change | None, None]:
-        """Return the change that writes a day of many small files as one."""
+        """Return the change that writes small files of a day as one, if there are many."""
         for key, files in sorted(state.partitions.items()):
-            if len(files) > MAX_FILES and sum(file.size for file in files.values()) < MAX_BYTES:
-                rows = pa.concat_tables([self._read_file(file) for file in files.values()])
-                merged = list(self._write(rows.sort_by(_ORDER)))
+            small = [file for file in files.values() if file.size < LARGE_FILE_BYTES]
+            if len(small) <= MAX_FILES:
+                continue
+            merged, rows = self._some(sorted(small, key=lambda file: file.modified))
+            if len(merged) > 1:
                 change = Change(
                     uuid.uuid4().hex,
                     {"operation": "compact"},
-                    adds=merged,
-                    removes=list(files.values()),
+                    adds=list(self._write(rows.sort_by(_ORDER))),
+                    removes=merged,
                     partition={name: value or "" for name, value in key},
                     data_change=False,
                 )
                 return change, None
         return None, None
+
+    def _some(self, files: list[AddFile]) -> tuple[list[AddFile], pa.Table]:
+        """Return the first files, as many as fit in memory, and their rows."""
+        parts: list[pa.Table] = []
+        for file in files:
+            parts.append(self._read_file(file))
+            if sum(part.nbytes for part in parts) > MAX_BYTES:
+                break
+        return files[: len(parts)], pa.concat_tables(parts)
 
     def _txns(self, up_to: int) -> list[tuple[str, int]]:
         operation = self._ledgers.operation_at(up_to)

@@ -1,5 +1,4 @@
-"""A ledger as the rows that ``leases/`` keeps of it, and back; and what a commit did, which its
-rows tell."""
+"""Convert a ledger to the rows that ``leases/`` keeps of it, and back."""
 
 from __future__ import annotations
 
@@ -9,8 +8,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from spark_mq.errors import NotAQueue, UnsupportedTable
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.ranges import (
     EVENT,
     FLOOR,
@@ -18,10 +19,12 @@ from spark_mq.ledger.ranges import (
     Ledger,
     LedgerHeader,
     LogMark,
+    Range,
     to_table,
 )
+from spark_mq.parquet.small_file import SmallFileEncoder
 
-__all__ = ["LEASES_SCHEMA", "events_of", "from_rows", "to_rows"]
+__all__ = ["LEASES_SCHEMA", "encode_ledger", "events_of", "from_rows", "to_rows"]
 
 LEASES_SCHEMA: Final = pa.schema(
     [
@@ -35,55 +38,90 @@ LEASES_SCHEMA: Final = pa.schema(
 
 _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
 """The fields in the detail of a floor row. A newer version may write more."""
+_FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer_group"])
+"""The columns of a data file. Delta keeps a partition's value in the log."""
+_SMALL_FILE: Final = SmallFileEncoder(_FILE_SCHEMA)
+_SMALL_ROWS: Final = 200
+"""Up to this many rows, pyarrow's set-up of a file takes longer than its rows."""
+_LARGE_ROWS: Final = 1_000
+"""From this many rows on, the encoding of numbers is worth its set-up."""
+_STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
+_NUMBERS: Final = [
+    f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
+]
+
+
+def encode_ledger(ledger: Ledger) -> tuple[bytes | memoryview, int]:
+    """Return the data file of a ledger, and its number of rows."""
+    count = 1 + ledger.size + len(ledger.events)
+    if ledger.rows is None or count > _SMALL_ROWS:
+        return _encode_table(to_rows("", ledger).select(_FILE_SCHEMA.names)), count
+    header = (*_header_range(ledger.head), ledger.head.revision, ledger.head.to_json())
+    rows: list[tuple[Any, ...]] = [header]
+    rows += [(*r, None, None) for r in ledger.rows]
+    rows += [(*r._replace(state=EVENT), None, f"{event}:{r.state}") for event, r in ledger.events]
+    return _SMALL_FILE.encode(list(zip(*rows, strict=True))), count
+
+
+def _encode_table(rows: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    large = rows.num_rows >= _LARGE_ROWS
+    pq.write_table(
+        rows,
+        sink,
+        compression="snappy",
+        use_dictionary=_STRINGS if large else False,
+        # Numbers here ascend or repeat, so delta encoding makes large ledgers small.
+        column_encoding=dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED") if large else None,
+        write_statistics=False,
+        store_schema=False,
+        row_group_size=1_000_000,
+    )
+    return memoryview(sink.getvalue())
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
-    """A ledger as rows of the table: the floor row, its ranges, and what has happened since the
-    version before (``state`` = event)."""
-    head = ledger.head
-    floor = {
-        "consumer_group": group,
-        "first": -1,
-        "last": head.ack_floor,
-        "state": FLOOR,
-        "message_count": head.settled_count,
-        "delivery_count": 0,
-        "failure_count": 0,
-        "suspect": False,
-        "revision": head.revision,
-        "detail": head.to_json(),
-    }
-    parts = [pa.Table.from_pylist([floor], schema=LEASES_SCHEMA), _rows(group, ledger.ranges)]
-    if ledger.events:
-        happened = to_table(r for _, r in ledger.events)
-        told = pa.array([f"{event}:{r.state}" for event, r in ledger.events], pa.string())
-        state = pa.repeat(pa.scalar(EVENT), len(told))
-        parts.append(
-            _rows(
-                group,
-                happened.set_column(happened.schema.names.index("state"), "state", state),
-                told,
-            )
-        )
-    return pa.concat_tables(parts)
+    """Return a ledger as rows of the table: the header, its ranges, its events.
+
+    The state of an event's row is ``event``. The events are those since the version before.
+    """
+    head, events = ledger.head, ledger.events
+    header = to_table([_header_range(head)])
+    happened = to_table(r._replace(state=EVENT) for _, r in events)
+    details = [f"{event}:{r.state}" for event, r in events]
+    return pa.concat_tables(
+        [
+            _rows(group, header, [head.revision], [head.to_json()]),
+            _rows(group, ledger.ranges),
+            _rows(group, happened, detail=details),
+        ]
+    )
 
 
-def _rows(group: str, ranges: pa.Table, detail: pa.Array | None = None) -> pa.Table:
+def _header_range(head: LedgerHeader) -> Range:
+    return Range(-1, head.ack_floor, FLOOR, head.settled_count)
+
+
+def _rows(
+    group: str,
+    ranges: pa.Table,
+    revision: list[int] | None = None,
+    detail: list[str] | None = None,
+) -> pa.Table:
     n = ranges.num_rows
-    names = pa.repeat(pa.scalar(group, pa.string()), n)
     return pa.table(
         [
-            names,
+            pa.repeat(pa.scalar(group, pa.string()), n),
             *ranges.columns,
-            pa.nulls(n, pa.int64()),
-            pa.nulls(n, pa.string()) if detail is None else detail,
+            pa.nulls(n, pa.int64()) if revision is None else pa.array(revision, pa.int64()),
+            pa.nulls(n, pa.string()) if detail is None else pa.array(detail, pa.string()),
         ],
         schema=LEASES_SCHEMA,
     )
 
 
 def from_rows(rows: pa.Table) -> Ledger:
-    """A ledger from the rows of its group."""
+    """Return the ledger in the rows of a group. Raises NotAQueue."""
     floors = rows.filter(pc.equal(rows["state"], FLOOR)).to_pylist()
     if len(floors) != 1:
         raise NotAQueue(
@@ -118,14 +156,15 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
         floor["last"],
         floor["message_count"],
         floor["revision"],
-        detail["turn"],
+        detail.get("passed_over", 0),  # an older version left it out
         detail["counters"],
         detail["settings"],
         tuple((int(first), int(last)) for first, last in detail["skipped"]),
         tuple(LogMark(int(first), str(path)) for first, path in detail["marks"]),
+        Breaker.from_stored(detail.get("breaker", {})),
     )
     if None in (head.ack_floor, head.settled_count, head.revision) or not isinstance(
-        head.next_kind, str
+        head.passed_over, int
     ):
         raise ValueError("a number is missing")
     if not isinstance(head.settings, dict) or not all(
@@ -136,8 +175,10 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
 
 
 def events_of(rows: pa.Table) -> pa.Table:
-    """What the commit did that wrote these rows of a group: columns of RANGE_SCHEMA, ``state``
-    being what came of it, and ``event``."""
+    """Return the events in the rows of a commit: RANGE_SCHEMA, and ``event``.
+
+    The column ``state`` is the state after the event.
+    """
     happened = rows.filter(pc.equal(rows["state"], EVENT))
     told = pc.split_pattern(happened["detail"], ":")
     state = happened.schema.names.index("state")

@@ -15,8 +15,8 @@ from spark_mq.storage.ledger_rows import LEASES_SCHEMA, to_rows
 __all__ = ["scan_ledgers"]
 
 _AHEAD: Final = 16
-"""Ledgers that a scan holds in memory at once."""
-_LOCAL_THREADS: Final = 4
+"""Ledgers that a scan holds in memory at once, and the requests to a store at the same time."""
+_LOCAL_THREADS: Final = 2
 
 
 def scan_ledgers(
@@ -48,10 +48,14 @@ def scan_ledgers(
             ledger = read_ledger(group)
             return None if ledger is None else to_rows(group, ledger).select(names)
 
-    groups = list(files)
-    with ThreadPoolExecutor(_LOCAL_THREADS if store.is_local else _AHEAD) as pool:
+    groups, threads = list(files), _LOCAL_THREADS if store.is_local else _AHEAD
+    with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(groups), _AHEAD):
             some = groups[start : start + _AHEAD]
-            for group, rows in zip(some, pool.map(read, some), strict=True):
+            # One task for each thread: a task for each file would cost more.
+            shares = [some[at::threads] for at in range(threads)]
+            tables = list(pool.map(lambda share: [read(group) for group in share], shares))
+            for at, group in enumerate(some):
+                rows = tables[at % threads][at // threads]
                 if rows is not None:
                     yield group, rows

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
+from spark_mq.util.pace import Pace
 
-__all__ = ["LedgerCommit", "LedgerSnapshot", "LedgerStore"]
+__all__ = ["PAUSE", "LedgerCommit", "LedgerSnapshot", "LedgerStore"]
+
+
+PAUSE: Final = "pause"
+"""Key in a commit's note: the pause of its writer in seconds, if others compete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,29 @@ class LedgerStore(Protocol):
 
     bell: Notifier
     """Rung after each commit."""
+    paces: dict[str, Pace]
+    """The pauses of the groups for which this process has lost races."""
 
     def door(self, group: str) -> FairLock:
         """Where those on this machine stand in line who want to change the group's ledger."""
 
-    def read(self, group: str, *, blind: bool = False, look: bool = True) -> LedgerSnapshot:
-        """The ledger as it is now. ``blind``: without looking into it, for what replaces it
-        whatever it is. Raises CorruptLog."""
+    def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
+        """Return the ledger.
+
+        Parameters
+        ----------
+        group
+            The name of the group.
+        blind
+            Leave the ledger out: a change replaces it, also if it is unreadable.
+        look
+            Ask the store for newer commits. None lets the store skip that if it costs a request.
+
+        Raises
+        ------
+        CorruptLog
+            The ledger is damaged.
+        """
 
     def write(
         self,
@@ -71,17 +92,20 @@ class LedgerStore(Protocol):
         None drops the group.
         """
 
+    def ask_for_way(self, group: str | None, pause: float) -> None:
+        """Ask other writers of a group to pause for some seconds. None means all groups."""
+
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
         """The number last committed with a mark of `app`, as of `stored`."""
 
     def known_horizon(self) -> int:
         """The trim horizon as of the last look, or -1."""
 
-    def may_skip_look(self) -> bool:
-        """Whether a change may start from the last known state, because a look costs a request."""
-
     def groups(self) -> list[str]:
         """The names of the groups there are."""
+
+    def group_count(self) -> int:
+        """The number of groups as of the last look, with reserved ones."""
 
     def version(self) -> int:
         """The version of the table."""

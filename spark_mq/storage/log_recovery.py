@@ -35,6 +35,12 @@ def plan_recovery(log: DeltaLog, commits: CommitsTable, published: PublishedFile
     agreed = min(covered, state.version)
     if rows is not None:
         agreed = _agreed(log, rows, agreed)
+        forgotten = commits.forgotten(state.table_id)
+        if forgotten[0] >= sequence(agreed + 1, 0):
+            rows, agreed = None, -1  # it has forgotten more than both agree on
+        else:
+            published.forget_as(*forgotten)
+    if rows is not None:
         published.load_rows(rows.filter(pc.less_equal(rows["version"], agreed)), agreed)
     gap = _gap(log, agreed, state.version)
     for commit in log.following(gap[1] + 1 if gap else agreed + 1):

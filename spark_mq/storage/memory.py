@@ -21,6 +21,7 @@ from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
+from spark_mq.util.pace import Pace
 from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["MemoryFiles", "MemoryLedgers", "MemoryMessages"]
@@ -43,7 +44,7 @@ class MemoryFiles(ObjectStore):
         except KeyError:
             raise FileNotFoundError(path) from None
 
-    def write(self, path: str, data: bytes | memoryview) -> None:
+    def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
         self._held[path] = bytes(data)
 
     def delete(self, path: str) -> None:
@@ -134,6 +135,9 @@ class MemoryMessages(MessageStore):
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
         return 0
 
+    def forget(self, up_to: int, keep_since: int) -> None:
+        """Do nothing: the messages themselves are in memory."""
+
     def drop(self, horizon: int) -> int:
         with self._lock:
             gone = {file.path for file in self._index.files if file.last <= horizon} & self._active
@@ -154,6 +158,7 @@ class MemoryLedgers:
     """
 
     def __init__(self, clock: Clock = system_clock) -> None:
+        self.paces: dict[str, Pace] = {}
         self.bell = Notifier()
         self._clock = clock
         self.notes: list[dict[str, Any]] = []
@@ -167,7 +172,7 @@ class MemoryLedgers:
     def door(self, group: str) -> FairLock:
         return self._doors.setdefault(group, FairLock())
 
-    def read(self, group: str, *, blind: bool = False, look: bool = True) -> LedgerSnapshot:
+    def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
         with self._lock:
             return LedgerSnapshot(
                 group, None if blind else self._ledgers.get(group), len(self.notes)
@@ -196,10 +201,13 @@ class MemoryLedgers:
             if ledger is None:
                 del self._ledgers[stored.group]
             else:
-                self._ledgers[stored.group] = Ledger(ledger.head, ledger.ranges)
+                self._ledgers[stored.group] = ledger.replaced(ledger.head, ())
             self.events.append((stored.group, () if ledger is None else ledger.events))
             self._changed[stored.group] = latest + 1
             self._marks.update((app, (number, latest + 1)) for app, number in txns)
+
+    def ask_for_way(self, group: str | None, pause: float) -> None:
+        pass  # the threads of a process get their turn at a lock
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
         if app in stored.txns:
@@ -213,12 +221,12 @@ class MemoryLedgers:
     def known_horizon(self) -> int:
         return -1
 
-    def may_skip_look(self) -> bool:
-        return False
-
     def groups(self) -> list[str]:
         with self._lock:
             return sorted(name for name in self._ledgers if not name.startswith(RESERVED_PREFIX))
+
+    def group_count(self) -> int:
+        return len(self._ledgers)
 
     def version(self) -> int:
         return len(self.notes)

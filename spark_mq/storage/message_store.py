@@ -87,7 +87,7 @@ class MessageStore(ABC):
     ) -> PublishReceipt:
         """Publishes a table of messages as one commit; durable, with its sequences, when this
         returns. Raises as :meth:`commit`."""
-        written = write_file(self.files, table)
+        written = write_file(self.files, table, sync=False)
         try:
             return self.commit([written], mark=mark, note=note)
         except (DuplicatePublish, TablesDisagree):
@@ -134,8 +134,8 @@ class MessageStore(ABC):
 
     @abstractmethod
     def index(self, reach: int | None = None) -> MessageIndex:
-        """The commit index, brought up to the latest commit. The same object each time: it only
-        grows.
+        """The commit index, brought up to the latest commit. It only grows: an index that forgets
+        files is another object.
 
         ``reach``: no look at the table where the index reaches this sequence already, as for what
         has been leased.
@@ -149,6 +149,22 @@ class MessageStore(ABC):
     def drop(self, horizon: int) -> int:
         """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to
         kill and to repeat."""
+
+    def full_index(self, first: int) -> MessageIndex:
+        """Return the index with forgotten files from a sequence on, as far as they are known."""
+        return self.index()
+
+    @abstractmethod
+    def forget(self, up_to: int, keep_since: int) -> None:
+        """Forget the index of commits that were trimmed and that no group needs.
+
+        Parameters
+        ----------
+        up_to
+            The horizon of a trim that has dropped its files, or a lower floor of a group.
+        keep_since
+            :meth:`full_index` still has commits from this time on, in microseconds.
+        """
 
     @abstractmethod
     def expect(self, reached: Callable[[bool], int]) -> None:

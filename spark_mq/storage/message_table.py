@@ -23,6 +23,7 @@ from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import (
     KEPT_BY_THE_SWEEP,
+    checkpoint_if_due,
     checkpoint_soon,
     create_table,
     write_checkpoint,
@@ -31,6 +32,7 @@ from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import ORDINAL_BITS, MessageIndex, sequence
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.commit_rows import file_columns
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.log_recovery import plan_recovery, publish_again, rewrite_commits
 from spark_mq.storage.message_store import (
@@ -40,6 +42,7 @@ from spark_mq.storage.message_store import (
     check_mark,
     tables_disagree,
 )
+from spark_mq.storage.message_trim import TRIMMED, drop_files
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
 from spark_mq.util.notifier import notifier_for
 
@@ -51,8 +54,8 @@ KEEP_SECONDS: Final = 600.0
 """How much of the log stays."""
 KEEP_INDEX_VERSIONS: Final = 100
 """How much of the log of commits/ stays: nobody asks for its past."""
-TRIMMED: Final = "spark_mq.trimmed"
-"""App id of the transaction that notes the last sequence dropped by a trim."""
+FORGET_FILES: Final = 10_000
+"""An index of so many files is asked for what it may forget."""
 IDLE_COMMITS: Final = 100
 """Fewer commits than this, none of which publishes, are not worth a commit of ``commits/``."""
 
@@ -89,6 +92,7 @@ class MessageTable(MessageStore):
         self._least_version = -1
         self._published = PublishedFiles(self.files, path, self.active)
         self._generation = 0
+        self._forget_at = FORGET_FILES
 
     def create(self, description: str) -> bool:
         """Create the table. Return False if somebody else has created it."""
@@ -158,12 +162,14 @@ class MessageTable(MessageStore):
         mark: tuple[str, int] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        files = [AddFile(f.path, f.size, f.rows, stats=f.stats) for f in written if f.rows]
+        given = [file for file in written if file.rows]
+        files = [AddFile(f.path, f.size, f.rows, stats=f.stats) for f in given]
         change = Change(
             uuid.uuid4().hex,
             note or {"operation": "publish"},
             adds=files,
             txns=() if mark is None else (mark,),
+            unsynced=not all(file.synced for file in given),
         )
 
         tries = 0
@@ -197,8 +203,10 @@ class MessageTable(MessageStore):
         with self._lock:
             self.index()
             last, version = self._published.marks.get(app, (None, -1))
-            rows = self._published.index.count(sequence(version, 0), sequence(version + 1, 0) - 1)
-            return _receipt(version, rows) if last == number else None
+            index, first = self._published.index, sequence(version, 0)
+            rows = index.count(first, sequence(version + 1, 0) - 1)
+            known = last == number and first > index.forgotten_to
+            return _receipt(version, rows) if known else None
 
     # -- the index
 
@@ -208,6 +216,18 @@ class MessageTable(MessageStore):
                 with wrap_store_errors(self.path, "reading the log of"):
                     self._look()
             return self._published.index
+
+    def full_index(self, first: int) -> MessageIndex:
+        index = self.index()
+        if first > index.forgotten_to:
+            return index
+        with wrap_store_errors(self.commits.path, "reading"):
+            rows = self.commits.past(self.table_id, first, index.forgotten_to)
+        past = file_columns(rows)
+        full = MessageIndex(forgotten=index.forgotten - sum(past.rows))
+        full.extend_columns(past, index.version)
+        full.extend(index.files, index.version)
+        return full
 
     def known(self) -> MessageIndex:
         return self._published.index
@@ -231,6 +251,14 @@ class MessageTable(MessageStore):
             if not isinstance(error, Exception):  # an interrupt: half of a commit may be in it
                 self._published = PublishedFiles(self.files, self.path, self.active)
             raise
+        if len(self._published.index.files) >= self._forget_at:
+            self._forget_as_swept()
+
+    def _forget_as_swept(self) -> None:
+        """Forget what sweeps have forgotten. Asked for again when the index has doubled."""
+        if self.commits.open(self.table_id) is not None:
+            self._published.forget_as(*self.commits.forgotten(self.table_id))
+        self._forget_at = max(FORGET_FILES, 2 * len(self._published.index.files))
 
     def _check_known(self, latest: int) -> None:
         """Raise CorruptLog if the last commit that the index has is not the log's any more."""
@@ -253,20 +281,20 @@ class MessageTable(MessageStore):
     def _catch_up(self, latest: int) -> None:
         """Take in the commits up to `latest`: at first from commits/, as far as it goes, then from
         their JSON."""
-        index, broken = self._published.index, None
-        if index.version < 0:
+        published, broken = self._published, None
+        if published.index.version < 0:
             try:
                 self._load()
             except CorruptLog as error:
                 broken = error  # nobody needs it as long as all commits are there
-        while index.version < latest:
-            for commit in self.log.following(index.version + 1):
-                self._published.apply(commit)
-                if index.version == latest:
+        while published.index.version < latest:
+            for commit in self.log.following(published.index.version + 1):
+                published.apply(commit)
+                if published.index.version == latest:
                     return
             # The next commit was cleaned since this handle looked last.
             if broken is not None or not self._load():
-                raise broken or missing_commit_error(self.path, index.version + 1)
+                raise broken or missing_commit_error(self.path, published.index.version + 1)
 
     def _load(self) -> bool:
         """Take in what commits/ has beyond the index. Return whether it had anything."""
@@ -274,6 +302,7 @@ class MessageTable(MessageStore):
         found = self.commits.read(self.table_id, before)
         if found is not None:
             self._check_commits(*found)
+            self._published.forget_as(*self.commits.forgotten(self.table_id))
             self._published.load_rows(*found)
         return self._published.index.version > before
 
@@ -293,47 +322,26 @@ class MessageTable(MessageStore):
 
     # -- keeping the table small
 
-    def active(self) -> list[str]:
-        """Return the data files that the table has now."""
-        return [file.path for file in DeltaLog(self.files).refresh().files()]
+    def active(self, path: str) -> bool:
+        """Return whether the table has a data file now."""
+        return bool(DeltaLog(self.files, track_files={path}.__contains__).refresh().files())
 
     def drop(self, horizon: int) -> int:
         with self._lock:
-            files = self.index().files
+            index = self.index()
             # Whole commits only: the ordinals of the rest may need the footers of the commit's
             # other files.
-            started = {file.first >> ORDINAL_BITS for file in files if file.last > horizon}
-            old = {file.path for file in files if file.first >> ORDINAL_BITS not in started}
-            old |= self._published.rewritten(horizon)
+            count = index.count_whole_commits(horizon)
+            rewritten = self._published.rewritten(horizon)
         with wrap_store_errors(self.path, "trimming"):
-            dropped = self._remove(old, horizon) if old else 0
-            # All that are there, not just those removed now: a run before may have died here.
-            folders = {path.rpartition("/")[0] for path in old}
-            for path in [info.path for folder in folders for info in self.files.list(folder)]:
-                if path in old:
-                    self.files.delete(path)
-        return dropped
+            return drop_files(self.files, index.files, count, rewritten, horizon)
 
-    def _remove(self, paths: set[str], horizon: int) -> int:
-        """Remove data files from the table, without a data change: streams on ``messages/`` go
-        on.
-
-        The commit notes the horizon. An older ``leases/`` cannot know it.
-        """
-        operation_id = uuid.uuid4().hex
-
-        def compute(state: TableState) -> tuple[Change | None, int]:
-            files = [file for file in state.files() if file.path in paths]
-            change = Change(
-                operation_id,
-                {"operation": "trim"},
-                removes=files,
-                txns=[(TRIMMED, max(horizon, state.txns.get(TRIMMED, -1)))],
-                data_change=False,
-            )
-            return change if files else None, len(files)
-
-        return DeltaLog(self.files).transact(compute)[1]
+    def forget(self, up_to: int, keep_since: int) -> None:
+        with self._lock:
+            published = self.published()
+            published.forget(up_to)
+        with wrap_store_errors(self.commits.path, "writing to"):
+            self.commits.append(self.table_id, published, IDLE_COMMITS, keep_since=keep_since)
 
     def plan_recovery(self) -> LogPlan:
         with wrap_store_errors(self.path, "reading"):
@@ -362,7 +370,10 @@ class MessageTable(MessageStore):
         versions = KEEP_VERSIONS if keep_versions is None else keep_versions
         seconds = KEEP_SECONDS if keep_seconds is None else keep_seconds
         with wrap_store_errors(self.path, "cleaning"):
-            write_checkpoint(self.files)
+            if keep_versions is None:
+                checkpoint_if_due(self.files, self.log.state.version)
+            else:
+                write_checkpoint(self.files)
             covered = self.commits.covered(self.table_id)
             cleaned = clean_table(self.log, Keep(versions, seconds, covered), data_files=False)
             return cleaned + self.commits.clean(Keep(KEEP_INDEX_VERSIONS, KEEP_SECONDS))

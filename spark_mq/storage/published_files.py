@@ -2,7 +2,8 @@
 which producers have left their marks.
 
 It is read from the log's own JSON, commit by commit, or from ``commits/``
-(:mod:`spark_mq.commit_table`), where the sweep writes it down.
+(:mod:`spark_mq.storage.commits_table`), where the sweep writes it down. Files that were trimmed and
+that no group needs any more are forgotten.
 """
 
 from __future__ import annotations
@@ -20,74 +21,52 @@ import pyarrow.parquet as pq
 from spark_mq.delta.actions import Commit, restore_hint
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
-from spark_mq.ledger.message_index import (
-    ORDINAL_BITS,
-    DataFile,
-    DeliveryTimes,
-    MessageIndex,
-    sequence,
-)
+from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.read_errors import unreadable_reason
+from spark_mq.storage.commit_rows import (
+    COMMITS_SCHEMA,
+    MARK,
+    REWRITE,
+    file_columns,
+    mark_rows,
+    of_kind,
+    publish_rows,
+    rewrite_rows,
+)
+from spark_mq.storage.path_lookup import PathLookup
 
 __all__ = ["COMMITS_SCHEMA", "PublishedFiles", "commit_matches"]
 
 _log = logging.getLogger(__name__)
 
-_INSTANT = pa.timestamp("us", tz="UTC")
-_RUNS: Final = pa.list_(
-    pa.struct([("rows", pa.int64()), ("deliver_at", _INSTANT), ("expires_at", _INSTANT)])
-)
-_RAW_RUNS: Final = pa.list_(
-    pa.struct([("rows", pa.int64()), ("deliver_at", pa.int64()), ("expires_at", pa.int64())])
-)
-
+_RESTORE: Final = "RESTORE"
+"""What other engines call the commit that adds files of an older version again."""
 MAX_UNCHECKED_ROWS: Final = 2**20
 """A commit that claims more rows than this is believed only after a look at its files."""
-PUBLISH: Final = "publish"
-REWRITE: Final = "rewrite"
-MARK: Final = "mark"
-
-COMMITS_SCHEMA: Final = pa.schema(
-    [
-        pa.field("version", pa.int64()),
-        pa.field("kind", pa.string()),
-        pa.field("path", pa.string()),
-        pa.field("first", pa.int64()),
-        pa.field("last", pa.int64()),
-        pa.field("rows", pa.int64()),
-        pa.field("size", pa.int64()),
-        pa.field("committed_at", _INSTANT),
-        pa.field("times", _RUNS),
-        pa.field("app", pa.string()),
-        pa.field("number", pa.int64()),
-    ]
-)
-"""The columns of ``commits/``. A row is one of these, by ``kind``, in the commit ``version`` of
-``messages/``:
-
-publish  a file of messages: ``path``, ``first`` and ``last`` sequence, ``rows``, ``size`` in bytes,
-``committed_at``; ``times``, its runs
-         of rows alike in deliver_at (rounded up to a second) and expires_at, if it has any
-rewrite  a file that publishes nothing, as an OPTIMIZE makes it: ``path``; ``last``, the last
-sequence in it at most, where that is known
-mark     a producer's number: ``app``, ``number``; of each app the latest of those that were written
-down together
-"""
 
 
 class PublishedFiles:
-    """Grows commit by commit. ``files``: those under ``messages/``; ``active()``: the data files
-    the table has now."""
+    """Grows commit by commit.
 
-    def __init__(self, files: ObjectStore, path: str, active: Callable[[], list[str]]) -> None:
+    Parameters
+    ----------
+    files
+        Those of ``messages/``.
+    path
+        The path of ``messages/``.
+    active
+        Returns whether the table has a data file now.
+    """
+
+    def __init__(self, files: ObjectStore, path: str, active: Callable[[str], bool]) -> None:
         self.index = MessageIndex()
         self.marks: dict[
             str, tuple[int, int]
         ] = {}  # app -> its latest number, and the version of that
         self._files, self._path, self._active = files, path, active
-        self._published: dict[str, int] = {}  # path -> the last sequence in it
+        self._places = PathLookup(self.index.files)
         self._rewritten: dict[
             str, tuple[int, int | None]
         ] = {}  # path -> version, and the last sequence in it, at most, if known
@@ -96,20 +75,45 @@ class PublishedFiles:
         """Whether the commit of this version that was taken in is this one."""
         version, paths = commit.version, {add["path"] for add in commit.adds}
         files = self.index.files
-        start = bisect_left(files, sequence(version, 0), key=lambda file: file.first)
-        published = {file.path for file in files[start:] if file.first >> ORDINAL_BITS == version}
-        return published <= paths and all(
-            path in self._published or path in self._rewritten for path in paths
-        )
+        start = bisect_left(files.firsts, sequence(version, 0))
+        end = bisect_left(files.firsts, sequence(version + 1, 0))
+        published = {files.paths[at] for at in range(start, end)}
+        return published <= paths and all(self.knows(path) for path in paths)
 
     def knows(self, path: str) -> bool:
         """Return whether a commit that was taken in has added a file."""
-        return path in self._published or path in self._rewritten
+        return path in self._rewritten or self._places.find(path) is not None
 
     def version_of(self, path: str) -> int | None:
         """Return the version that published a file, or None."""
-        last = self._published.get(path)
-        return None if last is None else last >> ORDINAL_BITS
+        place = self._places.find(path)
+        return None if place is None else self.index.files.firsts[place] >> ORDINAL_BITS
+
+    def forget(self, up_to: int) -> None:
+        """Forget the commits at or below a sequence.
+
+        Every group has settled them, and a trim has deleted their files.
+        """
+        self._replace_index(self.index.without_settled(up_to))
+        forgotten = self.rewritten(self.index.forgotten_to)
+        self._rewritten = {k: v for k, v in self._rewritten.items() if k not in forgotten}
+
+    def forget_as(self, forgotten_to: int, forgotten: int) -> None:
+        """Forget what ``commits/`` has forgotten: so many messages up to a sequence."""
+        index = self.index
+        if forgotten_to <= index.forgotten_to:
+            return
+        kept = index.without_settled(forgotten_to)
+        if kept.forgotten_to < forgotten_to:  # the next commits that this index lacks
+            kept = MessageIndex(
+                version=index.version, forgotten_to=forgotten_to, forgotten=forgotten
+            )
+        self._replace_index(kept)
+
+    def _replace_index(self, index: MessageIndex) -> None:
+        if index is not self.index:
+            # Others may use the old index, so it does not change.
+            self.index, self._places = index, PathLookup(index.files)
 
     def rewritten(self, horizon: int) -> set[str]:
         """The paths of rewritten files that hold nothing above a sequence."""
@@ -128,13 +132,10 @@ class PublishedFiles:
         commit.check_features(self._path)
         self._check_paths(commit)
         adds = {add["path"]: add for add in commit.adds}
-        fresh = {
-            path: add
-            for path, add in adds.items()
-            if path not in self._published and path not in self._rewritten
-        }
+        fresh = {path: add for path, add in adds.items() if not self.knows(path)}
         removes = commit.removes
-        files = [] if removes else self._publishes(commit, fresh)
+        restored = commit.info.get("operation") == _RESTORE
+        files = [] if removes or restored else self._publishes(commit, fresh)
         if any(remove.get("dataChange", True) for remove in removes):
             _log.warning(
                 "commit %d of %s rewrites messages, or deletes some (%s): what it adds is not "
@@ -146,10 +147,11 @@ class PublishedFiles:
                 commit.info.get("operation"),
             )
         last = self._newest_source(removes) if removes and fresh else None
-        self._extend(files, version)
-        self._rewritten.update(
-            (path, (version, last)) for path in fresh if path not in self._published
-        )
+        if restored and last is None and self.index.forgotten_to >= 0:
+            last = self.index.forgotten_to  # all others are known
+        self.index.extend(files, version)
+        published = {file.path for file in files if file.rows}
+        self._rewritten.update((path, (version, last)) for path in fresh if path not in published)
         self.marks.update((app, (number, version)) for app, number in commit.txns.items())
 
     def _publishes(self, commit: Commit, fresh: Mapping[str, dict[str, Any]]) -> list[DataFile]:
@@ -179,11 +181,10 @@ class PublishedFiles:
         return max(known) if len(known) == len(lasts) else None
 
     def _last(self, path: str) -> int | None:
-        return (
-            self._published[path]
-            if path in self._published
-            else self._rewritten.get(path, (0, None))[1]
-        )
+        place = self._places.find(path)
+        if place is not None:
+            return self.index.files.last_at(place)
+        return self._rewritten.get(path, (0, None))[1]
 
     def _check_paths(self, commit: Commit) -> None:
         """Raise CorruptLog if a commit adds what is no data file of the table."""
@@ -216,7 +217,7 @@ class PublishedFiles:
         except (OSError, pa.ArrowException) as error:
             again = partial(_footer_rows, path=path)
             why = unreadable_reason(self._files, path, error, again)
-            if isinstance(error, FileNotFoundError) and path not in self._active():
+            if isinstance(error, FileNotFoundError) and not self._active(path):
                 return int(count or 0)  # trimmed, with its whole commit: nobody reads it any more
             if count is not None:
                 raise self._lying(version, f"{path} claims {count} rows, and {why}") from error
@@ -229,87 +230,49 @@ class PublishedFiles:
                 version=version,
             ) from error
 
-    def _extend(self, files: list[DataFile], version: int) -> None:
-        self.index.extend(files, version)
-        self._published.update((file.path, file.last) for file in files if file.rows)
-
     # -- to and from commits/
 
-    def rows_since(self, version: int) -> pa.Table:
-        """What commits after `version` say, as rows of ``commits/``."""
+    def rows_since(self, version: int, up_to: int | None = None) -> pa.Table:
+        """Return what the commits after a version say, as rows of ``commits/``.
+
+        Parameters
+        ----------
+        version
+            The version before the first one.
+        up_to
+            The last version. None for all.
+        """
+        end = self.index.version if up_to is None else up_to
         files = self.index.files
-        published = files[
-            bisect_left(files, sequence(version + 1, 0), key=lambda file: file.first) :
+        low, high = (bisect_left(files.firsts, sequence(one + 1, 0)) for one in (version, end))
+        rewrites = ((path, *found) for path, found in self._rewritten.items())
+        marks = ((app, *found) for app, found in self.marks.items())
+        parts = [
+            publish_rows(files, low, high),
+            rewrite_rows(one for one in rewrites if version < one[1] <= end),
+            # A mark may be newer than the batch: what an app has published is known from it.
+            mark_rows(one for one in marks if one[2] > version),
         ]
-        rewrites = [(path, *found) for path, found in self._rewritten.items() if found[0] > version]
-        marks = [(app, *found) for app, found in self.marks.items() if found[1] > version]
-        parts: list[dict[str, list[Any]]] = [
-            {
-                "version": [f.first >> ORDINAL_BITS for f in published],
-                "kind": [PUBLISH] * len(published),
-                "path": [f.path for f in published],
-                "first": [f.first for f in published],
-                "last": [f.last for f in published],
-                "rows": [f.rows for f in published],
-                "size": [f.size for f in published],
-                "committed_at": [f.committed_at for f in published],
-                "times": [
-                    None
-                    if f.times is None
-                    else [dict(zip(_RUN_NAMES, run, strict=True)) for run in f.times.runs]
-                    for f in published
-                ],
-            },
-            {
-                "version": [at for _, at, _ in rewrites],
-                "kind": [REWRITE] * len(rewrites),
-                "path": [path for path, _, _ in rewrites],
-                "last": [last for _, _, last in rewrites],
-            },
-            {
-                "version": [at for _, _, at in marks],
-                "kind": [MARK] * len(marks),
-                "app": [app for app, _, _ in marks],
-                "number": [number for _, number, _ in marks],
-            },
-        ]
-        return pa.concat_tables([_table(part) for part in parts]).sort_by(
-            [("version", "ascending"), ("first", "ascending")]
-        )
+        return pa.concat_tables(parts).sort_by([("version", "ascending"), ("first", "ascending")])
+
+    def version_after(self, version: int, files: int) -> int:
+        """Return the last version of a batch of commits that add about so many files."""
+        firsts = self.index.files.firsts
+        at = bisect_left(firsts, sequence(version + 1, 0)) + files
+        return self.index.version if at >= len(firsts) else firsts[at] >> ORDINAL_BITS
 
     def load_rows(self, rows: pa.Table, version: int) -> None:
-        """Takes in rows of ``commits/`` that tell of the commits up to `version`, those that are
-        not known yet."""
-        rows = rows.filter(pc.greater(rows["version"], self.index.version)).sort_by(
-            [("version", "ascending"), ("first", "ascending")]
-        )
-
-        def of(kind: str, *names: str) -> Any:
-            found = rows.filter(pc.equal(rows["kind"], kind))
-            return zip(*(_plain(found[name]).to_pylist() for name in names), strict=True)
-
-        self._rewritten.update(
-            (path, (at, last)) for path, at, last in of(REWRITE, "path", "version", "last")
-        )
-        self.marks.update(
-            (app, (number, at)) for app, number, at in of(MARK, "app", "number", "version")
-        )
-        self._extend(
-            [
-                DataFile(
-                    first,
-                    count,
-                    path,
-                    size,
-                    at,
-                    times and DeliveryTimes.of(tuple(run.values()) for run in times),
-                )
-                for first, count, path, size, at, times in of(
-                    PUBLISH, "first", "rows", "path", "size", "committed_at", "times"
-                )
-            ],
-            version,
-        )
+        """Take in rows of ``commits/`` about the commits up to `version`, those that are not known
+        yet."""
+        is_new = pc.greater(rows["version"], self.index.version)
+        for path, at, last in of_kind(rows, is_new, REWRITE, "path", "version", "last"):
+            self._rewritten[path] = (at, last)
+        for app, number, at in of_kind(rows, is_new, MARK, "app", "number", "version"):
+            self.marks[app] = max((number, at), self.marks.get(app, (number, at)))
+        is_kept = pc.greater(pc.fill_null(rows["last"], -1), self.index.forgotten_to)
+        self.index.extend_columns(file_columns(rows, pc.and_(is_new, is_kept)), version)
+        # The rows are several times as large as what is kept of them.
+        pa.default_memory_pool().release_unused()
 
 
 def _footer_rows(files: FileStore, path: str) -> int:
@@ -326,36 +289,3 @@ def commit_matches(rows: pa.Table, commit: Commit) -> bool:
     # Files without rows have no row here, and files that came back have an older one.
     counted = {add["path"] for add in commit.adds if add["stats"].get("numRecords")}
     return counted <= paths or counted <= set(rows["path"].to_pylist())
-
-
-_RUN_NAMES: Final = ("rows", "deliver_at", "expires_at")
-
-
-def _table(columns: Mapping[str, list[Any]]) -> pa.Table:
-    """Rows of ``commits/`` of one kind; columns that are left out are null."""
-    count = len(columns["version"])
-
-    def column(field: pa.Field) -> Any:
-        if field.name not in columns:
-            return pa.nulls(count, field.type)
-        raw = (
-            pa.int64()
-            if field.name == "committed_at"
-            else _RAW_RUNS
-            if field.name == "times"
-            else field.type
-        )
-        return pa.array(columns[field.name], raw).cast(field.type)
-
-    return pa.table([column(field) for field in COMMITS_SCHEMA], schema=COMMITS_SCHEMA)
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Instants as microseconds."""
-    return (
-        column.cast(pa.int64())
-        if column.type == _INSTANT
-        else column.cast(_RAW_RUNS)
-        if column.type == _RUNS
-        else column
-    )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace as with_changes
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
-from spark_mq.errors import CommitConflict, ContentionTimeout
+from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
+from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot, LedgerStore
+from spark_mq.util.pace import Pace, too_many_conflicts
 
 __all__ = ["DROP_GROUP", "NextLedger", "Priority", "Update", "update_ledger"]
 
@@ -27,6 +28,10 @@ class _Drop(Enum):
 DROP_GROUP: Final = _Drop.GROUP
 """Returned by a compute function to drop the group."""
 
+ASK_AFTER: Final = 5
+"""Lost races in a row after which a writer asks the others to pause. A writer that is much slower
+than they are would lose each race. Others lose fewer, and ask for nothing."""
+
 NextLedger = Ledger | Literal[_Drop.GROUP] | None
 """The ledger to commit. None or the ledger that was read: there is nothing to commit."""
 
@@ -35,12 +40,12 @@ Update = tuple[NextLedger, T, Mapping[str, Any]]
 
 
 class Priority(Enum):
-    """How soon a commit tries again after its first conflict. The value is the pause in seconds."""
+    """How long a commit pauses if others compete. The value is a share of the common pause."""
 
     #: For settles and extensions. They come first, or leases would starve them.
-    SETTLE = 0.005
+    SETTLE = 0.5
     #: For leases and the sweep, which can wait.
-    LEASE = 0.02
+    LEASE = 1.0
 
 
 Params = ParamSpec("Params")
@@ -68,7 +73,7 @@ def update_ledger(
     group: str,
     compute: Callable[[LedgerSnapshot], Update[T]],
     *,
-    txns: Callable[[T], Sequence[tuple[str, int]]] | None = None,
+    txns: Mapping[str, int] = MappingProxyType({}),
     whole_table: bool = False,
     replace: bool = False,
     timeout: float = 30.0,
@@ -85,7 +90,7 @@ def update_ledger(
     compute
         Computes the next ledger from a snapshot. It runs again after each conflict.
     txns
-        Returns the application transactions to commit with a result.
+        The application transactions to commit. `compute` may change them.
     whole_table
         Conflict with every other commit, not only with those of this group.
     replace
@@ -93,7 +98,7 @@ def update_ledger(
     timeout
         Seconds until the update gives up.
     priority
-        Sets the pause after the first conflict. It grows with each conflict.
+        Sets the pause if others compete.
 
     Returns
     -------
@@ -105,52 +110,79 @@ def update_ledger(
     ContentionTimeout
         Every commit conflicted until the timeout.
     """
-    attempts, deadline = 0, time.monotonic() + timeout
     with store.door(group).hold():
+        started, losses = time.monotonic(), 0
+        pace = store.paces.get(group)
+        look: bool | None = None  # the store may skip the first look, which costs it a request
         while True:
+            if pace is not None:
+                pace.wait(priority.value)
+            began = time.monotonic()
             try:
-                # Over a store, a look costs a request, and the put finds out all the same.
-                look = attempts > 0 or not store.may_skip_look()
                 snapshot = store.read(group, blind=replace, look=look)
-                try:
-                    ledger, result, info = compute(snapshot)
-                except Exception:
-                    if look:
-                        raise
-                    attempts += 1  # perhaps the state was old
-                    continue
-                transactions = () if txns is None else txns(result)
-                if ledger is None or (ledger is snapshot.ledger and not transactions):
-                    if look:
-                        return result
-                    attempts += 1
-                    continue
-                store.write(
+                done, result = _attempt(
+                    store,
                     snapshot,
-                    None if ledger is DROP_GROUP else _next_revision(ledger),
-                    operation_id=uuid.uuid4().hex,
-                    note={"group": group, **info},
-                    txns=transactions,
+                    compute,
+                    txns=txns,
                     whole_table=whole_table,
+                    pace=pace,
+                    began=began,
                 )
-                store.bell.notify()
-                return result
             except CommitConflict as error:
-                attempts += 1
-                if time.monotonic() > deadline:
-                    raise _timed_out(group, attempts, timeout) from error
-                time.sleep(priority.value * min(8, attempts) * random.uniform(0.5, 1.5))
+                losses, now = losses + 1, time.monotonic()
+                if now - started > timeout:
+                    what = f"group {group!r}: a commit"
+                    raise too_many_conflicts(what, losses, timeout, group) from error
+                pace = store.paces.setdefault(group, Pace())
+                pace.lost(now - began)
+                if losses % ASK_AFTER == 0:
+                    store.ask_for_way(None if whole_table else group, pace.pause)
+            else:
+                if done:
+                    return result
+            look = True
+
+
+def _attempt(
+    store: LedgerStore,
+    snapshot: LedgerSnapshot,
+    compute: Callable[[LedgerSnapshot], Update[T]],
+    *,
+    txns: Mapping[str, int],
+    whole_table: bool,
+    pace: Pace | None,
+    began: float,
+) -> tuple[bool, Any]:
+    """Compute and commit once. Return whether it is done, and the result.
+
+    It is not done if there was nothing to commit, or an error, on a state that may be old.
+    """
+    try:
+        ledger, result, info = compute(snapshot)
+    except Exception:
+        if snapshot.looked:
+            raise
+        return False, None
+    if ledger is None or (ledger is snapshot.ledger and not txns):
+        return snapshot.looked, result
+    note = {"group": snapshot.group, **info}
+    store.write(
+        snapshot,
+        None if ledger is DROP_GROUP else _next_revision(ledger),
+        operation_id=uuid.uuid4().hex,
+        note={**note, PAUSE: round(pace.pause, 3)} if pace and pace.pause else note,
+        txns=tuple(txns.items()),
+        whole_table=whole_table,
+    )
+    if pace is not None:
+        pace.won(time.monotonic() - began)
+        if not pace.pause:
+            store.paces.pop(snapshot.group, None)
+    store.bell.notify()
+    return True, result
 
 
 def _next_revision(ledger: Ledger) -> Ledger:
     head = with_changes(ledger.head, revision=ledger.head.revision + 1)
-    return Ledger(head, ledger.ranges, ledger.events)
-
-
-def _timed_out(group: str, attempts: int, timeout: float) -> ContentionTimeout:
-    return ContentionTimeout(
-        f"group {group!r}: a commit lost {attempts} races in {timeout:.0f} s; nothing was changed. "
-        "Fewer workers with larger leases contend less",
-        group=group,
-        attempts=attempts,
-    )
+    return ledger.replaced(head, ledger.events)

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow.compute as pc
-
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger import settle as settling
+from spark_mq.ledger.commit_info import settle_info
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.ledger.transitions import expire_leases, rows_held_by_batch
@@ -67,7 +66,7 @@ def ack_committed_leases(
     for command in commands:
         ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
         outcomes.append(outcome)
-    return ledger, settling.commit_info(commands, outcomes)
+    return ledger, settle_info(commands, outcomes)
 
 
 def _committed_leases(
@@ -77,8 +76,7 @@ def _committed_leases(
     if up_to == 0:
         return []
     ledger = view.ledger
-    held = pc.starts_with(ledger.column("lease_id"), stream + "/")
-    rows = ledger.rows_where(pc.and_(ledger.is_state(LEASED, WAITING), held))
+    rows = ledger.find((LEASED, WAITING), ("lease_id", "starts with", stream + "/"))
     if not rows:
         return []
     ids = {r.lease_id for r in ledger.ranges_at(rows) if r.lease_id}
@@ -96,8 +94,8 @@ def _committed_leases(
 def exclude_from_auto_ack(group: GroupLedger, stream: str, n: int) -> int:
     """Exclude what batch n of a stream still holds from the ack on commit.
 
-    One commit, and none if nothing is held or the batch is excluded already. It changes the
-    group's ledger, so an ack that has not seen it conflicts. Returns the number of messages.
+    One commit, and none if nothing is held or the batch is excluded already. It changes the group's
+    ledger, so an ack that has not seen it conflicts. Returns the number of messages.
     """
     app = auto_ack_app_id(stream)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND
 
-__all__ = ["BatchPlan", "LeaseLimits", "StreamOptions"]
+__all__ = ["BatchPlan", "LeaseLimits", "StreamOptions", "check_attempts"]
 
 LeaseLimits = tuple[int, int | None]
 """The most messages and bytes that a lease may hold."""
@@ -50,3 +52,15 @@ class BatchPlan:
     lease_id: str = ""
     expires_at: int = 0
     slices: tuple[tuple[FileSlice, Range], ...] = ()
+
+
+def check_attempts(group: str, settings: GroupSettings) -> None:
+    """Raise InvalidOption if a group leaves no attempt for the replay of a batch."""
+    attempts = settings.max_delivery_attempts
+    if attempts is not None and attempts < 3:
+        raise InvalidOption(
+            f"group {group!r} cannot be read by a stream: its max_delivery_attempts={attempts} "
+            f"leaves no attempt for the replay of a batch. Set 3 or more",
+            option="max_delivery_attempts",
+            value=attempts,
+        )

@@ -15,16 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from spark_mq.errors import CommitConflict, InvalidOption, StorageError
+from spark_mq.errors import CommitConflict, StorageError
 from spark_mq.ledger import acquire as acquiring
-from spark_mq.ledger import transitions
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import compute_stats
 from spark_mq.operations.acquire import (
     Damage,
-    find_damage,
     reject_damaged,
     settle_lost_messages,
 )
@@ -36,7 +34,8 @@ from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.auto_ack import ack_committed_leases
 from spark_mq.streaming.fence import check_fence
 from spark_mq.streaming.offset import fence_app_id, parse_offset
-from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions
+from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
+from spark_mq.streaming.replay import find_batch_damage, take_over_batch
 
 __all__ = ["StreamSource"]
 
@@ -44,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 PROGRESS: Final = (
     *("ready", "delayed", "in_flight", "dead", "blocked"),
-    *("oldest_unsettled_age", "blocked_because"),
+    *("oldest_unsettled_age", "blocked_because", "breaker"),
 )
 """The group's stats that the stream's progress shows."""
 
@@ -162,20 +161,10 @@ class StreamSource:
         stats = asdict(compute_stats(*self._looked))
         return {name: stats[name] for name in PROGRESS}
 
-    # -- the steps
-
     def _check(self) -> None:
         if self._checked:
             return
-        attempts = self.ledger.settings().max_delivery_attempts
-        if attempts is not None and attempts < 3:
-            raise InvalidOption(
-                f"group {self.ledger.name!r} cannot be read by a stream: its "
-                f"max_delivery_attempts={attempts} leaves no attempt for the replay of a batch. "
-                f"Set 3 or more",
-                option="max_delivery_attempts",
-                value=attempts,
-            )
+        check_attempts(self.ledger.name, self.ledger.settings())
         self.ledger.create_if_missing()
         self._checked = True
 
@@ -192,7 +181,7 @@ class StreamSource:
                 break
         index, damage = self.ledger.index_or_damage(ledger)
         self._looked = (ledger, index, view.settings, view.now)
-        waiting = ledger.count(ledger.is_state(WAITING))
+        waiting = ledger.count((WAITING,))
         if not waiting and damage is None and index.last_sequence <= ledger.tracked_up_to:
             self.available_count = 0
             return False
@@ -285,53 +274,27 @@ class StreamSource:
         StorageError
             Payload files are out of reach. Nothing was taken over, and no delivery was counted.
         """
-        app, prefix = fence_app_id(stream), f"{stream}/{n}/"
-        lease_id, damage = prefix + self.runner, self.find_damage(stream, n)
-
-        def compute(
-            view: GroupView,
-        ) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
-            mark = check_fence(self.ledger, view, app, stream, n, highest=2 * n + 2)
-            expires_at = view.now + self._timeout(view.settings)
-            rows = transitions.rows_held_by_batch(view.ledger, prefix)
-            held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
-            acked, _ = self._acked(view, stream, n - 1, sorted(held))
-            after, granted = transitions.replay_batch(
-                acked, view.now, view.settings, prefix, lease_id=lease_id,
-                worker_id=self.options.worker_id, expires_at=expires_at,
-                granted_before=mark == 2 * n + 2,
-            )  # fmt: skip
-            messages = sum(r.message_count for r in granted)
-            info = {
-                "operation": "replay",
-                "lease_id": lease_id,
-                "worker_id": self.options.worker_id,
-                "messages": messages,
-            }
-            return after, (granted, expires_at, mark != 2 * n + 2, view.settings), info
-
-        granted, expires_at, _, settings = self.ledger.update(
-            compute,
-            txn=lambda got: (app, 2 * n + 2) if got[2] else None,
-            priority=Priority.LEASE,
+        damage = self.find_damage(stream, n)
+        granted, expires_at, settings = take_over_batch(
+            self.ledger,
+            stream,
+            n,
+            runner=self.runner,
+            worker_id=self.options.worker_id,
+            expires_at=lambda view: view.now + self._timeout(view.settings),
+            acked=lambda view, held: self._acked(view, stream, n - 1, held)[0],
         )
-        messages = sum(r.message_count for r in granted)
-        _log.warning("stream %s: batch %d runs again with %d messages", stream, n, messages)
         if self._bound is not None:  # what the replay gave back was there at the start, and due
             self._bound = (self._bound[0], self.ledger.now())
         self._first = False
+        lease_id = f"{stream}/{n}/{self.runner}"
         good = reject_damaged(self.ledger, granted, lease_id, damage)
         return self._granted(lease_id, expires_at, good, settings)
 
     def find_damage(self, stream: str, n: int) -> list[Damage]:
-        """Read all that batch n holds, before its replay is counted as a delivery.
-
-        A page that no task can read may be why the batch died. Raises StorageError.
-        """
-        ledger = self.ledger.ledger_in(self.ledger.snapshot())
-        rows = transitions.rows_held_by_batch(ledger, f"{stream}/{n}/")
+        """Read all that batch n holds, before its replay is counted. Raises StorageError."""
         try:
-            return find_damage(self.ledger, ledger.ranges_at(rows))
+            return find_batch_damage(self.ledger, stream, n)
         except StorageError:
             self.ack_committed(stream, n - 1)
             raise

@@ -82,13 +82,13 @@ def short_repr(value: Any) -> str:
     return f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 
-def validate_error(value: Any) -> str | None:
-    """Validate the text of a failure. None is valid."""
+def validate_error(value: Any, option: str = "error") -> str | None:
+    """Validate the text of a failure or of another reason. None is valid."""
     if value is None or isinstance(value, str):
         return value
     raise InvalidOption(
-        f"error={short_repr(value)} is no text: give a str, for example str(exception)",
-        option="error",
+        f"{option}={short_repr(value)} is no text: give a str, for example str(exception)",
+        option=option,
         value=value,
     )
 

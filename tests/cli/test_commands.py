@@ -187,10 +187,23 @@ def test_a_seek_changes_nothing_without_execute(run: Run, queue: Queue) -> None:
     done = run("group", "seek", "billing", "--to-sequence", target, "--execute", *here).row
     assert done == {**row, "executed": True}
     assert queue.group("billing").stats().ready == 3
-    assert run("group", "seek", "billing", "--to-earliest", *here).row["position"] == 0
+    earliest = run("group", "seek", "billing", "--to-earliest", *here).row
+    assert earliest["position"] == sequence_of(queue, "acked")
     assert run("group", "seek", "billing", "--to-datetime", "2020-01-01T00:00:00Z", *here).row
     assert "one of --to-earliest" in run("group", "seek", "billing", *here, expect=2).err
     assert "2020" in run("group", "seek", "billing", "--to-datetime", "2020", *here, expect=2).err
+
+
+def test_a_group_is_paused_and_resumed(run: Run, queue: Queue) -> None:
+    here = ("billing", "-q", queue.path, "-o", "json")
+    paused = run("group", "pause", *here, "--reason", "repairs").row
+    assert "repairs" in paused["blocked_because"]
+    assert queue.group("billing").lease("w") is None
+    check = run("check", "-q", queue.path, expect=1)
+    assert "repairs" in check.out
+    assert run("group", "resume", *here).row["blocked_because"] == ""
+    assert queue.group("billing").lease("w").messages[0].value == b"unread"
+    assert "no group" in run("group", "pause", "none", "-q", queue.path, expect=3).err
 
 
 def test_a_blocked_group_is_unblocked(run: Run, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_queues_under_a_path_are_found(tmp_path: Path) -> None:
         str(tmp_path / "b/two"),
         str(tmp_path / "deep/er/and/deeper"),
     ]
-    assert Queue.find_all(tmp_path, max_depth=1) == [str(tmp_path / "a")]
+    assert Queue.find_all(tmp_path, max_depth=0) == [str(tmp_path / "a")]
     assert Queue.find_all(tmp_path / "a") == [str(tmp_path / "a")]
     assert Queue.find_all(tmp_path / "none") == []
 

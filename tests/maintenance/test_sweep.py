@@ -20,7 +20,7 @@ from spark_mq import Message, Queue, errors
 from spark_mq.delta import cleanup, tables
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.tables import write_checkpoint
+from spark_mq.delta.tables import last_checkpoint, write_checkpoint
 from spark_mq.maintenance import dead_letters
 from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.maintenance.sweep import SweepReport
@@ -615,7 +615,8 @@ def test_writers_go_on_under_housekeeping(
     queue = delta_queue()
     queue.publish([str(n) for n in range(30)])
     cycle(queue, 6)
-    housekeep(queue)  # a checkpoint, from which on the kept versions are read
+    housekeep(queue)
+    write_checkpoint(delta_leases(queue).files)  # from it on the kept versions are read
     cycle(queue, 2)
     sweeper = again(queue)
     acked = 0
@@ -714,7 +715,10 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
     assert lease(queue).ack().settled == 1
 
 
-def test_a_checkpoint_that_cannot_be_read_is_told(delta_queue: Make) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_told(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "SWEEP_INTERVAL", 0)  # each sweep reads the last checkpoint
     queue = delta_queue()
     queue.publish("a")
     cycle(queue, 3)
@@ -866,3 +870,18 @@ def test_a_sweep_keeps_the_dead_letter_queues_tables_small_too(delta_queue: Make
     assert Path(queue.dead_letters.path, "history", "_delta_log").exists()
     assert Path(queue.dead_letters.path, "commits", "_delta_log").exists()
     assert any(".checkpoint." in name for name in os.listdir(Path(leases.path, "_delta_log")))
+
+
+def test_a_sweep_writes_a_checkpoint_only_after_enough_commits(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish([str(n) for n in range(30)])
+    cycle(queue, 3)
+    files = delta_leases(queue).files
+    queue.sweep()
+    assert last_checkpoint(files) == -1, "few commits are read as fast as a checkpoint"
+    cycle(queue, 10)
+    queue.sweep()
+    written = last_checkpoint(files)
+    assert written >= tables.SWEEP_INTERVAL
+    queue.sweep()
+    assert last_checkpoint(files) == written

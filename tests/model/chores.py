@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from spark_mq.ledger.settle import REJECT
+import contextlib
+from dataclasses import replace
+
+from spark_mq.errors import LeaseLost, TablesDisagree
+from spark_mq.ledger.message_index import MessageIndex, sequence
+from spark_mq.ledger.settle import NACK, REJECT, SettleCommand
 from spark_mq.maintenance.dead_letters import route_dead_letters
+from spark_mq.maintenance.recover import recover_tables
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.retention import trim
 
 from .actors import Context, Proc, Program, Worker
+from .explorer import EFFECT
 from .storage import Store
 
 ENDED = "ended"
+AGAIN = "again"
+"""The data file that is published in place of a lost one."""
 
 
 class Chore(Program):
@@ -92,3 +101,80 @@ class Joiner(Worker):
 
     def done(self, ctx: Context) -> None:
         ctx.group(self.of).ack(ctx.local["lease"])
+
+
+class Broke(Worker):
+    """Has a handler that fails, at most ``moves`` times, whichever messages it gets."""
+
+    def __init__(self, name: str, who: int, *, most: int, moves: int) -> None:
+        super().__init__(name, who, most=most)
+        self.moves = moves
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        return proc._replace(pc="lease", local=(("moves", self.moves),))
+
+    def work(self, ctx: Context) -> str:
+        if not ctx.local["moves"] or not ctx.choose(2):
+            self.done(ctx)
+            return "lease"
+        ctx.local["moves"] -= 1
+        rows = [(s, s) for s in ctx.local["rows"]]
+        command = SettleCommand(NACK, ctx.local["lease"], rows, whole=True)
+        ctx.group()._ledger.settle([command])
+        return "lease"
+
+
+class Pauser(Chore):
+    """Pauses the group and resumes it, once."""
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        return proc._replace(pc="work", local=()) if store.book("g") is not None else None
+
+    def work(self, ctx: Context) -> str:
+        ctx.group().pause("maintenance")
+        ctx.emit("paused", True)
+        return "resume"
+
+    def resume(self, ctx: Context) -> str:
+        ctx.group().resume()
+        ctx.emit("paused", False)
+        return ENDED
+
+
+class Restorer(Chore):
+    """Sets the log back by its last commit. Others publish in its place, and one more. Then it recovers."""
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        done = any(f.path == AGAIN for f in store.log.files)
+        return proc._replace(pc="lose" if not done else "recover", local=())
+
+    def lose(self, ctx: Context) -> str:
+        log = ctx.rig.log
+
+        def set_back() -> None:
+            *kept, last = log._index.files
+            more = replace(last, first=sequence((last.first >> 32) + 1, 0), path="more")
+            files = [*kept, replace(last, path=AGAIN), more]
+            log._index = MessageIndex(files, more.first >> 32)
+            log._active = {f.path for f in files}
+
+        ctx.tape.call(EFFECT, set_back)
+        return "recover"
+
+    def recover(self, ctx: Context) -> str:
+        recover_tables(ctx.queue._context, dry_run=False)
+        return ENDED
+
+
+class Patient(Joiner):
+    """Works whenever the tables agree."""
+
+    def take(self, ctx: Context) -> bool:
+        try:
+            return super().take(ctx)
+        except TablesDisagree:
+            return False
+
+    def done(self, ctx: Context) -> None:
+        with contextlib.suppress(TablesDisagree, LeaseLost):
+            super().done(ctx)

@@ -6,7 +6,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program
+from spark_mq.errors import TablesDisagree
+
+from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program, Worker
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
 from .invariants import Batch, Notes, Onlooker
 from .storage import (
@@ -37,6 +39,13 @@ class Bounds(NamedTuple):
     """Time passes while somebody works."""
 
 
+def _room(program: Program) -> int:
+    """How many messages a process takes at a time."""
+    if isinstance(program, Driver):
+        return program.options.max_messages
+    return program.most if isinstance(program, Worker) else 10**9
+
+
 class Delivery(World):
     """``programs`` over ``messages`` (so many in each commit). ``tick``: microseconds that pass at a time."""
 
@@ -55,11 +64,12 @@ class Delivery(World):
         setup: Sequence[Program] = (),
         retention: str = "7d",
         most: int | None = None,
+        probe_waits: Sequence[int] = (),
         **settings: Any,
     ) -> None:
         given: Mapping[str, Any] = {
             "visibility_timeout": "60s", "clock_skew": skew / SECOND, "max_delivery_attempts": attempts, "retry_delay": "10s",
-            "max_in_flight": cap, **settings,
+            "max_in_flight": cap, "breaker_threshold": None, **settings,
         }  # fmt: skip
         self.programs, self.bounds, self.skew, self.tick, self.attempts = (
             tuple(programs),
@@ -83,6 +93,9 @@ class Delivery(World):
             cap=cap,
             skew=skew,
             alone=len(programs) == 1,
+            room=min((_room(program) for program in programs), default=0),
+            threshold=settings.get("breaker_threshold"),
+            probe_waits=probe_waits,
         )
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):
@@ -216,6 +229,8 @@ class Delivery(World):
             if r.state == LEASED and r.expires_at is not None
         ]
         waits += [r.available_at for r in rows if r.state == WAITING and r.available_at is not None]
+        heads = [book.head for _, book in state.store.books]
+        waits += [head.breaker.next_probe_at for head in heads if head.breaker.next_probe_at]
         later = [at for at in waits if at > now]
         return (
             (
@@ -422,6 +437,24 @@ class Trimmed(Delivery):
             for row in book.view(self.messages)
         )
         return bool(books) and settled
+
+
+class Restored(Trimmed):
+    """The log went back and grew again: what was published since is delivered, also where the number of a lost message is used again."""
+
+    def check(self, store: Store) -> None:
+        """The ledger and the log disagree until the recovery is over."""
+
+    def _sweep_now(self, store: Store) -> tuple[Store, tuple[Event, ...]]:
+        try:
+            return super()._sweep_now(store)
+        except TablesDisagree:
+            return store, ()
+
+    def finished(self, state: State) -> bool:
+        book = state.store.book("g")
+        published = len(self.messages) + 2  # the two that came after the restore
+        return book is not None and book.head.counters.get("acked", 0) >= published
 
 
 class Routed(Delivery):

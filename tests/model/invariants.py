@@ -22,6 +22,18 @@ Batch = tuple[str, Any]
 """A write to a sink: the transaction's app and version, or a worker's lease."""
 
 
+class Breaker(NamedTuple):
+    """What an onlooker knows of the group's breaker, from what the processes did."""
+
+    streak: tuple[int, ...] = ()
+    """The first messages of the leases that failed since the last ack."""
+    probe_from: int | None = None
+    """When the next probe may be leased. None: it is closed."""
+    probe: int | None = None
+    failed: int = 0
+    paused: bool = False
+
+
 class Notes(NamedTuple):
     """By message, in the order of sequence, unless told otherwise."""
 
@@ -45,8 +57,9 @@ class Notes(NamedTuple):
     """Batches that have had a crash; with 2: more than one, or their lease expired; with -1 - m: message m was nacked."""
     due_from: tuple[int, ...] = ()
     """Not before."""
-    passed: tuple[int, int] = (0, 0)
-    """How many leases in a row have passed over suspects, and the rest, that were due."""
+    passed: int = 0
+    """How many leases in a row have isolated suspects, while something was unread."""
+    breaker: Breaker = Breaker()
     excused: frozenset[int] = frozenset()
     """Messages that a seek has skipped, or that were to end unheard: their TTL."""
 
@@ -64,6 +77,9 @@ class Onlooker:
         group: str = "g",
         cap: int | None = None,
         alone: bool = False,
+        room: int = 0,
+        threshold: int | None = None,
+        probe_waits: Sequence[int] = (),
     ) -> None:
         self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = (
             messages,
@@ -73,6 +89,10 @@ class Onlooker:
             group,
             cap,
         )
+        self.threshold, self.probe_waits = threshold, tuple(probe_waits)
+        """Failed leases that open the breaker, and the waits before the first probe and later ones."""
+        self.room = room
+        """As many messages as every process takes at a time."""
         self.alone = alone
         """Whether one process works at a time: then expiry is no excuse, for nobody can have leased meanwhile what has expired."""
         self._at = {m: at for at, m in enumerate(messages)}
@@ -150,6 +170,11 @@ class Onlooker:
             until,
             notes.trouble,
             notes.passed,
+            notes.breaker._replace(
+                probe_from=None
+                if notes.breaker.probe_from is None
+                else max(0, notes.breaker.probe_from - now)
+            ),
             notes.excused,
         )
 
@@ -172,7 +197,7 @@ class _Noting:
         )
         self.seen, self.sizes, self.until = dict(notes.seen), dict(notes.sizes), dict(notes.until)
         self.given, self.trouble = set(notes.given), set(notes.trouble)
-        self.passed, self.excused = notes.passed, set(notes.excused)
+        self.passed, self.breaker, self.excused = notes.passed, notes.breaker, set(notes.excused)
         self.released: set[int] = set()
         self.touched: set[int] = set()
         """What has been settled in this step."""
@@ -187,7 +212,7 @@ class _Noting:
             tuple(sorted(self.seen.items())), tuple(sorted((k, v) for k, v in self.sizes.items() if k in keep)),
             frozenset((lease, m) for lease, m in self.given if lease in keep or self.holder[m] == lease),
             tuple(sorted((lease, at) for lease, at in self.until.items() if at > self.now and lease in held)),
-            frozenset(self.trouble), tuple(self.due_from), self.passed, frozenset(self.excused),
+            frozenset(self.trouble), tuple(self.due_from), self.passed, self.breaker, frozenset(self.excused),
         )  # fmt: skip
 
     # -- what processes did
@@ -284,6 +309,49 @@ class _Noting:
                 raise Violation(
                     f"{verb} of message {at} by {lease} is refused, though it is settled already"
                 )
+
+    def paused(self, now: bool) -> None:
+        self.breaker = self.breaker._replace(paused=now)
+
+    def _watch_breaker(self, settles: list[Event]) -> None:
+        """Count the leases that failed. A world with a breaker lets none expire."""
+        if self.onlooker.threshold is None:
+            return
+        waits, b = self.onlooker.probe_waits, self.breaker
+        for _, verb, _, _, _, ranges, *_ in settles:
+            rows = self._in(ranges)
+            if not rows:
+                continue
+            if verb == "ack" and (b.probe_from is None or b.probe in rows):
+                b = Breaker(paused=b.paused)
+            elif verb == "nack" and b.probe_from is None:
+                streak = tuple(sorted({*b.streak, rows[0]}))
+                opens = len(streak) >= self.onlooker.threshold
+                b = b._replace(streak=streak, probe_from=self.now + waits[0] if opens else None)
+            elif verb == "nack" and b.probe in rows:
+                failed = b.failed + 1
+                wait = waits[min(failed, len(waits) - 1)]
+                b = b._replace(
+                    failed=min(failed, len(waits)), probe=None, probe_from=self.now + wait
+                )
+        self.breaker = b
+
+    def _may_lease(self, granted: list[int], old: tuple[Range | None, ...]) -> None:
+        b = self.breaker
+        if b.paused:
+            raise Violation(f"messages {granted} are leased while the group is paused")
+        if b.probe_from is None:
+            return
+        if len(granted) > 1:
+            raise Violation(f"the breaker is open, and {len(granted)} messages are leased")
+        if self.now < b.probe_from:
+            raise Violation(f"the probe is leased {b.probe_from - self.now} us too early")
+        row = None if b.probe is None else old[b.probe]
+        if row is not None and row.state == LEASED:
+            raise Violation(f"a second probe is leased, while message {b.probe} is one")
+        waits = self.onlooker.probe_waits
+        wait = waits[min(b.failed, len(waits) - 1)]
+        self.breaker = b._replace(probe=granted[0], probe_from=self.now + wait)
 
     def extended(self, lease: str) -> None:
         """Its holder may rely on what the ledger says now."""
@@ -408,8 +476,10 @@ class _Noting:
             self.sizes[str(lease)] = sum(
                 r is not None and r.state == LEASED and r.lease_id == lease for r in new
             )
+        self._watch_breaker(settles)
         if granted:
-            self._fair(old, granted)
+            self._may_lease(granted, old)
+            self._in_order(old, granted)
         for one in settles:
             if one[1] == "nack" and one[3]:
                 for at in self._in(one[5]):
@@ -472,6 +542,15 @@ class _Noting:
         if b is not None and b.state == SETTLED:
             return
         if at in self.released:
+            if (a.expires_at or 0) + self.onlooker.skew < self.now:
+                # Too late: the delivery has failed, as if it had been seen before.
+                if b is not None and (b.delivery_count, b.lease_id) != (a.delivery_count, None):
+                    raise Violation(
+                        f"message {at} is released late, and not as failed: {a}, now {b}"
+                    )
+                if self.sizes.get(lease) == 1:
+                    self.blamed[at] = True
+                return
             if b is None or (b.delivery_count, b.lease_id, b.suspect) != (
                 a.delivery_count - 1,
                 None,
@@ -494,9 +573,10 @@ class _Noting:
                 and b.lease_id == lease
                 and (lease, at) not in self.given
             )
-            if late and not (b.suspect and (b.available_at or 0) <= self.now):  # type: ignore[union-attr]
+            alone = self.sizes.get(lease) == 1
+            if late and (b.suspect == alone or (b.available_at or 0) > self.now):  # type: ignore[union-attr]
                 raise Violation(
-                    f"message {at} has expired, and is not a suspect that is due at once: {b}"
+                    f"message {at} has expired, and is not due at once, or its blame is wrong: {b}"
                 )
 
     def _settled(self, at: int, a: Range | None) -> None:
@@ -511,52 +591,89 @@ class _Noting:
         if not self.copies[at]:
             raise Violation(f"message {at} is settled, and no sink has it")
 
-    def _fair(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
-        """Suspects and the rest take turns: neither is passed over by three leases in a row while it is due."""
-
-        def due(r: Range | None) -> bool:
-            return r is None or (r.state == WAITING and (r.available_at or 0) <= self.now)
-
-        def same_batch(at: int) -> bool:
-            mine, then = self.view[at], old[at]
-            assert mine is not None
-            return (
-                then is not None
-                and then.state == LEASED
-                and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
-            )
-
-        if any(same_batch(at) for at in granted):
-            return  # a replay takes what its batch holds
+    def _in_order(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
+        """Whoever waits comes first, in order; what failed together is apart; unread does not starve."""
         then = [self._folded(r) for r in old]
-        suspects = [r for r in (then[at] for at in granted) if r is not None and r.suspect]
-        if (
-            suspects
-            and len({(r.first, r.suspect) for r in (then[at] for at in granted) if r is not None})
-            > 1
-        ):
+        lease = str(self.view[granted[0]].lease_id)  # type: ignore[union-attr]
+        if any(self._same_batch(at, old[at]) for at in granted):
+            return  # a replay takes what its batch holds
+        due = [
+            at for at, r in enumerate(then) if self._is_due(r) and self._may_be_leased(at, granted)
+        ]
+        unread = [at for at, r in enumerate(then) if r is None and self.view[at] is None]
+        taken = [then[at] for at in granted if then[at] is not None]
+        read = [at for at in granted if then[at] is None]
+        left = [at for at in due if at not in granted]
+        suspects = [r for r in taken if r is not None and r.suspect]
+        if suspects and (read or len({_failure(r) for r in taken if r is not None}) > 1):
             raise Violation(f"a lease mixes suspects with others: {[then[at] for at in granted]}")
-        lasts = [self._on_last_attempt(then[at], str(self.view[at].lease_id)) for at in granted]  # type: ignore[union-attr]
+        lasts = [self._on_last_attempt(then[at], lease) for at in granted]
         if not suspects and any(lasts) and not all(lasts):
             raise Violation(
                 f"a lease mixes last attempts with others: {[then[at] for at in granted]}"
             )
-        passed = list(self.passed)
-        for kind in (0, 1):
-            waits = any(due(r) and (r is not None and r.suspect) == (kind == 0) for r in then)
-            taken = bool(suspects) == (kind == 0)
-            passed[kind] = passed[kind] + 1 if waits and not taken else 0
-        if max(passed) > 2:
-            raise Violation(
-                f"{'suspects' if passed[0] > 2 else 'others than suspects'} were due, and three leases have passed them over"
-            )
-        self.passed = (passed[0], passed[1])
+        if read and left and (taken or self.passed < 3):
+            raise Violation(f"unread messages overtake messages {left}, which are due")
+        limited = self.onlooker.attempts is not None
+        if taken and limited and min(due) not in granted:
+            raise Violation(f"message {min(due)} is due, and others go before it: {granted}")
+        if not suspects and any(
+            then[at].suspect  # type: ignore[union-attr]
+            for at in left
+            if granted[0] < at < granted[-1]
+        ):
+            raise Violation(f"the lease of {granted} goes past a suspect among {left}")
+        self._whole_retry(then, granted, left, lease)
+        isolates = self._isolates(then[granted[0]], lease)
+        self.passed = 0 if read else self.passed + bool(unread and isolates)
+        if self.passed > 3:
+            raise Violation("suspects are isolated, and unread messages starve")
+
+    def _is_due(self, r: Range | None) -> bool:
+        return r is not None and r.state == WAITING and (r.available_at or 0) <= self.now
+
+    def _may_be_leased(self, at: int, granted: list[int]) -> bool:
+        """Not dead by the same commit, nor put off because its file is out of reach."""
+        return at in granted or self._is_due(self.view[at])
+
+    def _whole_retry(
+        self, then: list[Range | None], granted: list[int], left: list[int], lease: str
+    ) -> None:
+        """What failed together for the first time is leased together, where it can be isolated later."""
+        first = then[granted[0]]
+        if first is None or not first.suspect or self._isolates(first, lease):
+            return
+        behind = [at for at in left if _failure(then[at]) == _failure(first)]  # type: ignore[arg-type]
+        if behind and len(granted) < self.onlooker.room:
+            raise Violation(f"messages {behind} failed together with {granted}, and are left out")
+
+    def _isolates(self, r: Range | None, lease: str) -> bool:
+        attempts = self.onlooker.attempts
+        if r is None:
+            return False
+        if attempts is None:
+            return r.delivery_count > 1 if r.suspect else r.delivery_count >= 5
+        attempts -= parse_lease_id(lease) is not None
+        return r.suspect and (attempts < 4 or r.delivery_count > 1)
+
+    def _same_batch(self, at: int, then: Range | None) -> bool:
+        mine = self.view[at]
+        assert mine is not None
+        return (
+            then is not None
+            and then.state == LEASED
+            and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
+        )
 
     def _folded(self, r: Range | None) -> Range | None:
         """As a lease finds it: what has expired waits, as a suspect."""
         if r is None or r.state != LEASED or (r.expires_at or 0) + self.onlooker.skew >= self.now:
             return r
-        return r._replace(state=WAITING, suspect=True, available_at=self.now, expires_at=None)
+        alone = self.sizes.get(str(r.lease_id)) == 1
+        return r._replace(
+            state=WAITING, suspect=not alone, available_at=r.expires_at, expires_at=None,
+            failure_count=r.failure_count + 1, error="expired",
+        )  # fmt: skip
 
     def _on_last_attempt(self, r: Range | None, lease: str) -> bool:
         """Of a stream's lease: the last but one, for one is kept for a replay."""
@@ -564,6 +681,12 @@ class _Noting:
         if r is None or attempts is None:
             return False
         return 0 < r.delivery_count >= attempts - 1 - (parse_lease_id(lease) is not None)
+
+
+def _failure(r: Range) -> tuple[Any, ...]:
+    """What messages share that failed in the same lease, and as often."""
+    error = "expired" if r.lease_id else r.error
+    return r.lease_id, r.available_at, r.delivery_count, r.failure_count, error
 
 
 def _check_form(book: Book) -> None:

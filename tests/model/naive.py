@@ -78,10 +78,22 @@ class Naive:
     max_failures: int | None = None
     max_retry_age: int | None = None
     on_exhausted: str = "dead_letter"
+    on_reject: str = "dead_letter"
+    threshold: int | None = None
+    first_wait: int = 0
+    longest_wait: int = 0
     messages: list[Message] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     lease_sizes: dict[str, int] = field(default_factory=dict)
-    passed_over: dict[str, int] = field(default_factory=dict)
+    passed_over: int = 0
+    """Leases in a row that isolated suspects while something was unread."""
+    streak: list[int] = field(default_factory=list)
+    """The first messages of the leases that failed in a row."""
+    opened: int | None = None
+    probe_from: int | None = None
+    probe: int | None = None
+    probes_failed: int = 0
+    paused: int | None = None
     skipped: set[int] = field(default_factory=set)
 
     # -- looking
@@ -142,12 +154,62 @@ class Naive:
             else ""
         )
 
-    def bury(self, m: Message, reason: str, blocks: bool = True) -> None:
+    def bury(self, m: Message, reason: str) -> None:
         if self.on_exhausted == "drop":
             m.forget("settled")
             self.count("dropped", 1)
         else:
-            m.die(reason, "blocked" if blocks and self.on_exhausted == "block" else "dead")
+            m.die(reason, "blocked" if self.on_exhausted == "block" else "dead")
+
+    def reject(self, m: Message, reason: str) -> None:
+        if self.on_reject == "drop":
+            m.forget("settled")
+            self.count("dropped", 1)
+        else:
+            m.die(reason)
+
+    # -- the breaker
+
+    def lease_failed(self, first: int, at: int) -> None:
+        if self.threshold is None:
+            return
+        if self.opened is not None:
+            if first == self.probe:
+                self.probes_failed, self.probe = self.probes_failed + 1, None
+                self.probe_from = at + self.wait_for_probe()
+        elif first not in self.streak:
+            self.streak.append(first)
+            if len(self.streak) == self.threshold:
+                self.opened, self.probe_from = at, at + self.first_wait
+
+    def lease_expired(self, deliveries: int, first: int, at: int) -> None:
+        if deliveries > 1 or first == self.probe:  # a first death is mostly a deployment
+            self.lease_failed(first, at)
+
+    def wait_for_probe(self) -> int:
+        wait = self.first_wait
+        for _ in range(self.probes_failed):
+            wait = min(2 * wait, self.longest_wait)
+        return wait
+
+    def worked(self, seqs: list[int]) -> None:
+        """The handler has dealt with messages."""
+        if self.opened is None:
+            self.streak = []
+        elif self.probe in seqs:
+            self.resume_breaker()
+
+    def resume_breaker(self) -> None:
+        self.streak, self.opened, self.probe_from = [], None, None
+        self.probe, self.probes_failed = None, 0
+
+    def stopped(self, now: int) -> str:
+        """Why nothing may be leased at all, or ""."""
+        if self.paused is not None:
+            return "paused"
+        leased = {m.seq for m in self.by_state("leased")}
+        waits = self.opened is not None and (now < self.probe_from or self.probe in leased)
+        return "breaker" if waits else ""
 
     def alone(self, m: Message) -> bool:
         return m.info["lease_size"] == 1
@@ -164,15 +226,28 @@ class Naive:
     # -- transitions
 
     def expire_leases(self, now: int, keep: tuple[str, ...] = ()) -> None:
+        ended: dict[str, Message] = {}
+        deadlines = {m.seq: m.info["expires_at"] for m in self.by_state("leased")}
+        counts = {m.seq: m.info["delivery_count"] for m in self.by_state("leased")}
         for m in self.by_state("leased"):
-            if m.info["expires_at"] + self.skew < now and m.info["lease_id"] not in keep:
-                at = m.info["expires_at"]
-                self.failed(m, at)
-                if reason := self.final(m, at, self.alone(m)):
-                    self.bury(m, reason)
-                else:
-                    m.become("waiting", available_at=at, expires_at=None, suspect=True)
+            if self.late(m, now) and m.info["lease_id"] not in keep:
+                ended.setdefault(m.info["lease_id"], m)
+                self.expire_one(m)
+        for m in sorted(ended.values(), key=lambda m: (deadlines[m.seq], m.seq)):
+            self.lease_expired(counts[m.seq], m.seq, deadlines[m.seq])
         self.pardon_but(keep)
+
+    def late(self, m: Message, now: int) -> bool:
+        return m.state == "leased" and m.info["expires_at"] + self.skew < now
+
+    def expire_one(self, m: Message) -> None:
+        at = m.info["expires_at"]
+        self.failed(m, at)
+        if reason := self.final(m, at, self.alone(m)):
+            self.bury(m, reason)
+        else:
+            suspect = not self.alone(m)
+            m.become("waiting", available_at=at, expires_at=None, suspect=suspect)
 
     def pardon_but(self, keep: tuple[str, ...]) -> None:
         kept = [m for m in self.by_state("waiting") if m.info["lease_id"] in keep]
@@ -221,8 +296,19 @@ class Naive:
         by_seq = {m.seq: m for m in self.messages}
         names = [m.seq for m in self.held_mask(lease_id)] if seqs is None else sorted(set(seqs))
         settled, already, lost = 0, 0, set()
+        ended: list[tuple[int, int, int]] = []
+        done: list[int] = []
         for seq in names:
             m = by_seq.get(seq)
+            mine = m is not None and m.state == "leased" and m.info["lease_id"] == lease_id
+            if mine and verb in ("nack", "release") and self.late(m, now):
+                # As if another operation had come first.
+                ended.append((m.info["delivery_count"], seq, m.info["expires_at"]))
+                self.expire_one(m)
+                if m.state != "waiting" and seqs is None:
+                    continue
+            elif mine and verb == "nack":
+                ended.append((2, seq, now))
             if (
                 m is None
                 or m.state in ("unread", "dead", "blocked", "routing")
@@ -235,9 +321,14 @@ class Naive:
                 lost.add(seq)
             else:
                 settled += 1
+                done.append(seq)
                 self.settle_one(
                     verb, m, now, named=seqs is not None and not whole, delay=delay, jitter=jitter
                 )
+        if done and verb in ("ack", "reject"):
+            self.worked(done)
+        elif ended and not self.held_mask(lease_id):
+            self.lease_expired(*ended[0])
         return settled, already, lost
 
     def settle_one(
@@ -248,7 +339,7 @@ class Naive:
             m.forget("settled")
             self.count("acked", 1)
         elif verb == "reject":
-            self.bury(m, "rejected", blocks=False)
+            self.reject(m, "rejected")
         elif verb == "nack":
             if late:
                 m.own_failure |= named
@@ -267,9 +358,13 @@ class Naive:
                 }[self.retry]
                 backoff = min(self.max_retry_delay, self.retry_delay * growth)
                 delay = 0 if late else round(backoff * (1 + jitter / 10))
-            m.end_lease("waiting", available_at=now + delay, suspect=not named)
+            suspect, size = not named and not self.alone(m), m.info["lease_size"]
+            m.end_lease("waiting", available_at=now + delay, suspect=suspect)
+            m.info["lease_size"] = size if suspect else None
         elif late:
+            size = m.info["lease_size"]
             m.end_lease("waiting")
+            m.info["lease_size"] = size if m.info["suspect"] else None
         else:
             back = m.info["delivery_count"] - 1
             m.end_lease(
@@ -312,7 +407,8 @@ class Naive:
             if (m.info["lease_id"] or "").startswith(prefix)
         ]
         n, f = self.n or 10**9, self.allowed(False) or 10**9
-        kept = []
+        kept: list[Message] = []
+        returned: list[int] = []
         for m in held:
             left = min(n - m.info["delivery_count"], f - m.info["failure_count"])
             own = m.info["failure_count"] > 0 and not m.info["suspect"]
@@ -320,11 +416,16 @@ class Naive:
                 kept.append(m)
                 continue
             if m.state == "leased":
+                returned.append(m.seq)
                 self.failed(m, now)
             if reason := self.final(m, now, self.alone(m)):
                 self.bury(m, reason)
             else:
-                m.end_lease("waiting", available_at=now, suspect=True)
+                size = m.info["lease_size"]
+                m.end_lease("waiting", available_at=now, suspect=size != 1)
+                m.info["lease_size"] = None if size == 1 else size
+        if returned and not kept:
+            self.lease_failed(returned[0], now)
         for m in kept:
             m.own_failure |= self.lease_sizes[m.info["lease_id"]] == 1
         self.granted(kept, lease_id, worker_id, now, expires_at)
@@ -406,7 +507,7 @@ class Naive:
         if any(m.state == "unread" for m in due):
             self._write_down(first)
         for m in due:
-            self.bury(m, reason, blocks=False)
+            self.reject(m, reason)
         return len(due)
 
     def postpone_file(self, first: int, last: int, now: int, until: int) -> None:
@@ -418,10 +519,12 @@ class Naive:
 
     # -- judging what a lease took
 
-    def check_grant(
-        self, taken: list[int], why: str, wanted: Any, now: int, turnwise: bool = True
-    ) -> None:
+    def check_grant(self, taken: list[int], why: str, wanted: Any, now: int) -> None:
         """Whether the rules allow this choice for a request; `self` is as it was before the lease, but folded."""
+        if stopped := self.stopped(now):
+            assert not taken
+            assert stopped in why
+            return
         attempts = self.attempts(wanted.reserved_attempts)
         blocked = min((m.seq for m in self.by_state("blocked")), default=2**63)
         behind = [m for m in self.messages if m.seq > blocked]
@@ -442,25 +545,11 @@ class Naive:
             if self.max_in_flight is None
             else self.max_in_flight - len(self.by_state("leased"))
         )
-        limit = min(wanted.max_messages, room, 1 if attempts == 1 else room)
-        last = [
-            m
-            for m in due
-            if not m.info["suspect"]
-            and attempts is not None
-            and 0 < m.info["delivery_count"] >= attempts - 1
-        ]
-        innocent = [
-            m for m in last if not m.info["failure_count"]
-        ]  # released after a replay: it must not die for its company
-        kinds = {
-            "suspect": [m for m in due if m.info["suspect"] or m in innocent],
-            "last": [m for m in last if m not in innocent],
-            "rest": [m for m in due if not m.info["suspect"] and m not in last]
-            + ([] if full else unread),
-        }
+        asked = wanted.max_messages if self.opened is None else 1
+        limit = min(asked, room, 1 if attempts == 1 else room)
+        reads = [] if full else unread
         if not taken:
-            assert limit < 1 or not any(kinds.values()), (
+            assert limit < 1 or not (due or reads), (
                 "something is due and no cap is reached, yet nothing was granted"
             )
             told = bool(due or unread) or (blocked < 2**63 and not why.startswith("max"))
@@ -473,70 +562,94 @@ class Naive:
             return
         assert why == ""
         assert len(set(taken)) == len(taken) <= limit
-        kind = next((name for name, ms in kinds.items() if set(taken) <= {m.seq for m in ms}), None)
-        assert kind is not None, "a lease mixes kinds, or holds what is not due"
-        getattr(self, f"_check_{kind}")(kinds[kind], taken, limit, attempts, wanted.max_bytes)
-        for name, ms in kinds.items():
-            self.passed_over[name] = (
-                0 if name == kind or not ms else self.passed_over.get(name, 0) + 1
+        turn = self._turn(due, reads, limit, attempts)
+        expected = self._fitting(turn[:limit], wanted.max_bytes)
+        assert taken == [m.seq for m in expected], (
+            "the lease takes others than those whose turn it is"
+        )
+        if any(m.state == "unread" for m in expected):
+            self.passed_over = 0
+        elif reads and self._isolates(expected[0], attempts):
+            self.passed_over = min(3, self.passed_over + 1)
+        if self.opened is not None:
+            self.probe, self.probe_from = taken[0], now + self.wait_for_probe()
+
+    def _turn(
+        self, due: list[Message], reads: list[Message], limit: int, attempts: int | None
+    ) -> list[Message]:
+        """Who goes next: due work in its order, what failed together together, then unread."""
+        if not due:
+            return reads
+        head = self._head(due, attempts)
+        if reads and self.passed_over >= 3 and self._isolates(head, attempts):
+            return reads
+        after = [m for m in due if m.seq >= head.seq]
+        if self._suspect(head, attempts):
+            alike = [m for m in after if self._suspect(m, attempts) and self._together(m, head)]
+            return alike[: self._size(head, limit, attempts or 5)]
+        run: list[Message] = []
+        for m in after:
+            if self._suspect(m, attempts):
+                break
+            if self._last(m, attempts) == self._last(head, attempts):
+                run.append(m)
+        if self._last(head, attempts):
+            assert all(m.own_failure for m in run[:limit]), (
+                "an innocent on its last attempt, in company"
             )
-            assert not turnwise or self.passed_over[name] <= 2, f"{name} starves"
+        elif len(run) == len(due):
+            run = run + reads
+        return run
 
-    def _check_suspect(
-        self,
-        due: list[Message],
-        taken: list[int],
-        limit: int,
-        attempts: int | None,
-        max_bytes: int | None,
-    ) -> None:
-        run = next(r for r in self.runs() if r[0].seq <= taken[0] <= r[-1].seq)
-        due_seqs = {
-            m.seq for m in due
-        }  # of a range that goes on past `upto`, only the part before it
-        run = [m for m in run if m.seq in due_seqs]
-        turns = [(m.info["available_at"], m.info["delivery_count"], m.seq) for m in due]
-        first = min(turns)[2] if attempts is None else due[0].seq
-        assert taken[0] == first, "another suspect's turn has come"
-        n = attempts or 5
-        d = run[0].info["delivery_count"]
-        # floor(limit ** ((n-1-d)/(n-1))) without floating point
-        size = (
-            max(
-                (k for k in range(1, limit + 1) if k ** (n - 1) <= limit ** max(0, n - 1 - d)),
-                default=1,
-            )
-            if n > 1
-            else 1
-        )
-        assert taken == [m.seq for m in self._fitting(run[:size], max_bytes)], (
-            "not the head of a suspect range, isolated"
+    def _head(self, due: list[Message], attempts: int | None) -> Message:
+        if attempts is not None:
+            return due[0]
+        turn = lambda m: (m.info["available_at"], m.info["delivery_count"], m.seq)  # noqa: E731
+        suspects = [m for m in due if m.info["suspect"]]
+        rest = [m for m in due if not m.info["suspect"]]
+        fresh = [m for m in rest if m.info["delivery_count"] < 5]
+        heads = fresh[:1] + sorted(suspects, key=turn)[:1]
+        return min(heads, key=lambda m: m.seq) if heads else min(rest, key=turn)
+
+    def _isolates(self, head: Message, attempts: int | None) -> bool:
+        delivered = head.info["delivery_count"]
+        if self._suspect(head, attempts):
+            return delivered > 1 or (attempts or 5) < 4
+        return attempts is None and delivered >= 5
+
+    def _last(self, m: Message, attempts: int | None) -> bool:
+        """On its last attempt, having failed by itself."""
+        return (
+            attempts is not None
+            and 0 < m.info["delivery_count"] >= attempts - 1
+            and not self._suspect(m, attempts)
         )
 
-    def _check_last(
-        self,
-        due: list[Message],
-        taken: list[int],
-        limit: int,
-        attempts: int | None,
-        max_bytes: int | None,
-    ) -> None:
-        assert all(m.own_failure for m in due if m.seq in set(taken)), (
-            "an innocent on its last attempt, in company"
-        )
-        assert taken == [m.seq for m in self._fitting(due[:limit], max_bytes)]
+    @staticmethod
+    def _suspect(m: Message, attempts: int | None) -> bool:
+        """Nobody knows whether it is the culprit; or it never failed, and must not die for its company."""
+        final = attempts is not None and 0 < m.info["delivery_count"] >= attempts - 1
+        return bool(m.info["suspect"] or (final and not m.info["failure_count"]))
 
-    def _check_rest(
-        self,
-        due: list[Message],
-        taken: list[int],
-        limit: int,
-        attempts: int | None,
-        max_bytes: int | None,
-    ) -> None:
-        assert taken == [m.seq for m in self._fitting(due[:limit], max_bytes)], (
-            "not waiting first, then unread, each in order"
-        )
+    @staticmethod
+    def _together(one: Message, other: Message) -> bool:
+        names = ("lease_id", "available_at", "delivery_count", "failure_count")
+        return one.error == other.error and all(one.info[n] == other.info[n] for n in names)
+
+    @staticmethod
+    def _size(head: Message, limit: int, n: int) -> int:
+        """Whole after the first failure where there are four attempts or more, alone on the last."""
+        if n == 1:
+            return 1
+        left, steps = n - 1 - head.info["delivery_count"], n - 2 if n >= 4 else n - 1
+        if left >= steps:
+            return limit
+        # floor(limit ** (left / steps)) without floating point
+        left, failed = max(0, left), head.info["lease_size"]
+        sizes = [k for k in range(1, limit + 1) if k**steps <= limit**left]
+        if failed is not None:
+            sizes = [k for k in sizes if k ** (left + 1) <= failed**left]
+        return max(sizes, default=1)
 
     @staticmethod
     def _fitting(messages: list[Message], max_bytes: int | None) -> list[Message]:

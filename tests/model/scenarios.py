@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from spark_mq.ledger.settle import NACK, RELEASE
+
 from .actors import (
     SECOND,
     Driver,
@@ -16,8 +18,19 @@ from .actors import (
     releases,
     unreachable,
 )
-from .chores import Joiner, Redriver, Rejecter, Router, Seeker, Trimmer
-from .delivery import Bounds, Delivery, Redriven, Routed, Trimmed
+from .chores import (
+    Broke,
+    Joiner,
+    Patient,
+    Pauser,
+    Redriver,
+    Rejecter,
+    Restorer,
+    Router,
+    Seeker,
+    Trimmer,
+)
+from .delivery import Bounds, Delivery, Redriven, Restored, Routed, Trimmed
 from .explorer import World
 
 
@@ -85,9 +98,70 @@ def fickle(large: bool) -> World:
 
 
 def apart(large: bool) -> World:
-    """A worker that lets messages expire one by one, and one that takes many at a time: no two suspect ranges go together."""
-    workers = [Fickle("v", 1, most=1, moves=2, verbs=("leave",)), Worker("w", 2, most=3)]
-    return Delivery(workers, Bounds(crashes=1 if large else 0), attempts=5)
+    """A worker that lets leases expire, and one that takes many at a time: each failed lease is retried whole, and apart."""
+    workers = [Fickle("v", 1, most=2, moves=2, verbs=("leave",)), Worker("w", 2, most=4)]
+    return Delivery(workers, Bounds(crashes=1 if large else 0), attempts=5, messages=(4,))
+
+
+def singly(large: bool) -> World:
+    """A worker that lets messages expire one by one or gives them back: each keeps its place, before what is unread."""
+    verbs = ("leave", NACK, RELEASE)
+    workers = [Fickle("v", 1, most=1, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=3)]
+    return Delivery(workers, Bounds(crashes=0, ticks=1), attempts=5, tick=11 * SECOND)
+
+
+def in_places(large: bool) -> World:
+    """A worker that gives back and nacks leases of one and of two: no lease goes past a suspect."""
+    workers = [
+        Fickle("u", 1, most=1, moves=2, verbs=(RELEASE,)),
+        Fickle("v", 2, most=2, moves=1, verbs=("leave",)),
+        Worker("w", 3, most=4),
+    ]
+    return Delivery(workers, Bounds(crashes=1 if large else 0), attempts=5, messages=(4,))
+
+
+def isolated(large: bool) -> World:
+    """A message that kills its worker, among more messages than a lease takes: its pieces go before what is unread."""
+    return Delivery(
+        [Driver("A", 1, 0, Poison(1, "kill"), max_messages=3)],
+        Bounds(crashes=1 if large else 0),
+        attempts=4,
+        messages=(5,),
+    )
+
+
+def dropping(large: bool) -> World:
+    """A message that the handler rejects, in a group that drops messages past a limit: it is in the dead-letter queue at last."""
+    return Routed(
+        [Rejecter("w", 1), Router("r", 2)],
+        Bounds(crashes=1 if large else 0),
+        messages=(2,),
+        on_exhausted="drop",
+    )
+
+
+def broken(large: bool) -> World:
+    """A handler that fails for every message, until it is repaired: the breaker grants one message at a time, after a wait."""
+    return Delivery(
+        [Broke("v", 1, most=2, moves=5 if large else 4), Broke("w", 2, most=1, moves=0)],
+        Bounds(crashes=0, ticks=2 if large else 1),
+        messages=(4,) if large else (3,),
+        attempts=9,
+        tick=11 * SECOND,
+        breaker_threshold=2,
+        breaker_wait="20s",
+        breaker_max_wait="30s",
+        probe_waits=[20 * SECOND, 30 * SECOND],
+    )
+
+
+def paused(large: bool) -> World:
+    """An owner pauses the group and resumes it, while two workers work."""
+    return Delivery(
+        [Worker("v", 1, most=1), Worker("w", 2, most=2), Pauser("o", 3)],
+        Bounds(crashes=0, ticks=1 if large else 0),
+        messages=(3,) if large else (2,),
+    )
 
 
 def last_attempts(large: bool) -> World:
@@ -150,13 +224,13 @@ def immortal(large: bool) -> World:
 
 def immortal_and_unread(large: bool) -> World:
     """The same, with a message that nobody has read yet behind it."""
-    driver = Driver("A", 1, 0, Poison(1, "kill"), max_messages=2)
+    driver = Driver("A", 1, 0, Poison(1, "kill"), max_messages=1)
     return Delivery(
         [driver],
-        Bounds(crashes=1 if large else 0),
+        Bounds(crashes=2 if large else 1),
         attempts=None,
         must_live=(0, 2),
-        most=None if large else 500,
+        most=None if large else 6_000,
     )
 
 
@@ -300,14 +374,26 @@ def trim_and_seek(large: bool) -> World:
     )
 
 
+def restored(large: bool) -> World:
+    """``messages/`` is restored alone, others publish, and it is recovered while a worker waits; processes die."""
+    programs = [Restorer("r", 1), Patient("n", 2, "g")]
+    return Restored(
+        programs,
+        Bounds(crashes=2 if large else 1),
+        setup=[Joiner("w", 3, "g")],
+        messages=(1, 1, 1) if large else (1, 1),
+    )
+
+
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
         crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, left, left_by_a_zombie, capped, apart,
+        singly, in_places, isolated, dropping, broken, paused,
         last_attempts,
         killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie,
         failing_batches, releasing, outages, plain_sink,
-        routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek,
+        routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group, trim_and_seek, restored,
     )
 }  # fmt: skip
 

@@ -23,6 +23,7 @@ import spark_mq.parquet.writer
 import spark_mq.storage.update
 import spark_mq.streaming.source
 from spark_mq import GroupSettings, Queue
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.settings import QueueSettings
@@ -106,13 +107,26 @@ class Book:
             settings = tuple(sorted(head.settings.items(), key=lambda item: item[0]))
             self._keys[now] = (
                 head.ack_floor,
-                head.next_kind,
+                head.passed_over,
+                breaker_key(head.breaker, now),
                 tuple(sorted(head.counters.items())),
                 head.skipped_intervals,
                 settings,
                 rows,
             )
         return self._keys[now]
+
+
+def breaker_key(breaker: Breaker, now: int) -> Hashable:
+    """The breaker, with instants as seen from `now`; what is past is all alike."""
+    return (
+        breaker.failed,
+        breaker.opened_at is not None,
+        None if breaker.next_probe_at is None else max(0, breaker.next_probe_at - now),
+        breaker.probe,
+        breaker.failed_probes,
+        breaker.paused_at is not None,
+    )
 
 
 class Log(NamedTuple):
@@ -303,7 +317,7 @@ class Rig:
     def book(self, ledger: Ledger) -> Book:
         rows, head = tuple(ledger), ledger.head
         key = (
-            head.ack_floor, head.settled_count, head.next_kind, tuple(sorted(head.counters.items())),
+            head.ack_floor, head.settled_count, head.passed_over, head.breaker, tuple(sorted(head.counters.items())),
             tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, head.marks, rows,
         )  # fmt: skip
         if key not in self._books:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spark_mq.ledger import admin, routing, transitions
+from spark_mq.ledger import ranges as stored_ranges
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.editor import end_reason_of
+from spark_mq.ledger.extend import extend
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
-from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.unreadable import UNREADABLE, bury_unreadable, postpone_due
 from spark_mq.storage.ledger_rows import from_rows, to_rows
@@ -57,8 +59,16 @@ class LedgerMachine(RuleBasedStateMachine):
         failures=st.sampled_from([None, None, 1, 2, 3]),
         age=st.sampled_from([None, None, 10 * SECOND]),
         exhausted=st.sampled_from(["dead_letter", "dead_letter", "drop", "block"]),
+        reject=st.sampled_from(["dead_letter", "dead_letter", "drop"]),
+        threshold=st.sampled_from([None, 1, 2, 3]),
+        list_limit=st.sampled_from([100, -1, 3]),
     )
-    def begin(self, *, n, skew, in_flight, ranges, floor, rows, retry, failures, age, exhausted):
+    def begin(
+        self, *, n, skew, in_flight, ranges, floor, rows, retry, failures, age, exhausted, reject,
+        threshold, list_limit,
+    ):  # fmt: skip
+        # Lists, tables, and both in turn.
+        stored_ranges.LIST_LIMIT = list_limit
         self.rules = GroupSettings(
             max_delivery_attempts=n,
             clock_skew=skew,
@@ -70,10 +80,15 @@ class LedgerMachine(RuleBasedStateMachine):
             max_failures=failures,
             max_retry_age=age,
             on_exhausted=exhausted,
+            on_reject=reject,
+            breaker_threshold=threshold,
+            breaker_wait=3 * SECOND,
+            breaker_max_wait=10 * SECOND,
         )
         self.naive = Naive(
-            n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted
-        )
+            n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted,
+            reject, threshold, 3 * SECOND, 10 * SECOND,
+        )  # fmt: skip
         self.index = MessageIndex()
         self.ledger = Ledger(LedgerHeader(ack_floor=floor))
         self.now = 1_000 * SECOND
@@ -194,9 +209,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def extend(self, which, timeout):
         lease_id = self.some_lease(which)
         self.expire_leases([lease_id])
-        self.ledger, outcome = settle_rules.extend(
-            self.ledger, lease_id, self.now + timeout * SECOND
-        )
+        self.ledger, outcome = extend(self.ledger, lease_id, self.now + timeout * SECOND)
         assert outcome.settled == self.naive.extend(lease_id, self.now + timeout * SECOND)
 
     @precondition(lambda self: self.batches)
@@ -329,6 +342,19 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, total = admin.unblock(self.ledger, self.index, self.now, how, intervals)
         assert total == self.naive.unblock(how, self.now, seqs)
 
+    @rule(really=st.sampled_from([False] * 7 + [True]))
+    def pause(self, really):
+        if not really:  # most of what is to be seen needs leases
+            return
+        self.ledger = admin.pause(self.ledger, "maintenance", self.now)
+        self.naive.paused = self.now if self.naive.paused is None else self.naive.paused
+
+    @rule()
+    def resume(self):
+        self.ledger = admin.resume(self.ledger)
+        self.naive.paused = None
+        self.naive.resume_breaker()
+
     @precondition(lambda self: self.ids > 3)
     @rule(where=numbers)
     def cut(self, where):
@@ -426,6 +452,12 @@ class LedgerMachine(RuleBasedStateMachine):
         assert head.settled_count == sum(m.seq <= head.ack_floor for m in messages)
         assert len(ranges) == len(self.naive.runs())
         assert head.counters == self.naive.counters
+        assert head.passed_over == self.naive.passed_over
+        breaker, naive = head.breaker, self.naive
+        assert (list(breaker.failed), breaker.opened_at, breaker.next_probe_at, breaker.probe) == (
+            naive.streak, naive.opened, naive.probe_from, naive.probe,
+        )  # fmt: skip
+        assert (breaker.failed_probes, breaker.paused_at) == (naive.probes_failed, naive.paused)
         for m in messages:
             assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
             if m.info["reason"] not in (None, "rejected", UNREADABLE):
@@ -448,11 +480,14 @@ class LedgerMachine(RuleBasedStateMachine):
             } == ended
             self.told = dict(counted)
             rows = to_rows("group", self.ledger)
-            self.ledger = Ledger(self.ledger.head, self.ledger.ranges)
+            self.ledger = self.ledger.replaced(self.ledger.head, ())
             if self.ids % 7 == 0:
                 again = from_rows(rows)
                 assert again.head == self.ledger.head
-                assert again.ranges == self.ledger.ranges
+                assert list(again) == list(self.ledger)
+
+    def teardown(self):
+        stored_ranges.LIST_LIMIT = LIST_LIMIT
 
 
 TestLedger = LedgerMachine.TestCase

@@ -67,8 +67,7 @@ class World:
             self.now += 100 * SECOND
             self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules)
             if (
-                self.ledger.head.counters.get("acked", 0)
-                + self.ledger.count(self.ledger.is_state(DEAD))
+                self.ledger.head.counters.get("acked", 0) + self.ledger.count((DEAD,))
                 == self.messages
             ):
                 return

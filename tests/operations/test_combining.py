@@ -13,6 +13,7 @@ from support.handles import again, lease, until
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
 from spark_mq.operations import shared_ledger
+from spark_mq.util import call_batcher
 from spark_mq.util.call_batcher import CallBatcher
 
 Make = Callable[..., Queue]
@@ -92,20 +93,22 @@ def test_an_interrupted_leader_leaves_the_others_to_another() -> None:
     assert sum(isinstance(one, int) for one in results) == 3
 
 
-def test_a_call_that_is_interrupted_while_it_waits_does_not_run() -> None:
+def test_a_call_that_is_interrupted_while_it_waits_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate = Gate()
     combiner: CallBatcher[Any, Any] = CallBatcher(gate)
 
-    def interrupt() -> None:
+    def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(combiner.do, 1)
         assert gate.entered.wait(30)
-        combiner._condition.wait = interrupt  # type: ignore[assignment, method-assign]
-        with pytest.raises(KeyboardInterrupt):
-            combiner.do(2)
-        del combiner._condition.wait
+        with monkeypatch.context() as patch:
+            patch.setattr(call_batcher._Call, "wait", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                combiner.do(2)
         gate.opened.set()
         assert first.result(30) == 1
     assert combiner.do(3) == 3

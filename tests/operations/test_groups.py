@@ -305,7 +305,7 @@ def test_a_group_that_drops_settles_what_is_past_its_limit_and_counts_it(make: M
 
 
 def test_a_rejected_message_is_dropped_where_the_group_drops(make: Make) -> None:
-    queue = make(on_exhausted="drop")
+    queue = make(on_reject="drop")
     queue.publish(["a"])
     lease(queue).reject()
     assert queue.group().stats().dropped == 1

@@ -328,7 +328,7 @@ def test_finished_messages_are_told_with_how_and_when(queue: Queue, clock: Manua
     [
         ({}, lambda queue, taken: taken.ack(), "acked"),
         ({}, lambda queue, taken: (taken.reject(), queue.sweep()), "dead_lettered"),
-        ({"on_exhausted": "drop"}, lambda queue, taken: taken.reject(error="no"), "dropped"),
+        ({"on_reject": "drop"}, lambda queue, taken: taken.reject(error="no"), "dropped"),
         ({"on_exhausted": "drop", "retry": "none"}, lambda queue, taken: taken.nack(), "dropped"),
         ({}, lambda queue, taken: queue.group().seek("latest"), "skipped"),
     ],

@@ -109,23 +109,23 @@ def use(queue: Queue) -> None:
 
 def works(queue: Queue) -> str:
     """Why the handle does not work, in another thread and in this one. Empty if it does."""
-    told = ["it hangs"]
+    wrong = ["it hangs"]
 
     def run() -> None:
         try:
             use(queue)
-            told.clear()
+            wrong.clear()
         except Exception as error:
-            told[:] = [f"{type(error).__name__}: {error}"]
+            wrong[:] = [f"{type(error).__name__}: {error}"]
 
     thread = threading.Thread(target=run, daemon=True)
     started = time.monotonic()
     thread.start()
     thread.join(60)
-    if not told and time.monotonic() - started > 10:
+    if not wrong and time.monotonic() - started > 10:
         return "it is slow"
-    if told:
-        return told[0]
+    if wrong:
+        return wrong[0]
     try:
         use(queue)
     except Exception as error:

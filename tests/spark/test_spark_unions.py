@@ -42,7 +42,7 @@ def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(
     each = one.group.for_each_batch(process, on_error="reject", also=[two.group])
     one.run(each, frame=one.frame().union(two.frame()))
     assert leases == [2]
-    assert "write each queue's rows by itself" in refused[0]
+    assert "Write the rows of each queue by itself" in refused[0]
     for stream in pair:
         stats = stream.group.stats()
         assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (1, 2, 0, 0)

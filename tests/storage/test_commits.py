@@ -22,6 +22,7 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import write_file
+from spark_mq.storage import commit_files
 from spark_mq.storage import commits_table as commit_table
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
@@ -510,7 +511,7 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 
 def test_commits_keeps_few_files(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "CLOCK_MARGIN_SECONDS", 0)
-    monkeypatch.setattr(commit_table, "SMALL_FILES", 4)
+    monkeypatch.setattr(commit_files, "SMALL_FILES", 4)
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
@@ -525,7 +526,7 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleanup, "CLOCK_MARGIN_SECONDS", 0)
-    monkeypatch.setattr(commit_table, "SMALL_FILES", 2)
+    monkeypatch.setattr(commit_files, "SMALL_FILES", 2)
     for value in "abc":
         queue.publish(value)
         if value != "c":
@@ -574,7 +575,7 @@ def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(
 
 
 def test_two_sweepers_tidy_commits_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_table, "SMALL_FILES", 1)
+    monkeypatch.setattr(commit_files, "SMALL_FILES", 1)
 
     def more() -> None:
         for value in "ab":

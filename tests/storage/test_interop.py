@@ -24,7 +24,7 @@ from support.handles import again, housekeep, index_commits, lease
 from support.marks import slow_but
 
 from spark_mq import Queue, errors
-from spark_mq.delta import follower
+from spark_mq.delta import follower, tables
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
@@ -610,7 +610,10 @@ def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle
     assert [m.value for m in queue.group("g").lease("w", max_messages=9).messages] == [b"c"]  # type: ignore[union-attr]
 
 
-def test_a_broken_checkpoint_is_named(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_checkpoint_is_named(
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "SWEEP_INTERVAL", 0)  # each sweep reads the last checkpoint
     for value in "abc":
         queue.publish(value)
         write_checkpoint(queue._context.messages.files)

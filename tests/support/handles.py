@@ -94,11 +94,11 @@ def on_commit(patch: pytest.MonkeyPatch, table: str, **what: Any) -> Injected:
     real = ObjectStore.create
     wrapper = Injected(real, **what)
 
-    def create(store: ObjectStore, path: str, data: bytes) -> None:
+    def create(store: ObjectStore, path: str, data: bytes, **options: Any) -> None:
         chosen = (
             store.root.endswith(f"/{table}") and path.startswith(LOG_FOLDER) and path != log_path(0)
         )
-        (wrapper if chosen else real)(store, path, data)
+        (wrapper if chosen else real)(store, path, data, **options)
 
     patch.setattr(ObjectStore, "create", create)
     return wrapper

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
+from spark_mq.ledger.extend import extend
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -69,7 +70,7 @@ class Group:
 
     def extend(self, lease_id: str, timeout: int = TIMEOUT) -> SettleOutcome:
         self.expire_leases(lease_id)
-        self.ledger, outcome = settle_rules.extend(self.ledger, lease_id, self.now + timeout)
+        self.ledger, outcome = extend(self.ledger, lease_id, self.now + timeout)
         return outcome
 
     def replay_batch(self, prefix: str, lease_id: str, again: bool = False) -> int:

@@ -204,7 +204,7 @@ GOOD_ADD = b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": 
 def test_commits(text: bytes) -> None:
     """A commit is taken in as a whole or not at all; what it said goes to commits/ and comes back."""
     files = MemoryFiles()
-    state = PublishedFiles(files, "q/messages", list)
+    state = PublishedFiles(files, "q/messages", set().__contains__)
     refusal = refused(
         lambda: state.apply(parse_commit(7, text, "q/messages")),
         errors.CorruptLog,
@@ -216,14 +216,14 @@ def test_commits(text: bytes) -> None:
         return
     rows = state.rows_since(-1)
     assert rows.schema == COMMITS_SCHEMA
-    copy = PublishedFiles(files, "q/messages", list)
+    copy = PublishedFiles(files, "q/messages", set().__contains__)
     copy.load_rows(rows, 7)
     assert (copy.index.files, copy.marks) == (state.index.files, state.marks)
     state.apply(parse_commit(8, b'{"commitInfo": {}}', "q/messages"))
 
 
 def test_a_good_commit_is_understood() -> None:
-    state = PublishedFiles(MemoryFiles(), "q/messages", list)
+    state = PublishedFiles(MemoryFiles(), "q/messages", set().__contains__)
     state.apply(parse_commit(1, GOOD_ADD, "q/messages"))
     assert (state.index.total, state.index.last_sequence) == (2, (1 << 32) + 1)
 

@@ -12,7 +12,7 @@ import spark_mq
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 0.3
-EXTRAS = ("pyspark", "delta", "typer", "rich", "matplotlib", "pytest", "pandas")
+EXTRAS = ("pyspark", "delta", "typer", "rich", "matplotlib", "pytest", "prometheus_client")
 
 
 def run(program: str) -> str:

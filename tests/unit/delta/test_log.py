@@ -7,7 +7,8 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,13 @@ class InjectedStore(ObjectStore):
         super().__init__(root)
         self.injected: dict[str, list[Callable[..., Any]]] = {}
 
-    def _call(self, name: str, *args: Any) -> Any:
-        real = getattr(ObjectStore, name)
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        real = partial(getattr(ObjectStore, name), self, *args, **options)
         queue = self.injected.get(name, [])
-        return queue.pop(0)(lambda: real(self, *args), *args) if queue else real(self, *args)
+        return queue.pop(0)(real, *args) if queue else real()
 
-    def create(self, path: str, data: bytes) -> None:
-        self._call("create", path, data)
+    def create(self, path: str, data: bytes, *, after: Sequence[str] = ()) -> None:
+        self._call("create", path, data, after=after)
 
     def read(self, path: str) -> bytes:
         found: bytes = self._call("read", path)

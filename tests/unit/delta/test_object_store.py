@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.marks import slow
 
+from spark_mq.delta import local_files
 from spark_mq.delta.object_store import FileInfo, LocalFiles, ObjectStore, absolute_path, join
 from spark_mq.errors import InvalidOption
 
@@ -415,6 +416,79 @@ def test_a_folder_that_another_process_made_is_synced_too(tmp_path: Path) -> Non
     assert synced == {f"{tmp_path}{end}" for end in ("", "/root", "/root/a", "/root/a/b")}
 
 
+def commit(store: ObjectStore, name: str) -> None:
+    """Write a data file without a sync, and create the log entry that names it."""
+    store.write(f"data/{name}", b"x" * 5000, sync=False)
+    store.create(f"log/{name}", b"y", after=[f"data/{name}"])
+
+
+def lost_data(recording: Recording, root: str) -> bool:
+    """Whether a power cut can show the log entry of the second commit without its data file."""
+    disk, data, entry = (
+        Disk({f"{root}/data", f"{root}/log", root}),
+        f"{root}/data/2",
+        f"{root}/log/2",
+    )
+    for call in recording.calls:
+        disk.apply(*call)
+        # The data file is synced by its final name, and the entry by its temporary one.
+        whole = data in disk.whole and not disk.may_show_half(entry)
+        if entry in disk.visible and not (whole and disk.keeps(data, root)):
+            return True
+    return not disk.keeps(entry, root)
+
+
+def test_a_file_without_a_sync_is_durable_before_the_entry_that_names_it(tmp_path: Path) -> None:
+    recording = Recording()
+    store = ObjectStore(str(tmp_path), local_files=recording)
+    commit(store, "1")  # syncs the entries of the folders, once
+    recording.calls.clear()
+    commit(store, "2")
+    kinds = recording.kinds()
+    assert kinds[:2] == ["write_new", "replace"]
+    assert sorted(kinds[2:6]) == ["sync_file", "sync_file", "sync_folder", "write_new"]
+    assert kinds[6:] == ["link", "unlink", "sync_folder"]
+    assert not lost_data(recording, str(tmp_path))
+
+
+@pytest.mark.parametrize("skipped", range(4))
+def test_each_sync_of_a_commit_is_needed(skipped: int, tmp_path: Path) -> None:
+    recording = Recording()
+    store = ObjectStore(str(tmp_path), local_files=recording)
+    commit(store, "1")
+    recording.calls.clear()
+    recording.syncs, recording.skips = 0, skipped
+    commit(store, "2")
+    assert recording.syncs == 4
+    assert lost_data(recording, str(tmp_path))
+
+
+def test_a_failed_sync_of_a_data_file_creates_no_entry(tmp_path: Path) -> None:
+    class Failing(LocalFiles):
+        def sync_file(self, file: int, path: str) -> None:
+            if "/data/" in path:
+                raise OSError(errno.EIO, "test")
+
+    store = ObjectStore(str(tmp_path), local_files=Failing())
+    with pytest.raises(OSError, match="test"):
+        commit(store, "1")
+    assert not store.exists("log/1")
+    assert os.listdir(tmp_path / "log") == []
+
+
+def test_syncs_at_the_end_of_the_interpreter_run_in_the_calling_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended:
+        def submit(self, *_: Any) -> None:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(local_files, "_syncing", [Ended()])
+    recording = Recording()
+    commit(ObjectStore(str(tmp_path), local_files=recording), "1")
+    assert ("sync_file", f"{tmp_path}/data/1") in recording.calls
+
+
 @OPERATIONS
 def test_without_durability_there_is_no_sync(operation: str, tmp_path: Path) -> None:
     recording = Recording()
@@ -515,7 +589,7 @@ def test_absolute_path_makes_local_paths_absolute(
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "gs", "az", "abfs", "abfss", "adl", "azure", "S3"])
 def test_absolute_path_keeps_supported_uris(scheme: str) -> None:
-    assert absolute_path(f"{scheme}://bucket/a b/ü/") == f"{scheme}://bucket/a b/ü/"
+    assert absolute_path(f"{scheme}://bucket/a b/ü/") == f"{scheme}://bucket/a b/ü"
 
 
 OTHER = ["hdfs://h/a", "memory://a", "http://h/a", "file://h/a", "dbfs:/a", "s3:/b", "s3:///a"]

@@ -152,3 +152,17 @@ def test_any_message_after_a_restore_is_unread_and_any_other_keeps_its_state(
         index.count(r.first, r.last) for r in group.ledger
     )
     assert group.ledger.head.settled_count == index.count(0, group.ledger.head.ack_floor)
+
+
+def test_a_commit_may_have_more_files_than_a_ledger_has_marks() -> None:
+    """The distances between its files are not whole versions."""
+    parts = [DataFile(sequence(3, 3 * n), 3, f"part-{n}", 30, 1) for n in range(40)]
+    group = Group(files=[*files(range(1, 3)), *parts])
+    for n in range(42):
+        assert group.lease(f"l{n}", 3)
+        marked(group)
+    marks = group.ledger.head.marks
+    assert marks[-1] == (sequence(3, 117), "part-39")
+    assert marks[0].path == "old-1"
+    assert len(marks) <= 8
+    assert agreed_up_to(group.ledger, group.index) is None

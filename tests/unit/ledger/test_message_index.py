@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import tracemalloc
+from array import array
 from bisect import bisect_left
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex, sequence
+from spark_mq.ledger.message_index import (
+    DataFile,
+    DeliveryTimes,
+    FileColumns,
+    FileSlice,
+    MessageIndex,
+    sequence,
+)
+from spark_mq.util.clock import SECOND
+
+NUMBERS = ("first", "rows", "size", "committed_at")
 
 
 @st.composite
@@ -194,3 +210,131 @@ def test_a_clock_that_stepped_back_skips_no_message():
     )
     assert index.first_published_since(45) == 0
     assert index.first_published_since(55) == sequence(2, 0)
+
+
+@given(logs(), st.data())
+def test_forgetting_changes_nothing_above(log, data):
+    """Everything that is asked above the forgotten files has the same answer."""
+    files, version = log
+    whole = MessageIndex(files, version)
+    up_to = data.draw(st.sampled_from([-1, *places(files)]))
+    kept = whole.without_settled(up_to)
+    assert kept.forgotten_to <= up_to
+    assert (kept.total, kept.last_sequence, kept.version) == (
+        whole.total,
+        whole.last_sequence,
+        whole.version,
+    )
+    assert [f for f in whole.files if f.first > kept.forgotten_to] == list(kept.files)
+    assert kept.forgotten == whole.count(0, kept.forgotten_to)
+    low = kept.forgotten_to + 1
+    first = max(low, data.draw(st.sampled_from(places(files))))
+    last = data.draw(st.sampled_from(places(files)))
+    assert kept.count(first, last) == whole.count(first, last)
+    assert kept.count(0, max(last, low)) == whole.count(0, max(last, low))
+    assert kept.first_at_or_after(first) == whole.first_at_or_after(first)
+    assert list(kept.slices(first, last)) == list(whole.slices(first, last))
+    for count in range(1, kept.count(first, 1 << 62) + 1):
+        assert kept.nth_from(first, count) == whole.nth_from(first, count)
+    assert kept.without_settled(up_to) is kept, "there is nothing more to forget"
+
+
+@given(logs())
+def test_whole_commits_are_forgotten_and_never_the_last(log):
+    files, version = log
+    whole = MessageIndex(files, version)
+    versions = {f.first >> 32 for f in whole.files}
+    for up_to in places(files):
+        left = {f.first >> 32 for f in whole.without_settled(up_to).files}
+        needed = {f.first >> 32 for f in whole.files if f.last > up_to}
+        assert left == versions & (needed | set(sorted(versions)[-1:]))
+
+
+@given(logs(), st.data())
+def test_columns_are_the_files(log, data):
+    """A list that was grown file by file is the same as one that was read in columns."""
+    files, version = log
+    timed = [
+        replace(f, times=DeliveryTimes.of([(1, 5, None), (max(1, f.rows - 1), None, 9)]))
+        if f.rows > 1 and data.draw(st.booleans())
+        else f
+        for f in files
+        if f.rows
+    ]
+    grown = MessageIndex(timed, version)
+    assert list(grown.files) == timed
+    half = MessageIndex()
+    for part in (timed[: len(timed) // 2], timed[len(timed) // 2 :]):
+        columns = FileColumns(
+            *(array("q", (getattr(f, name) for f in part)) for name in NUMBERS),
+            pa.array([f.path for f in part], pa.large_string()),
+            [(at, f.times.runs) for at, f in enumerate(part) if f.times is not None],
+        )
+        half.extend_columns(columns, version)
+    assert half.files == grown.files
+    assert half.total == grown.total
+    assert list(half.files.tail(len(timed) // 2)) == timed[len(timed) // 2 :]
+
+
+def test_columns_out_of_order_are_refused():
+    one = [array("q", [5, 4]), array("q", [1, 1]), array("q", [1, 1]), array("q", [1, 1])]
+    columns = FileColumns(*one, pa.array(["a", "b"], pa.large_string()))
+    with pytest.raises(ValueError, match="files out of order: 4 after 5"):
+        MessageIndex().extend_columns(columns, 1)
+
+
+def test_an_index_costs_about_a_hundred_bytes_a_file():
+    """Objects for each file took 1.2 KB."""
+    gc.collect()
+    tracemalloc.start()
+    arrow = pa.total_allocated_bytes()
+    index = MessageIndex()
+    for number in range(20_000):
+        path = f"part-{number:032x}-0000.parquet"
+        times = DeliveryTimes.of([(1, number * SECOND, None)])
+        index.extend([DataFile(sequence(number, 0), 1, path, 1000, 10**15, times)], number)
+    python = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    used = python + pa.total_allocated_bytes() - arrow
+    assert used / len(index.files) < 250
+
+
+def test_an_interrupted_addition_leaves_nothing_behind():
+    """Ctrl-C may come at any line. The columns then have different lengths."""
+    times = DeliveryTimes.of([(2, 7, None)])
+    before = [DataFile(sequence(1, 0), 2, "a", 1, 1, times), DataFile(sequence(2, 0), 1, "b", 1, 1)]
+    added = [
+        DataFile(sequence(3, 0), 2, "c", 1, 1, times),
+        DataFile(sequence(3, 2), 2, "d", 1, 1, times),
+    ]
+    lines = 0
+    while True:
+        index = MessageIndex(before, 2)
+        left = lines
+
+        def interrupt(frame, event, arg):
+            nonlocal left
+            if event == "line":
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            index.extend(added, 3)
+            done = True
+        except KeyboardInterrupt:
+            done = False
+        finally:
+            sys.settrace(None)
+        if len(index.files) == 2:
+            assert (index.total, list(index.files)) == (3, before)
+            index.extend(added, 3)
+        assert list(index.files) == [*before, *added]
+        index.extend([DataFile(sequence(4, 0), 1, "e", 1, 1)], 4)
+        assert (index.total, index.files[-1].path, index.count(0, 1 << 40)) == (8, "e", 8)
+        assert [f.path for f in index.timed_files(-1)] == ["a", "c", "d"]
+        if done:
+            return
+        lines += 1

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from support.ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
 
 from spark_mq.errors import NotAQueue
+from spark_mq.ledger import ranges as stored_ranges
+from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import sequence
 from spark_mq.ledger.ranges import (
     DEAD,
@@ -97,14 +99,43 @@ def test_a_ledger_gives_back_its_ranges(kinds):
     assert ledger.tracked_up_to == (SEQS[len(kinds) - 1] if kinds else -1)
     assert ledger.count() == sum(r.message_count for r in expected)
     for state in STATES:
-        assert ledger.ranges_at(ledger.rows_where(ledger.is_state(state))) == [
-            r for r in expected if r.state == state
-        ]
-        assert ledger.count(ledger.is_state(state)) == sum(
-            r.message_count for r in expected if r.state == state
-        )
-    assert ledger.ranges_at(ledger.rows_where(ledger.held_mask("a"))) == [
-        r for r in expected if r.lease_id == "a"
+        assert ledger.ranges_at(ledger.find((state,))) == [r for r in expected if r.state == state]
+        assert ledger.count((state,)) == sum(r.message_count for r in expected if r.state == state)
+    assert ledger.ranges_at(ledger.rows_held("a")) == [r for r in expected if r.lease_id == "a"]
+
+
+CONDITIONS = [
+    ("lease_id", "=", "a"),
+    ("lease_id", "starts with", "a"),
+    ("expires_at", "<", 9),
+    ("available_at", "<=", 5),
+    ("available_at", ">", 4),
+    ("delivery_count", ">=", 1),
+    ("suspect", "=", False),
+]
+
+
+@given(
+    kind_lists,
+    st.lists(st.sampled_from(STATES), min_size=1, unique=True),
+    st.lists(st.sampled_from(CONDITIONS), max_size=3),
+)
+def test_a_list_and_a_table_of_ranges_give_the_same_answers(kinds, states, conditions):
+    ranges = list(ledger_of(kinds))
+    small = Ledger(LedgerHeader(), ranges)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_ranges, "LIST_LIMIT", -1)
+        large = Ledger(LedgerHeader(), ranges)
+    assert small.rows is not None
+    assert large.rows is None
+    assert list(small) == list(large) == ranges
+    assert small.find(states, *conditions) == large.find(states, *conditions)
+    assert small.count(states, *conditions) == large.count(states, *conditions)
+    for name in ("expires_at", "available_at", "delivery_count"):
+        assert small.minimum(name, states, *conditions) == large.minimum(name, states, *conditions)
+    assert list(small.first_sequences) == list(large.first_sequences)
+    assert [small.range_at(row) for row in range(len(small))] == [
+        large.range_at(row) for row in range(len(large))
     ]
 
 
@@ -157,7 +188,7 @@ def test_routing_gives_no_hold():
     ledger = Ledger.from_ranges(
         LedgerHeader(), [Range(0, 0, ROUTING, 1, lease_id="a"), Range(1, 1, DEAD, 1, lease_id="a")]
     )
-    assert ledger.rows_where(ledger.held_mask("a")) == []
+    assert ledger.rows_held("a") == []
 
 
 # -- header
@@ -180,7 +211,8 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
     head = replace(
         ledger.head,
         revision=7,
-        next_kind="rest",
+        passed_over=2,
+        breaker=Breaker(failed=(3, 5), cause="boom", opened_at=7, next_probe_at=9, probe=5),
         counters={"acked": 3},
         settings={"max_delivery_attempts": None},
     )

@@ -209,6 +209,69 @@ def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
     assert group.extend("a").settled == 0
 
 
+def by_the_fold(group: Group) -> None:
+    group.expire_leases()
+
+
+def by_nobody(group: Group) -> None:
+    """The settle itself is the first operation after the deadline."""
+
+
+@pytest.mark.parametrize(("attempts", "deliveries"), [(1, 1), (2, 2), (5, 1), (5, 2)])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("exhausted", ["dead_letter", "drop", "block"])
+@pytest.mark.parametrize("seqs", [None, [0]])
+@pytest.mark.parametrize("verb", [NACK, RELEASE])
+def test_a_late_nack_or_release_does_the_same_whoever_expires_the_lease(
+    *, verb, seqs, exhausted, size, attempts, deliveries
+):
+    ends = []
+    for expire in (by_the_fold, by_nobody):
+        rules = limits(max_delivery_attempts=attempts, on_exhausted=exhausted, breaker_threshold=1)
+        group = Group(rules=rules)
+        if deliveries == 2:
+            group.lease("before", size)
+            group.expire()
+        group.lease("a", size)
+        group.now += TIMEOUT + 7
+        expire(group)
+        outcome = group.settle(verb, "a", seqs, error="late")
+        group.expire_leases()
+        events = sorted(
+            (name, seq, *r[2:3], *r[4:])
+            for name, r in group.ledger.events
+            if not name.startswith("breaker")
+            for seq in range(r.first, r.last + 1)
+        )
+        head, failed = group.ledger.head, group.ledger.head.breaker.failed
+        breaker = replace(head.breaker, failed=(len(failed),))  # one lease that failed, or none
+        ends.append((list(group.ledger), replace(head, breaker=breaker), outcome, events))
+    assert ends[0] == ends[1]
+
+
+def test_a_settle_between_deadline_and_margin_is_in_time():
+    group = Group(rules=limits(clock_skew=SECOND))
+    group.lease("a", 1)
+    group.now += TIMEOUT + SECOND
+    group.settle(RELEASE, "a")
+    assert (group.at(0).delivery_count, group.at(0).failure_count) == (0, 0)
+
+
+@pytest.mark.parametrize("exhausted", ["dead_letter", "drop", "block"])
+def test_a_reject_is_dead_whatever_happens_to_exhausted_messages(exhausted):
+    group = Group(rules=limits(on_exhausted=exhausted))
+    group.lease("a", 1)
+    group.settle(REJECT, "a")
+    assert (group.state(0), group.ledger.head.counters) == ("dead", {})
+
+
+def test_a_reject_drops_if_the_group_says_so():
+    group = Group(rules=limits(on_reject="drop"))
+    group.lease("a", 1)
+    group.settle(REJECT, "a")
+    assert (group.state(0), group.ledger.head.counters) == ("settled", {"dropped": 1})
+
+
 # -- what each settle does to each state
 
 
@@ -266,7 +329,7 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
         assert outcome == SettleOutcome(settled=1, ranges=[(0, 0)])
         assert (outcome.states, outcome.next_due_at) == ({state: 1}, due)
         assert group.state(0) == state
-        assert not group.ledger.count(group.ledger.held_mask("a")), "nothing holds its id any more"
+        assert not group.ledger.rows_held("a"), "nothing holds its id any more"
         return
     elif by == "whole lease":
         assert outcome == SettleOutcome(), (

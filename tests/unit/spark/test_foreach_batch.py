@@ -103,7 +103,7 @@ class Away:
 def test_a_batch_that_meets_an_outage_is_released_uncounted(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, how: str, on_error: str
 ) -> None:
-    """Whatever the handler says of it: nothing is wrong with the messages."""
+    """Nothing is wrong with the messages, for any policy of the handler."""
     queue.publish(["a", "b"])
     away = Away(queue, monkeypatch)
 

@@ -883,6 +883,41 @@ def test_a_checkpoint_of_another_source_is_refused(queue: Queue, offset: Any) ->
     assert queue.groups() == []
 
 
+def test_an_open_breaker_gives_a_stream_a_probe_at_its_time(clock: ManualClock) -> None:
+    queue = memory_queue(clock, breaker_threshold=2)
+    queue.publish([str(i) for i in range(9)])
+    for _ in range(2):
+        taken = queue.group("g").lease("w")
+        assert taken is not None
+        taken.nack(delay="1h", error="boom")
+    runner = Runner(queue)
+    assert not runner.offer()
+    progress = runner.source.progress()
+    assert progress["breaker"] == "open"
+    assert "the last with boom" in progress["blocked_because"]
+    clock.advance("10s")
+    assert runner.offer()
+    assert len(sequences(runner.plan())) == 1
+    runner.commit()
+    assert runner.offer(), "the ack of the probe has closed it"
+    assert len(sequences(runner.plan())) == 6
+    assert queue.group("g").stats().breaker == "closed"
+
+
+def test_a_batch_is_replayed_while_its_group_is_paused(clock: ManualClock) -> None:
+    queue = memory_queue(clock)
+    queue.publish([str(i) for i in range(9)])
+    first = Runner(queue)
+    assert first.offer()
+    first.plan()
+    queue.group("g").pause()
+    second = Runner(queue, first.checkpoint)
+    assert len(sequences(second.plan())) == 9
+    second.commit()
+    assert not second.offer()
+    assert queue.group("g").stats().acked == 9
+
+
 def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: ManualClock) -> None:
     queue = memory_queue(clock, max_in_flight=2)
     queue.publish([str(i) for i in range(5)])
@@ -901,6 +936,7 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
         "dead": 0,
         "blocked": 0,
         "blocked_because": "",
+        "breaker": "closed",
     }
     runner.plan()
     runner.commit()

@@ -1,0 +1,156 @@
+"""Stop a group whose handler fails for every message: the breaker, and the owner's pause.
+
+The breaker opens after several leases of different messages failed in a row. Then the group
+grants one lease of one message at a time, the probe. An ack or a reject of the probe closes the
+breaker. A failure of the probe makes the next wait longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.util.clock import to_datetime
+
+__all__ = ["CLOSED", "OPEN", "PAUSED", "Breaker"]
+
+CLOSED: Final = "closed"
+OPEN: Final = "open"
+PAUSED: Final = "paused"
+
+_MAX_CAUSE: Final = 200
+"""Characters of an error that the breaker keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """The switch of one group. Instants are microseconds."""
+
+    failed: tuple[int, ...] = ()
+    """The first messages of the leases that failed in a row, each once."""
+    cause: str | None = None
+    """The error of the last of them."""
+    opened_at: int | None = None
+    """When the breaker opened. None while it is closed."""
+    next_probe_at: int | None = None
+    """The earliest time of the next probe."""
+    probe: int | None = None
+    """The message of the last probe."""
+    failed_probes: int = 0
+    """Probes that failed since the breaker opened."""
+    paused_at: int | None = None
+    """When the owner paused the group. None if it is not paused."""
+    pause_reason: str | None = None
+
+    @classmethod
+    def from_stored(cls, data: Mapping[str, Any]) -> Breaker:
+        """Create a breaker from the mapping in a ledger's header."""
+        return cls(**{**data, "failed": tuple(int(first) for first in data.get("failed", ()))})
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return the fields that differ from those of a closed breaker."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, 0, ())}
+
+    def state(self, rules: GroupSettings) -> str:
+        """Return CLOSED, OPEN or PAUSED."""
+        if self.paused_at is not None:
+            return PAUSED
+        return OPEN if self.is_open(rules) else CLOSED
+
+    def is_open(self, rules: GroupSettings) -> bool:
+        """Return whether the group grants probes only."""
+        return self.opened_at is not None and rules.breaker_threshold is not None
+
+    def blocked_because(self, rules: GroupSettings, now: int, probing: bool) -> str:
+        """Return why the group grants no lease now, or an empty string.
+
+        ``probing`` is whether the message of the last probe is still leased.
+        """
+        if self.paused_at is None and self.is_open(rules):
+            if probing:
+                return f"{self._why_open()}; message {self.probe} is the probe"
+            if now >= (self.next_probe_at or 0):
+                return ""
+        return self.why(rules)
+
+    def why(self, rules: GroupSettings) -> str:
+        """Return why the group is paused or its breaker open, or an empty string."""
+        if self.paused_at is not None:
+            reason = f": {self.pause_reason}" if self.pause_reason else ""
+            return f"paused since {_at(self.paused_at)}{reason}"
+        if not self.is_open(rules):
+            return ""
+        return f"{self._why_open()}; the next probe is at {_at(self.next_probe_at or 0)}"
+
+    def _why_open(self) -> str:
+        return (
+            f"breaker open since {_at(self.opened_at or 0)}: {len(self.failed)} leases failed "
+            f"in a row, the last with {self.cause or 'no error text'}"
+        )
+
+    def with_failure(
+        self, first: int, cause: str | None, now: int, rules: GroupSettings
+    ) -> Breaker:
+        """Return the breaker after a lease failed as a whole.
+
+        Parameters
+        ----------
+        first
+            The first message of the lease that failed.
+        cause
+            The error as text.
+        now
+            The time of the failure.
+        rules
+            The group's settings.
+        """
+        if rules.breaker_threshold is None:
+            return self
+        cause = cause[:_MAX_CAUSE] if cause else cause
+        if self.opened_at is not None:
+            if first != self.probe:
+                return self  # a lease from before the breaker opened
+            probes = self.failed_probes + 1
+            at = now + _wait(probes, rules)
+            return replace(self, failed_probes=probes, next_probe_at=at, probe=None, cause=cause)
+        if first in self.failed:
+            return replace(self, cause=cause)
+        failed = (*self.failed, first)
+        if len(failed) < rules.breaker_threshold:
+            return replace(self, failed=failed, cause=cause)
+        at = now + _wait(0, rules)
+        return replace(self, failed=failed, cause=cause, opened_at=now, next_probe_at=at)
+
+    def with_success(self, intervals: Iterable[Interval]) -> Breaker:
+        """Return the breaker after messages were processed.
+
+        An open breaker closes only if the probe is one of them.
+        """
+        if self.opened_at is None:
+            return replace(self, failed=(), cause=None) if self.failed else self
+        probe = -1 if self.probe is None else self.probe
+        if not any(first <= probe <= last for first, last in intervals):
+            return self
+        return Breaker(paused_at=self.paused_at, pause_reason=self.pause_reason)
+
+    def with_probe(self, message: int, now: int, rules: GroupSettings) -> Breaker:
+        """Return the breaker after a lease of the probe."""
+        at = now + _wait(self.failed_probes, rules)
+        return replace(self, probe=message, next_probe_at=at)
+
+    def paused(self, reason: str | None, now: int) -> Breaker:
+        """Return the breaker as the owner's pause leaves it."""
+        at = now if self.paused_at is None else self.paused_at
+        return replace(self, paused_at=at, pause_reason=reason)
+
+
+def _wait(failed_probes: int, rules: GroupSettings) -> int:
+    """Return the microseconds until the next probe. They double with each failed probe."""
+    return min(rules.breaker_max_wait, rules.breaker_wait * 2 ** min(failed_probes, 40))
+
+
+def _at(instant: int) -> str:
+    return f"{to_datetime(instant):%Y-%m-%d %H:%M:%S} UTC"

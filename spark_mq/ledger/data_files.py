@@ -1,0 +1,254 @@
+"""Hold the list of published data files in columns.
+
+A file costs about 100 bytes here, most of them for its path. Numbers are in arrays that bisect can
+search. Paths are in one Arrow array, with those of the last files beside it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, overload
+
+import pyarrow as pa
+
+from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns, TimedRun
+
+__all__ = ["DataFile", "FileColumns", "FileList", "PathColumn"]
+
+_MIN_TAIL: Final = 1_024
+"""Paths that are kept as Python strings, at least, before they go into the Arrow array."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One data file of a publish."""
+
+    first: int
+    """The sequence of the first message."""
+    rows: int
+    path: str
+    """Relative to ``messages/``."""
+    size: int
+    """Bytes."""
+    committed_at: int
+    """Microseconds since 1970."""
+    times: DeliveryTimes | None = None
+    """None if no message has a deliver_at or expires_at."""
+
+    @property
+    def last(self) -> int:
+        """Return the sequence of the last message."""
+        return self.first + self.rows - 1
+
+
+class PathColumn:
+    """A list of strings that only grows."""
+
+    def __init__(self) -> None:
+        # One attribute, because another thread may read while this one grows.
+        self._parts: tuple[pa.Array, list[str]] = (pa.array([], pa.large_string()), [])
+
+    def __len__(self) -> int:
+        sealed, tail = self._parts
+        return len(sealed) + len(tail)
+
+    def __getitem__(self, at: int) -> str:
+        sealed, tail = self._parts
+        path: str = sealed[at].as_py() if at < len(sealed) else tail[at - len(sealed)]
+        return path
+
+    def append(self, path: str) -> None:
+        """Add a string."""
+        sealed, tail = self._parts
+        tail.append(path)
+        if len(tail) >= max(_MIN_TAIL, len(sealed) // 4):
+            self._seal()
+
+    def extend(self, paths: pa.Array | pa.ChunkedArray) -> None:
+        """Add the strings of an Arrow column."""
+        chunks = paths.chunks if isinstance(paths, pa.ChunkedArray) else [paths]
+        parts = [self._seal(), *(chunk.cast(pa.large_string()) for chunk in chunks)]
+        self._parts = (pa.concat_arrays(parts), [])
+
+    def truncate(self, count: int) -> None:
+        """Drop all strings from a place on."""
+        sealed, tail = self._parts
+        self._parts = (sealed[:count], tail[: max(0, count - len(sealed))])
+
+    def to_arrow(self, start: int, end: int) -> pa.Array:
+        """Return the strings at some places."""
+        sealed, tail = self._parts
+        begin = len(sealed)
+        rest = tail[max(0, start - begin) : max(0, end - begin)]
+        if start >= begin:
+            return pa.array(rest, pa.large_string())
+        parts = [sealed.slice(start, end - start), pa.array(rest, pa.large_string())]
+        return pa.concat_arrays(parts)
+
+    def _seal(self) -> pa.Array:
+        sealed, tail = self._parts
+        if tail:
+            sealed = pa.concat_arrays([sealed, pa.array(tail, pa.large_string())])
+            self._parts = (sealed, [])
+        return sealed
+
+
+class FileList(Sequence[DataFile]):
+    """All published files in sequence order. It only grows.
+
+    One thread at a time may add files. Others may read meanwhile: a file is seen by its first
+    sequence, so that comes after its other columns.
+
+    Parameters
+    ----------
+    before
+        The number of messages before the first file.
+    """
+
+    def __init__(self, before: int = 0) -> None:
+        self.firsts = array("q")
+        self.rows = array("q")
+        self.sizes = array("q")
+        self.committed_at = array("q")
+        self.before = array("q")
+        """Messages in all files before this one."""
+        self.paths = PathColumn()
+        self.total = self._before_all = before
+        self.timed = array("q")
+        """The first sequences of the files with times."""
+        self._times = TimeColumns()
+        self._run_ends = array("q")
+        self._time_bounds: list[array[int]] = [array("q"), array("q"), array("q")]
+
+    def last_at(self, at: int) -> int:
+        """Return the sequence of the last message of a file."""
+        return self.firsts[at] + self.rows[at] - 1
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    @overload
+    def __getitem__(self, at: int) -> DataFile: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[DataFile]: ...
+    def __getitem__(self, at: int | slice) -> DataFile | list[DataFile]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        first = self.firsts[at]
+        return DataFile(
+            first,
+            self.rows[at],
+            self.paths[at],
+            self.sizes[at],
+            self.committed_at[at],
+            self.times_of(first),
+        )
+
+    def __iter__(self) -> Iterator[DataFile]:
+        return (self[at] for at in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+    def times_of(self, first: int) -> DeliveryTimes | None:
+        """Return the times of the file with this first sequence, or None."""
+        at = bisect_left(self.timed, first)
+        if at == len(self.timed) or self.timed[at] != first:
+            return None
+        start = self._run_ends[at - 1] if at else 0
+        due_from, due_to, expires_from = (column[at] for column in self._time_bounds)
+        rows = self.rows[bisect_left(self.firsts, first)]
+        bounds = (due_from, due_to, expires_from)
+        return DeliveryTimes(self._times, start, self._run_ends[at], rows, bounds)
+
+    def extend(self, files: Sequence[DataFile]) -> None:
+        """Add files that follow all others, all or none."""
+        self._drop_partial()
+        total = self.total
+        for file in files:
+            self.before.append(total)
+            total += file.rows
+            self.rows.append(file.rows)
+            self.sizes.append(file.size)
+            self.committed_at.append(file.committed_at)
+            self.paths.append(file.path)
+            if file.times is not None:
+                file.times.copy_to(self._times)
+                self._end_times(file.first)
+        self.firsts.extend(array("q", (file.first for file in files)))
+        self.total = total
+
+    def extend_columns(self, columns: FileColumns) -> None:
+        """Add files that follow all others, all or none."""
+        self._drop_partial()
+        sums = array("q", accumulate(columns.rows, initial=self.total))
+        total = sums.pop()
+        self.before.extend(sums)
+        self.rows.extend(columns.rows)
+        self.sizes.extend(columns.sizes)
+        self.committed_at.extend(columns.committed_at)
+        self.paths.extend(columns.paths)
+        for at, runs in columns.times:
+            self._times.append(runs)
+            self._end_times(columns.firsts[at])
+        self.firsts.extend(columns.firsts)
+        self.total = total
+
+    def _drop_partial(self) -> None:
+        """Drop what an interrupted call has added."""
+        count = len(self.firsts)
+        if len(self.before) > count:
+            for column in (self.before, self.rows, self.sizes, self.committed_at):
+                del column[count:]
+            self.paths.truncate(count)
+            timed = bisect_right(self.timed, self.firsts[-1]) if count else 0
+            for column in (self.timed, self._run_ends, *self._time_bounds):
+                del column[timed:]
+            self._times.truncate(self._run_ends[-1] if timed else 0)
+        self.total = self.before[-1] + self.rows[-1] if count else self._before_all
+
+    def tail(self, start: int) -> FileList:
+        """Return the files from a place on, in a list of its own."""
+        kept = FileList(self.before[start] if start < len(self) else self.total)
+        first = self.firsts[start] if start < len(self) else 0
+        low = bisect_left(self.timed, first)
+        runs = self._run_ends[low - 1] if low else 0
+        kept.timed = self.timed[low:]
+        kept._times = self._times.tail(runs)
+        kept._run_ends = array("q", (end - runs for end in self._run_ends[low:]))
+        kept._time_bounds = [column[low:] for column in self._time_bounds]
+        kept.rows, kept.sizes = self.rows[start:], self.sizes[start:]
+        kept.committed_at, kept.before = self.committed_at[start:], self.before[start:]
+        # A copy, because a slice would keep all paths in memory.
+        kept.paths.extend(pa.concat_arrays([self.paths.to_arrow(start, len(self))]))
+        kept.firsts, kept.total = self.firsts[start:], self.total
+        return kept
+
+    def _end_times(self, first: int) -> None:
+        """Note that the last runs are those of a file."""
+        start = self._run_ends[-1] if self._run_ends else 0
+        bounds = self._times.bounds(start, len(self._times))
+        for column, value in zip(self._time_bounds, bounds, strict=True):
+            column.append(value)
+        self._run_ends.append(len(self._times))
+        self.timed.append(first)
+
+
+@dataclass(frozen=True, slots=True)
+class FileColumns:
+    """Files as columns, in sequence order, none of them empty."""
+
+    firsts: array[int]
+    rows: array[int]
+    sizes: array[int]
+    committed_at: array[int]
+    paths: pa.Array | pa.ChunkedArray
+    times: Iterable[tuple[int, Iterable[TimedRun]]] = ()
+    """The place of a file, and its runs. Only files with times."""

@@ -1,0 +1,159 @@
+"""Hold the times of a file's messages in columns.
+
+A message with times of its own costs 24 bytes here. Python objects would cost ten times as much.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
+from typing import Final
+
+__all__ = ["NO_TIME", "Bounds", "DeliveryTimes", "TimeColumns", "TimedRun", "optional_time"]
+
+TimedRun = tuple[int, int | None, int | None]
+"""Number of rows, their deliver_at and their expires_at, in microseconds or None."""
+
+NO_TIME: Final = -(2**63)
+"""Stands for None in a column of times."""
+
+Bounds = tuple[int, int, int]
+"""The least and the greatest deliver_at, and the least expires_at or NO_TIME."""
+
+
+class TimeColumns:
+    """Columns of runs, for any number of files."""
+
+    __slots__ = ("deliver_at", "expires_at", "starts")
+
+    def __init__(self) -> None:
+        self.starts = array("q")
+        """The first row of each run, counted from 0 in its file."""
+        self.deliver_at = array("q")
+        self.expires_at = array("q")
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def append(self, runs: Iterable[TimedRun]) -> int:
+        """Add the runs of a file. Return the number of its rows."""
+        row = 0
+        for rows, deliver_at, expires_at in runs:
+            self.deliver_at.append(NO_TIME if deliver_at is None else deliver_at)
+            self.expires_at.append(NO_TIME if expires_at is None else expires_at)
+            self.starts.append(row)
+            row += rows
+        return row
+
+    def truncate(self, count: int) -> None:
+        """Drop all runs from a place on."""
+        for column in (self.starts, self.deliver_at, self.expires_at):
+            del column[count:]
+
+    def tail(self, start: int) -> TimeColumns:
+        """Return the runs from a place on, in columns of their own."""
+        kept = TimeColumns()
+        kept.starts, kept.deliver_at = self.starts[start:], self.deliver_at[start:]
+        kept.expires_at = self.expires_at[start:]
+        return kept
+
+    def bounds(self, start: int, end: int) -> Bounds:
+        """Return the least and greatest deliver_at and the least expires_at of some runs."""
+        due = self.deliver_at[start:end]
+        if NO_TIME in due:  # a message without one counts as 0
+            due = array("q", (0 if at == NO_TIME else at for at in due))
+        ends = (at for at in self.expires_at[start:end] if at != NO_TIME)
+        return min(due), max(due), min(ends, default=NO_TIME)
+
+
+class DeliveryTimes:
+    """The times of a file's messages, as runs of rows with equal times.
+
+    The object is a view of columns that it may share with other files.
+
+    Parameters
+    ----------
+    columns
+        The runs of this file, and perhaps of others.
+    start, end
+        Which runs are those of this file. There must be one at least.
+    rows
+        The number of rows of the file.
+    bounds
+        The least and the greatest deliver_at and the least expires_at, if they are known.
+    """
+
+    __slots__ = ("_columns", "_end", "_start", "due_from", "due_to", "expires_from", "rows")
+
+    def __init__(
+        self, columns: TimeColumns, start: int, end: int, rows: int, bounds: Bounds | None = None
+    ) -> None:
+        self._columns, self._start, self._end, self.rows = columns, start, end, rows
+        due_from, due_to, expires_from = bounds or columns.bounds(start, end)
+        self.due_from = due_from
+        """The least deliver_at. A message without one counts as 0."""
+        self.due_to = due_to
+        """The greatest deliver_at."""
+        self.expires_from = optional_time(expires_from)
+        """The least expires_at, or None."""
+
+    @classmethod
+    def of(cls, runs: Iterable[TimedRun]) -> DeliveryTimes:
+        """Create the times from runs in the order of rows. There must be one run at least."""
+        columns = TimeColumns()
+        rows = columns.append(runs)
+        return cls(columns, 0, len(columns), rows)
+
+    def copy_to(self, columns: TimeColumns) -> None:
+        """Add the runs to the end of other columns."""
+        own, part = self._columns, slice(self._start, self._end)
+        columns.deliver_at.extend(own.deliver_at[part])
+        columns.expires_at.extend(own.expires_at[part])
+        columns.starts.extend(own.starts[part])
+
+    def append_to(self, rows: array[int], deliver_at: array[int], expires_at: array[int]) -> int:
+        """Add the runs to columns, with NO_TIME for None. Return their number."""
+        own, part = self._columns, slice(self._start, self._end)
+        starts = own.starts[part]
+        rows.extend(array("q", (b - a for a, b in pairwise(chain(starts, (self.rows,))))))
+        deliver_at.extend(own.deliver_at[part])
+        expires_at.extend(own.expires_at[part])
+        return len(starts)
+
+    @property
+    def runs(self) -> tuple[TimedRun, ...]:
+        """Return all runs in the order of rows."""
+        return tuple(
+            (last - first + 1, deliver_at, expires_at)
+            for first, last, deliver_at, expires_at in self.between(0, self.rows - 1)
+        )
+
+    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
+        """Yield ``(first, last, deliver_at, expires_at)`` of the runs in some rows, from 0."""
+        columns, starts = self._columns, self._columns.starts
+        low = bisect_right(starts, first, self._start, self._end) - 1
+        high = bisect_right(starts, last, self._start, self._end)
+        for at in range(low, high):
+            end = starts[at + 1] if at + 1 < self._end else self.rows
+            yield (
+                max(first, starts[at]),
+                min(last, end - 1),
+                optional_time(columns.deliver_at[at]),
+                optional_time(columns.expires_at[at]),
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeliveryTimes) and self.runs == other.runs
+
+    def __hash__(self) -> int:
+        return hash(self.runs)
+
+    def __repr__(self) -> str:
+        return f"DeliveryTimes({self.runs!r})"
+
+
+def optional_time(at: int) -> int | None:
+    """Return a time of a column, or None."""
+    return None if at == NO_TIME else at

@@ -1,0 +1,114 @@
+"""A range of messages in one state, and tables of ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.states import SETTLED
+
+__all__ = ["EVENT", "FIELDS", "FLOOR", "INSTANTS", "RANGE_SCHEMA", "Range", "to_ranges", "to_table"]
+
+FLOOR: Final = "floor"
+"""Mark of the stored header row."""
+EVENT: Final = "event"
+"""Mark of the stored rows that record what a commit did."""
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+
+
+class Range(NamedTuple):
+    """Messages ``first..last`` (inclusive sequences) in one state. Instants are microseconds."""
+
+    # A named tuple: a settle of single messages makes several ranges for each, and a dataclass
+    # takes four times as long to make.
+
+    first: int
+    last: int
+    state: str
+    message_count: int
+    lease_id: str | None = None
+    """The lease that holds it. While waiting: the expired lease, if that may still settle.
+    While routing: the routing id."""
+    worker_id: str | None = None
+    leased_at: int | None = None
+    expires_at: int | None = None
+    lease_size: int | None = None
+    """Messages in the lease. A message that was alone in its lease failed by itself."""
+    first_leased_at: int | None = None
+    first_failed_at: int | None = None
+    delivery_count: int = 0
+    failure_count: int = 0
+    suspect: bool = False
+    """Failed as part of a whole lease, so the culprit is unknown. A lease keeps the value, because
+    a release restores it."""
+    available_at: int | None = None
+    reason: str | None = None
+    """Why the range is dead, blocked or routing."""
+    error: str | None = None
+    """The text of the last failure."""
+
+    def same_state_as(self, other: Range) -> bool:
+        """Return whether both ranges differ only in their place."""
+        return bool(_state_fields(self) == _state_fields(other))
+
+    def slice(self, first: int, last: int, index: MessageIndex) -> Range:
+        """Return the piece of this range within ``first..last``. It may be empty."""
+        first, last = max(first, self.first), min(last, self.last)
+        if (first, last) == (self.first, self.last):
+            return self
+        count = index.count(first, last)
+        if 0 < count <= last - first:  # both ends must be messages, not gaps between commits
+            first, last = index.nth_from(first, 1), index.last_at_or_before(last) or last
+        return self._replace(first=first, last=last, message_count=count)
+
+    def as_settled(self) -> Range:
+        """Return this range as settled, without any other detail."""
+        return Range(self.first, self.last, SETTLED, self.message_count)
+
+
+FIELDS: Final = Range._fields
+_state_fields: Final = attrgetter(
+    *(name for name in FIELDS if name not in ("first", "last", "message_count"))
+)
+INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "first_failed_at", "available_at")
+
+_TYPES: Final = {
+    "first": pa.int64(),
+    "last": pa.int64(),
+    "message_count": pa.int64(),
+    "lease_size": pa.int64(),
+    "delivery_count": pa.int32(),
+    "failure_count": pa.int32(),
+    "suspect": pa.bool_(),
+} | dict.fromkeys(INSTANTS, _INSTANT)
+RANGE_SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in FIELDS])
+"""One row for each range. The stored table adds consumer_group, revision and detail."""
+
+
+def to_table(ranges: Iterable[Range]) -> pa.Table:
+    """Return an Arrow table of ranges."""
+    columns = []
+    by_field = list(zip(*ranges, strict=True)) or [()] * len(FIELDS)
+    for name, kind, values in zip(FIELDS, RANGE_SCHEMA.types, by_field, strict=True):
+        # Instants go in as int64 and are cast, so that no datetime objects are made.
+        if name in INSTANTS:
+            columns.append(pa.array(values, pa.int64()).cast(kind))
+        else:
+            columns.append(pa.array(values, kind))
+    return pa.table(columns, schema=RANGE_SCHEMA)
+
+
+def _plain(table: pa.Table) -> list[pa.ChunkedArray]:
+    """Return the columns in the order of Range's fields, with instants as integers."""
+    return [table[name].cast(pa.int64()) if name in INSTANTS else table[name] for name in FIELDS]
+
+
+def to_ranges(table: pa.Table) -> Iterator[Range]:
+    """Yield the ranges of a table with ``RANGE_SCHEMA``."""
+    for values in zip(*(column.to_pylist() for column in _plain(table)), strict=True):
+        yield Range(*values)

@@ -1,0 +1,156 @@
+"""Order the messages that wait: which of them the next lease takes.
+
+Due messages go in the order of sequence. Messages that failed together stay together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from spark_mq.ledger.ranges import WAITING, Condition, Ledger
+
+__all__ = ["ASSUMED_ATTEMPTS", "WHOLE_RETRY_ATTEMPTS", "AcquireKind", "DueRanges", "Head"]
+
+
+class AcquireKind(StrEnum):
+    """The kinds of messages that a lease may hold."""
+
+    #: Messages that failed together as a whole lease, or a piece of them.
+    SUSPECT = "suspect"
+    #: Messages on their last attempt. All of them failed by themselves.
+    LAST = "last attempt"
+    #: Other messages that wait. Unread messages fill up the lease if nothing else waits.
+    REST = "rest"
+    #: Unread messages only.
+    UNREAD = "unread"
+
+
+SUSPECT: Final = AcquireKind.SUSPECT
+LAST: Final = AcquireKind.LAST
+REST: Final = AcquireKind.REST
+
+ASSUMED_ATTEMPTS: Final = 5
+"""Attempts that isolation assumes for a group without a limit."""
+WHOLE_RETRY_ATTEMPTS: Final = 4
+"""With so many attempts, the first failure of a whole lease is retried whole."""
+_SUSPECT: Final[Condition] = ("suspect", "=", True)
+_CLEAR: Final[Condition] = ("suspect", "=", False)
+
+
+class Head(NamedTuple):
+    """The waiting range that the next lease begins with."""
+
+    row: int
+    kind: AcquireKind
+
+
+class DueRanges:
+    """The ranges of a ledger that wait and are due.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    cutoff
+        Ranges with an ``available_at`` up to this time are due. Microseconds.
+    max_sequence
+        The last sequence that counts. None for no limit.
+    attempts
+        The group's attempts before isolation must be complete, or None.
+    """
+
+    def __init__(
+        self, ledger: Ledger, cutoff: int, max_sequence: int | None, attempts: int | None
+    ) -> None:
+        self.ledger, self.attempts = ledger, attempts
+        end = () if max_sequence is None else (("first", "<=", max_sequence),)
+        self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
+        self._rows = _due_rows(ledger, self._due, attempts)
+
+    @property
+    def count(self) -> int:
+        """Return the number of ranges."""
+        return sum(len(rows) for rows in self._rows.values())
+
+    def head(self) -> Head | None:
+        """Return the first due range that waits.
+
+        In a group without a limit, suspects take turns: the one that is due the longest goes
+        first. Messages that were delivered very often come last. A message that fails forever
+        would otherwise starve those behind it.
+        """
+        heads = [Head(rows[0], kind) for kind, rows in self._rows.items() if rows]
+        if not heads or self.attempts is not None:
+            return min(heads, default=None)
+        return self._head_without_limit()
+
+    def _head_without_limit(self) -> Head:
+        suspect, rest = (*self._due, _SUSPECT), (*self._due, _CLEAR)
+        fresh = self.ledger.find((WAITING,), *rest, ("delivery_count", "<", ASSUMED_ATTEMPTS))
+        heads = [Head(fresh[0], REST)] if fresh else []
+        if self._rows[SUSPECT]:
+            heads.append(Head(_longest_due(self.ledger, suspect), SUSPECT))
+        return min(heads) if heads else Head(_longest_due(self.ledger, rest), REST)
+
+    def rows_after(self, head: Head, limit: int) -> list[int]:
+        """Return the rows that a lease may take after its head, in order."""
+        rows, suspects = self._rows[head.kind], self._rows[SUSPECT]
+        if head.kind == SUSPECT:
+            together = set(_failed_together(self.ledger, head.row))
+            return [row for row in rows[bisect_left(rows, head.row) :] if row in together][:limit]
+        after = bisect_right(suspects, head.row)
+        end = suspects[after] if after < len(suspects) else len(self.ledger)
+        # A suspect keeps its place.
+        return rows[bisect_left(rows, head.row) : bisect_left(rows, end)][:limit]
+
+    def is_isolation(self, head: Head) -> bool:
+        """Return whether leases like that of the head may go on for long."""
+        deliveries = self.ledger.range_at(head.row).delivery_count
+        if head.kind != SUSPECT:
+            return self.attempts is None and deliveries >= ASSUMED_ATTEMPTS
+        whole = (self.attempts or ASSUMED_ATTEMPTS) >= WHOLE_RETRY_ATTEMPTS and deliveries == 1
+        return not whole
+
+
+def _due_rows(
+    ledger: Ledger, due: Sequence[Condition], attempts: int | None
+) -> dict[AcquireKind, list[int]]:
+    """Return the waiting rows that are due, by kind, in order."""
+    # The rows of a large ledger take long to list, so the check that there are any does not.
+    if WAITING not in ledger.states or ledger.minimum("first", (WAITING,), *due) is None:
+        return {SUSPECT: [], LAST: [], REST: []}
+    if attempts is None:
+        suspect = ledger.find((WAITING,), *due, _SUSPECT)
+        return {SUSPECT: suspect, LAST: [], REST: ledger.find((WAITING,), *due, _CLEAR)}
+    before_last = max(1, attempts - 1)
+    last = (*due, ("delivery_count", ">=", before_last))
+    # A message without a failure can be on its last attempt, after a replay and a release.
+    # It goes alone, because it is innocent so far.
+    innocent = ledger.find((WAITING,), *last, ("failure_count", "=", 0))
+    suspect = ledger.find((WAITING,), *due, _SUSPECT)
+    rest = (*due, _CLEAR, ("delivery_count", "<", before_last))
+    return {
+        SUSPECT: sorted({*suspect, *innocent}),
+        LAST: ledger.find((WAITING,), *last, _CLEAR, ("failure_count", ">", 0)),
+        REST: ledger.find((WAITING,), *rest),
+    }
+
+
+def _longest_due(ledger: Ledger, conditions: Sequence[Condition]) -> int:
+    """Return the row that is due the longest. The least delivered wins a tie, then the lowest."""
+    since = ledger.minimum("available_at", (WAITING,), *conditions)
+    longest = (*conditions, ("available_at", "=", since))
+    least = ledger.minimum("delivery_count", (WAITING,), *longest)
+    return ledger.find((WAITING,), *longest, ("delivery_count", "=", least))[0]
+
+
+def _failed_together(ledger: Ledger, head: int) -> list[int]:
+    """Return the waiting rows that failed in the same lease as a head, and as often."""
+    first = ledger.range_at(head)
+    names = ("available_at", "delivery_count", "failure_count", "lease_id", "error")
+    values = [(name, getattr(first, name)) for name in names]
+    same = [(name, "is null" if value is None else "=", value) for name, value in values]
+    return ledger.find((WAITING,), *same)

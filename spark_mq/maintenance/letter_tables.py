@@ -1,0 +1,149 @@
+"""Read dead letters as tables, with a column for each of their headers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.maintenance.dead_letters import FILE_BYTES, HEADER_PREFIX
+from spark_mq.maintenance.letter_headers import typed_texts
+from spark_mq.parquet.bounded import PartSizer, cut_slices
+from spark_mq.parquet.reader import MessageReader, sequences_of
+from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.storage.message_store import MessageStore
+
+__all__ = ["COLUMNS", "letter_schema", "letter_tables"]
+
+_log = logging.getLogger(__name__)
+
+_HEADER_COLUMNS: Final = (
+    "queue",
+    "queue_id",
+    "group",
+    "sequence",
+    "delivery_count",
+    "failure_count",
+    "reason",
+    "error",
+    "first_leased_at",
+    "last_leased_at",
+)
+COLUMNS: Final = (
+    "sequence",
+    "message_id",
+    "key",
+    "value",
+    "headers",
+    "published_at",
+    "queue",
+    "queue_id",
+    "consumer_group",
+    "original_sequence",
+    "delivery_count",
+    "failure_count",
+    "reason",
+    "error",
+    "first_leased_at",
+    "last_leased_at",
+)
+"""What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the
+queue; ``value`` is bytes."""
+
+_RENAMED: Final = {"group": "consumer_group", "sequence": "original_sequence"}
+_TYPES: Final = {
+    "sequence": pa.int64(),
+    "delivery_count": pa.int64(),
+    "failure_count": pa.int64(),
+    "first_leased_at": pa.timestamp("us", tz="UTC"),
+    "last_leased_at": pa.timestamp("us", tz="UTC"),
+}
+
+
+def letter_schema() -> pa.Schema:
+    payload = [
+        pa.field("sequence", pa.int64()),
+        *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
+    ]
+    return pa.schema(
+        [
+            *payload,
+            *(
+                pa.field(_RENAMED.get(name, name), _TYPES.get(name, pa.string()))
+                for name in _HEADER_COLUMNS
+            ),
+        ]
+    )
+
+
+def letter_tables(
+    log: MessageStore, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
+) -> Iterator[pa.Table]:
+    """Yield dead letters, with their headers as columns, in tables that fit in memory.
+
+    Parameters
+    ----------
+    log
+        The messages of the dead-letter queue.
+    intervals
+        Sequences in it, inclusive.
+    max_rows
+        The most rows of a table.
+    skip
+        Whether to leave out letters that cannot be read.
+    """
+    index, sizer = log.index(), PartSizer(max_rows=max_rows)
+    reader = MessageReader(log.files)
+    slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
+    found: list[pa.Table] = []
+    for part in cut_slices(slices, sizer):
+        for read, rows in _read(reader, [piece for piece, _ in part], skip):
+            found.append(_as_columns(read, rows))
+            sizer.saw(found[-1])
+        count, size = (sum(getattr(one, name) for one in found) for name in ("num_rows", "nbytes"))
+        if found and (count + sizer.rows > max_rows or size >= FILE_BYTES):
+            yield pa.concat_tables(found)
+            found = []
+    if found:
+        yield pa.concat_tables(found)
+
+
+def _read(
+    reader: MessageReader, pieces: Sequence[FileSlice], skip: bool
+) -> Iterator[tuple[Sequence[FileSlice], pa.Table]]:
+    try:
+        yield pieces, reader.read(*pieces)
+        return
+    except CorruptLog as error:
+        if not skip:
+            raise
+        if len(pieces) == 1:
+            _log.error("dead letters that cannot be redriven: %s", error)
+            return
+    for piece in pieces:
+        yield from _read(reader, [piece], skip)
+
+
+def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
+    """Return dead letters with what their headers say as columns."""
+    schema = letter_schema()
+    headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
+    own = [
+        [(name, text) for name, text in one.items() if not name.startswith(HEADER_PREFIX)]
+        for one in headers
+    ]
+    columns = {
+        "sequence": sequences_of(pieces),
+        "headers": pa.array(own, schema.field("headers").type),
+    }
+    for name in _HEADER_COLUMNS:
+        texts = [one.get(HEADER_PREFIX + name) for one in headers]
+        columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
+    return pa.table(
+        [columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema
+    )

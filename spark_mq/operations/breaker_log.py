@@ -1,0 +1,39 @@
+"""Log the changes of a group's breaker."""
+
+from __future__ import annotations
+
+import logging
+
+from spark_mq.ledger.breaker import Breaker
+from spark_mq.util.clock import to_datetime
+
+__all__ = ["log_breaker_change"]
+
+_log = logging.getLogger(__name__)
+
+
+def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
+    """Log what a commit changed in a group's breaker."""
+    if before == after:
+        return
+    if after.opened_at is not None and before.opened_at is None:
+        _log.error(
+            "group %s: the breaker is open: %d leases failed in a row, the last with %s. The next "
+            "probe is at %s. Repair the handler, or call resume()",
+            group, len(after.failed), after.cause or "no error text", _at(after.next_probe_at),
+        )  # fmt: skip
+    elif after.failed_probes > before.failed_probes:
+        _log.warning(
+            "group %s: the probe failed with %s. The next probe is at %s",
+            group, after.cause or "no error text", _at(after.next_probe_at),
+        )  # fmt: skip
+    elif before.opened_at is not None and after.opened_at is None:
+        _log.warning("group %s: the breaker is closed", group)
+    if after.paused_at is not None and before.paused_at is None:
+        _log.warning("group %s is paused: %s", group, after.pause_reason or "no reason given")
+    elif before.paused_at is not None and after.paused_at is None:
+        _log.warning("group %s is resumed", group)
+
+
+def _at(instant: int | None) -> str:
+    return "once" if instant is None else f"{to_datetime(instant):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,92 @@
+"""Replay a batch: take over what a dead runner's batch still holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from spark_mq.ledger import transitions
+from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.operations.acquire import Damage, find_damage
+from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.storage.update import Priority, Update
+from spark_mq.streaming.fence import check_fence
+from spark_mq.streaming.offset import fence_app_id
+
+__all__ = ["find_batch_damage", "take_over_batch"]
+
+_log = logging.getLogger(__name__)
+
+
+def find_batch_damage(group: GroupLedger, stream: str, n: int) -> list[Damage]:
+    """Read all that batch n holds, and return what is damaged.
+
+    A page that no task can read may be why the batch died. Raises StorageError.
+    """
+    ledger = group.ledger_in(group.snapshot())
+    rows = transitions.rows_held_by_batch(ledger, f"{stream}/{n}/")
+    return find_damage(group, ledger.ranges_at(rows))
+
+
+def take_over_batch(
+    group: GroupLedger,
+    stream: str,
+    n: int,
+    *,
+    runner: str,
+    worker_id: str,
+    expires_at: Callable[[GroupView], int],
+    acked: Callable[[GroupView, Sequence[str]], Ledger],
+) -> tuple[list[Range], int, GroupSettings]:
+    """Give what batch n still holds to a runner, in one commit.
+
+    Parameters
+    ----------
+    group
+        The consumer group.
+    stream, n
+        The batch.
+    runner, worker_id
+        Who takes over.
+    expires_at
+        Returns when the lease expires.
+    acked
+        Returns the ledger with the batches before n acked and other leases expired, except those
+        given.
+
+    Returns
+    -------
+    tuple
+        The ranges, when their lease expires, and the group's settings.
+
+    Raises
+    ------
+    StreamFenced
+        Another driver has leased or replayed this batch, or a later one.
+    """
+    app, prefix = fence_app_id(stream), f"{stream}/{n}/"
+
+    def compute(view: GroupView) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
+        mark = check_fence(group, view, app, stream, n, highest=2 * n + 2)
+        rows = transitions.rows_held_by_batch(view.ledger, prefix)
+        held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
+        after, granted = transitions.replay_batch(
+            acked(view, sorted(held)), view.now, view.settings, prefix, lease_id=prefix + runner,
+            worker_id=worker_id, expires_at=expires_at(view),
+            granted_before=mark == 2 * n + 2,
+        )  # fmt: skip
+        info = {
+            "operation": "replay",
+            "lease_id": prefix + runner,
+            "worker_id": worker_id,
+            "messages": sum(r.message_count for r in granted),
+        }
+        return after, (granted, expires_at(view), mark != 2 * n + 2, view.settings), info
+
+    granted, until, _, settings = group.update(
+        compute, txn=lambda got: (app, 2 * n + 2) if got[2] else None, priority=Priority.LEASE
+    )
+    messages = sum(r.message_count for r in granted)
+    _log.warning("stream %s: batch %d runs again with %d messages", stream, n, messages)
+    return granted, until, settings

@@ -1,0 +1,346 @@
+"""The index forgets what was trimmed and what no group needs. Everything else stays as it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+from support.handles import again, index_commits, lease, trim
+
+from spark_mq import Queue
+from spark_mq.delta.tables import write_checkpoint
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
+from spark_mq.storage import commit_files, history_table, message_table, message_trim
+from spark_mq.storage.message_table import MessageTable
+from spark_mq.testing import ManualClock
+
+DeltaQueue = Callable[..., Queue]
+
+
+def log_of(queue: Queue) -> MessageTable:
+    messages = queue._context.messages
+    assert isinstance(messages, MessageTable)
+    return messages
+
+
+def trimmable(delta_queue: DeltaQueue, clock: ManualClock, old: int = 6) -> Queue:
+    """Old commits that are settled and past the retention, and two young ones."""
+    queue = delta_queue(retention="1d")
+    for number in range(old):
+        queue.publish([f"{number}", "second"])
+    for _ in range(old):
+        lease(queue, 2).ack()
+    clock.advance("2d")
+    for number in range(2):
+        queue.publish(f"young {number}")
+    return queue
+
+
+def publishes_read(queue: Queue) -> list[str]:
+    """The files that a handle reads from commits/ when it opens the queue."""
+    found = log_of(queue).commits.read(log_of(queue).table_id)
+    assert found is not None
+    return [row["path"] for row in found[0].to_pylist() if row["kind"] == "publish"]
+
+
+def publishes(queue: Queue) -> list[str]:
+    """All files that commits/ has."""
+    rows = log_of(queue).commits.past(log_of(queue).table_id, 0, 2**62)
+    return rows["path"].to_pylist()
+
+
+def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+    queue = trimmable(delta_queue, clock)
+    index_commits(queue)
+    before = queue.stats()
+    assert trim(queue) == 6
+    kept = queue._context.messages.index()
+    assert (len(kept.files), kept.forgotten, kept.total) == (2, 12, 14)
+    other = again(queue)
+    found = other._context.messages.index()
+    assert (found.files, found.forgotten, found.forgotten_to) == (
+        kept.files,
+        12,
+        kept.forgotten_to,
+    )
+    for handle in (queue, other):
+        stats = handle.stats()
+        assert (stats["published"], stats["tail"]) == (before["published"], before["tail"])
+        assert stats["groups"]["default"].ready == 2
+
+
+def test_the_queue_goes_on_as_before(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+    queue = trimmable(delta_queue, clock)
+    trim(queue)
+    for handle in (queue, again(queue)):
+        receipt = handle.publish("new")
+        assert handle.stats()["tail"] == receipt.sequences[0]
+    assert [m.value for m in lease(again(queue)).messages] == [
+        b"young 0",
+        b"young 1",
+        b"new",
+        b"new",
+    ]
+    assert [m.value for m in lease(queue, group="other").messages] == [
+        b"young 0",
+        b"young 1",
+        b"new",
+        b"new",
+    ]
+
+
+def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+    """A hard limit drops files that a group has not settled. It must be able to count them."""
+    queue = delta_queue(retention="1h", hard_retention="1d")
+    for number in range(4):
+        queue.publish(f"{number}")
+    held = lease(queue, 1, group="slow")
+    lease(queue).ack()
+    clock.advance("2d")
+    assert trim(queue) == 4
+    assert queue._context.messages.index().forgotten == 0
+    queue.publish("young")
+    held.ack()
+    index_commits(queue)
+    slow = queue.group("slow").lease("w", max_messages=9, fail_on_data_loss=False)
+    assert slow is not None
+    assert [m.value for m in slow.messages] == [b"young"]
+    slow.ack()
+    assert trim(queue) == 0
+    assert queue._context.messages.index().forgotten == 4
+    other = again(queue)
+    assert other.stats()["published"] == 5
+    assert other._context.messages.index().forgotten == 4, "it is written down at once"
+
+
+def test_the_log_alone_says_the_same(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+    """Without commits/, the index is read from the log. It has the same sequences."""
+    queue = trimmable(delta_queue, clock)
+    trim(queue)
+    total, tail = queue.stats()["published"], queue.stats()["tail"]
+    shutil.rmtree(log_of(queue).commits.path)
+    other = again(queue)
+    assert (other.stats()["published"], other.stats()["tail"]) == (total, tail)
+    assert [m.value for m in lease(other).messages] == [b"young 0", b"young 1"]
+
+
+def test_a_restore_of_forgotten_files_publishes_nothing(
+    delta_queue: DeltaQueue, clock: ManualClock
+) -> None:
+    queue = trimmable(delta_queue, clock)
+    path = queue._context.messages.index().files[0].path
+    file = Path(log_of(queue).path) / path
+    content = file.read_bytes()
+    trim(queue)
+    file.write_bytes(content)
+    table = DeltaTable(log_of(queue).path)
+    add = AddAction(path, len(content), {}, 0, True, json.dumps({"numRecords": 2}))
+    table.create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    commit = max(Path(log_of(queue).path, "_delta_log").glob("*.json"))
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    for line in lines:
+        if "commitInfo" in line:
+            line["commitInfo"]["operation"] = "RESTORE"
+    commit.write_text("\n".join(map(json.dumps, lines)))
+    other = again(queue)
+    assert other.stats()["published"] == 14
+    assert [m.value for m in lease(other).messages] == [b"young 0", b"young 1"]
+    other.publish("settle it, so that the next trim drops the file")
+    trim(other)
+    assert not file.exists()
+
+
+def test_a_handle_that_was_asleep_takes_over_what_is_left(
+    delta_queue: DeltaQueue, clock: ManualClock
+) -> None:
+    queue = delta_queue(retention="1d")
+    queue.publish("first")
+    asleep = again(queue)
+    asleep.stats()
+    for number in range(4):
+        queue.publish(f"{number}")
+    lease(queue).ack()
+    clock.advance("2d")
+    queue.publish("young")
+    trim(queue)
+    index_commits(queue)
+    assert log_of(queue).clean(0, 0) > 0
+    assert (asleep.stats()["published"], asleep.stats()["tail"]) == (6, queue.stats()["tail"])
+    assert [m.value for m in lease(asleep).messages] == [b"young"]
+    assert len(asleep._context.messages.index().files) == 1
+
+
+def test_a_long_lived_handle_forgets_what_sweeps_forget(
+    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_table, "FORGET_FILES", 4)
+    queue = delta_queue(retention="1d")
+    reader = again(queue)
+    for _ in range(20):
+        queue.publish("x")
+        lease(queue).ack()
+        clock.advance("2d")
+        queue.publish("y")
+        trim(again(queue))
+        assert reader.stats()["published"] == queue.stats()["published"]
+        lease(queue).ack()
+    assert len(reader._context.messages.index().files) <= 8, "it may double before it looks"
+
+
+def test_a_receipt_of_a_forgotten_publish_is_unknown(
+    delta_queue: DeltaQueue, clock: ManualClock
+) -> None:
+    queue = delta_queue(retention="1d")
+    queue.publish("a", producer_id="p", producer_sequence=1)
+    queue.publish("b")
+    lease(queue).ack()
+    clock.advance("2d")
+    queue.publish("young")
+    trim(queue)
+    for handle in (queue, again(queue)):
+        again_published = handle.publish(
+            "a", producer_id="p", producer_sequence=1, on_duplicate="skip"
+        )
+        assert (again_published.duplicate, again_published.version) == (True, None)
+
+
+def test_a_trim_works_in_small_steps(
+    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_trim, "BLOCK_FILES", 4)
+    monkeypatch.setattr(message_trim, "COMMIT_FILES", 3)
+    queue = trimmable(delta_queue, clock)
+    version = log_of(queue).log.refresh().version
+    assert trim(queue) == 6
+    assert log_of(queue).log.refresh().version == version + 3, "3 and 1, then 2"
+    assert len(log_of(queue).files.list("")) == 2
+
+
+def test_no_checkpoint_keeps_trimmed_files(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+    """A checkpoint would else carry the removal of each file that there ever was."""
+    queue = trimmable(delta_queue, clock)
+    trim(queue)
+    write_checkpoint(log_of(queue).files)
+    newest = max(Path(log_of(queue).path, "_delta_log").glob("*.checkpoint.parquet"))
+    rows = pq.read_table(newest)
+    assert rows["remove"].null_count == rows.num_rows
+    assert sum(add is not None for add in rows["add"].to_pylist()) == 2
+
+
+def test_the_index_is_written_down_in_batches(
+    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    for number in range(10):
+        queue.publish(f"{number}", producer_id="p", producer_sequence=number)
+    whole = again(queue)._context.messages.index()
+    monkeypatch.setattr(commit_files, "LARGE_ROWS", 3)
+    assert index_commits(queue) == log_of(queue).log.refresh().version + 1
+    assert log_of(queue).commits.log.refresh().version > 2
+    assert log_of(queue).clean(0, 0) > 0
+    found = again(queue)
+    assert found._context.messages.index().files == whole.files
+    assert found.last_producer_sequence("p") == 9
+
+
+def test_a_trace_of_a_forgotten_message_is_what_it_was(
+    delta_queue: DeltaQueue, clock: ManualClock
+) -> None:
+    queue = trimmable(delta_queue, clock)
+    first = queue._context.messages.index().files[0].first
+    queue.sweep()
+    other = again(queue)
+    assert other._context.messages.index().forgotten_to > first
+    found = other.trace(first)
+    assert (found.version, found.retained) == (first >> 32, False)
+    assert [event.event for event in found.events] == ["leased", "acked"]
+    settled = other.finished()
+    assert settled.num_rows == 12
+    assert settled["published_at"].null_count == 0
+
+
+def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
+    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_files, "LARGE_ROWS", 2)
+    queue = delta_queue(retention="1d", history_retention="10d")
+    for number in range(30):
+        queue.publish(f"{number}", producer_id="p", producer_sequence=number)
+        index_commits(queue)
+    while (found := queue.group().lease("w", max_messages=10)) is not None:
+        found.ack()
+    clock.advance("2d")
+    queue.publish("young", producer_id="p", producer_sequence=30)
+    trim(queue)
+    assert len(publishes_read(queue)) <= 3, "the others are skipped"
+    assert len(publishes(queue)) == 31
+    clock.advance("20d")
+    lease(queue).ack()
+    queue.publish("younger")
+    trim(queue)
+    assert len(publishes(queue)) <= 4, "they are older than the history that is kept"
+    other = again(queue)
+    assert other.stats()["published"] == 32
+    duplicate = other.publish("x", producer_id="p", producer_sequence=30, on_duplicate="skip")
+    assert duplicate.duplicate
+
+
+# -- chores
+
+
+@pytest.mark.parametrize("broken", ["clean", "drop", "index_commits", "forget"])
+def test_a_chore_that_fails_stops_no_other(
+    delta_queue: DeltaQueue,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:
+    """The log of messages/ is broken in one way. Leases expire, and leases/ is still cleaned."""
+    queue = trimmable(delta_queue, clock)
+    lease(queue, 1)
+    clock.advance("1h")
+    done: list[str] = []
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError("too large")
+
+    real = queue._context.ledgers.clean
+
+    def cleans(*args: object, **options: object) -> int:
+        done.append("cleaned")
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(queue._context.ledgers, "clean", cleans)
+    monkeypatch.setattr(log_of(queue), broken, fails)
+    with pytest.raises(MemoryError, match="too large"):
+        queue.sweep()
+    assert done == ["cleaned"]
+    assert queue.group().stats().ready == 2
+    assert queue._context.history is not None
+    assert queue._context.history.read([])[0].num_rows > 0
+
+
+def test_the_rows_of_the_history_are_archived_by_bytes(
+    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand commits of large ledgers do not fit in memory."""
+    queue = delta_queue()
+    queue.publish([str(number) for number in range(20)])
+    for _ in range(10):
+        lease(queue, 2).ack()
+    whole = queue._context.ledgers.version()
+    monkeypatch.setattr(history_table, "MAX_BYTES", 1)
+    history = queue._context.history
+    assert history is not None
+    assert history.archive(10**15).up_to == whole
+    rows, up_to = history.read([])
+    assert up_to == whole
+    assert len(set(rows["version"].to_pylist())) == whole
+    files = DeltaTable(f"{queue.path}/history").file_uris()
+    assert len(files) > 10, "one for each commit"

@@ -1,0 +1,332 @@
+"""The breaker of a group, pause and resume, and what a reject does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from support.handles import again, lease
+
+from spark_mq import Lease, Queue
+from spark_mq.errors import GroupNotFound, InvalidOption
+from spark_mq.operations.history import read_history
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+def typo(_: Lease) -> None:
+    raise KeyError("ammount")
+
+
+def numbers(queue: Queue, count: int = 100) -> None:
+    queue.publish([str(n) for n in range(count)])
+
+
+def broken(queue: Queue) -> Queue:
+    """Five leases of one message have failed."""
+    numbers(queue)
+    for _ in range(5):
+        lease(queue, 1).nack(error="KeyError: 'ammount'")
+    return queue
+
+
+def test_a_bug_in_a_handler_costs_a_few_messages_not_the_queue(
+    queue: Queue, clock: ManualClock
+) -> None:
+    numbers(queue, 1000)
+    for _ in range(120):  # ten minutes
+        queue.group().work(typo, until_empty=True)
+        clock.advance("5s")
+    stats = queue.group().stats()
+    assert stats.breaker == "open"
+    assert stats.dead <= 3
+    assert stats.unread >= 985
+    summary = None
+    for _ in range(3):
+        clock.advance("5m")
+        summary = queue.group().work(lambda _: None, until_empty=True, max_messages=1000)
+    assert summary is not None
+    assert queue.group().stats().breaker == "closed"
+    assert queue.group().stats().acked >= 985
+
+
+def test_stats_and_errors_show_state_cause_and_next_probe(queue: Queue, clock: ManualClock) -> None:
+    broken(queue)
+    stats = queue.group().stats()
+    probe = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
+    assert stats.breaker == "open"
+    assert stats.blocked_because == queue.group().blocked_because
+    for part in ("5 leases failed in a row", "KeyError: 'ammount'", f"next probe is at {probe}"):
+        assert part in stats.blocked_because
+    assert queue.group().lease("w", wait="10ms") is None
+
+
+def test_a_probe_is_one_message_and_its_ack_closes_the_breaker(
+    queue: Queue, clock: ManualClock
+) -> None:
+    broken(queue)
+    clock.advance("10s")
+    probe = lease(again(queue), 50)
+    assert len(probe) == 1
+    assert queue.group().lease("w", max_messages=50) is None
+    assert "is the probe" in queue.group().blocked_because
+    probe.ack()
+    assert queue.group().stats().breaker == "closed"
+    assert len(lease(queue, 50)) == 50
+
+
+def test_a_waiting_worker_gets_the_probe_when_it_is_due(queue: Queue, clock: ManualClock) -> None:
+    broken(queue)
+    stop, seen = threading.Event(), list[int]()
+
+    def handle(taken: Lease) -> None:
+        seen.append(len(taken))
+        if len(seen) == 2:
+            stop.set()
+
+    thread = threading.Thread(
+        target=queue.group().work, args=(handle,), kwargs={"stop": stop, "max_messages": 10}
+    )
+    thread.start()
+    clock.advance("10s")
+    thread.join(30)
+    assert seen == [1, 10]
+
+
+def test_resume_closes_the_breaker_at_once(queue: Queue) -> None:
+    broken(queue).group().resume()
+    assert queue.group().stats().breaker == "closed"
+    assert len(lease(queue, 50)) == 50
+
+
+@pytest.mark.parametrize("threshold", [None, 2, 7])
+def test_the_threshold_is_a_setting_of_the_group(make: Make, threshold: int | None) -> None:
+    queue = make(breaker_threshold=threshold)
+    numbers(queue, 20)
+    failed = 0
+    while failed < 15 and (taken := queue.group().lease("w")) is not None:
+        taken.nack()
+        failed += 1
+    assert failed == (threshold or 15)
+
+
+def test_the_waits_are_settings_of_the_group(queue: Queue, clock: ManualClock) -> None:
+    numbers(queue)
+    queue.group().ensure()
+    queue.group().configure(breaker_threshold=1, breaker_wait="1m", breaker_max_wait="90s")
+    lease(queue).nack(delay="1d")
+    waits = []
+    for _ in range(3):
+        start = clock()
+        while (probe := queue.group().lease("w", max_messages=9)) is None:
+            clock.advance("1s")
+        waits.append((clock() - start).total_seconds())
+        probe.nack(delay="1d")
+    assert waits == [60, 90, 90]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("breaker_threshold", 0), ("breaker_wait", 0), ("breaker_max_wait", 0), ("on_reject", "no")],
+)
+def test_bad_settings_are_refused_by_name(make: Make, name: str, value: object) -> None:
+    with pytest.raises(InvalidOption, match=name) as caught:
+        make(**{name: value})
+    assert caught.value.option == name
+
+
+def test_an_ack_in_between_keeps_it_closed(queue: Queue) -> None:
+    numbers(queue)
+    for n in range(20):
+        taken = lease(queue, 1)
+        taken.ack() if n % 5 == 4 else taken.nack()
+    assert queue.group().stats().breaker == "closed"
+
+
+def test_a_killed_worker_with_many_leases_does_not_open_it(
+    queue: Queue, clock: ManualClock
+) -> None:
+    numbers(queue)
+    for _ in range(20):
+        lease(queue, 2)
+    clock.advance("62s")
+    assert len(lease(queue, 2)) == 2
+    assert queue.group().stats().breaker == "closed"
+
+
+def test_on_error_reject_opens_it_too(queue: Queue) -> None:
+    numbers(queue)
+    queue.group().work(typo, on_error="reject", until_empty=True)
+    stats = queue.group().stats()
+    assert (stats.breaker, stats.dead) == ("open", 5)
+
+
+def test_another_group_goes_on(queue: Queue) -> None:
+    broken(queue)
+    assert len(lease(queue, 50, group="other")) == 50
+
+
+# -- logs and traces
+
+
+def test_the_log_shows_that_it_opens_and_closes(
+    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="spark_mq"):
+        broken(queue)
+        opened = [r.getMessage() for r in caplog.records if "breaker" in r.getMessage()]
+        assert len(opened) == 1
+        assert "the breaker is open: 5 leases failed in a row" in opened[0]
+        assert "KeyError: 'ammount'" in opened[0]
+        clock.advance("10s")
+        caplog.clear()
+        lease(queue).nack(error="again")
+        assert "the probe failed with again" in caplog.text
+        clock.advance("20s")
+        caplog.clear()
+        lease(queue, 9).ack()
+        assert "the breaker is closed" in caplog.text
+
+
+def test_the_log_shows_a_pause_once_in_a_wait(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers(queue)
+    queue.group().pause("migration of the orders")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="spark_mq"):
+        assert queue.group().lease("w", wait="50ms", max_poll_interval="1ms") is None
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 1
+    assert "migration of the orders" in said[0]
+
+
+def test_a_trace_shows_what_the_message_waits_for(queue: Queue, clock: ManualClock) -> None:
+    broken(queue)
+    first = queue.group()._ledger.current().range_at(0).first
+    fifth = queue.group()._ledger.current().tracked_up_to
+    assert "breaker_opened" in [event.event for event in queue.trace(fifth).events]
+    traced = queue.trace(first)
+    assert [group for group, _ in traced.blocked] == ["default"]
+    assert "group default leases nothing now: breaker open since" in str(traced)
+    queue.group().resume()
+    assert queue.trace(first).blocked == ()
+
+
+# -- pause and resume
+
+
+def test_a_paused_group_leases_nothing_in_any_process_and_settles_all(queue: Queue) -> None:
+    numbers(queue)
+    held = lease(queue, 3)
+    queue.group().pause("migration")
+    other = again(queue)
+    assert other.group().lease("w") is None
+    assert other.group().stats().breaker == "paused"
+    assert other.group().blocked_because.endswith("UTC: migration")
+    held.extend()
+    assert held.ack([held.messages[0].sequence]).settled == 1
+    held.nack(delay=0)
+    assert other.group().lease("w") is None
+    queue.group().resume()
+    assert lease(other, 2).messages[0].delivery_count == 2
+
+
+def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> None:
+    numbers(queue, 4)
+    queue.group().pause()
+    stop, seen = threading.Event(), list[bytes]()
+
+    def handle(taken: Lease) -> None:
+        seen.extend(m.value for m in taken.messages)
+        if len(seen) == 4:
+            stop.set()
+
+    options = {"stop": stop, "max_poll_interval": "20ms"}
+    thread = threading.Thread(target=queue.group().work, args=(handle,), kwargs=options)
+    thread.start()
+    queue.group().resume()
+    thread.join(30)
+    assert seen == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_worker_on_a_paused_group_with_until_empty_ends(queue: Queue) -> None:
+    numbers(queue)
+    queue.group().pause()
+    assert queue.group().work(lambda _: None, until_empty=True).leases == 0
+
+
+def test_a_pause_while_a_worker_works_ends_its_leases_not_its_handler(queue: Queue) -> None:
+    numbers(queue)
+    seen = []
+
+    def handle(taken: Lease) -> None:
+        seen.append(len(taken))
+        queue.group().pause()
+
+    queue.group().work(handle, until_empty=True, max_messages=10)
+    assert seen == [10]
+    assert queue.group().stats().acked == 10
+
+
+def test_pause_makes_a_group_and_resume_does_not(queue: Queue) -> None:
+    queue.group("early").pause("not yet")
+    assert queue.group("early").lease("w") is None
+    with pytest.raises(GroupNotFound):
+        queue.group("never").resume()
+
+
+def test_a_reason_is_text(queue: Queue) -> None:
+    with pytest.raises(InvalidOption, match="reason"):
+        queue.group().pause(3)  # type: ignore[arg-type]
+
+
+def test_a_pause_is_in_the_history_of_the_queue(queue: Queue) -> None:
+    numbers(queue)
+    queue.group().pause("migration")
+    queue.group().resume()
+    operations = read_history(queue._context).column("operation").to_pylist()
+    assert operations[-2:] == ["pause", "resume"]
+
+
+# -- rejects
+
+
+@pytest.mark.parametrize("on_exhausted", ["dead_letter", "drop", "block"])
+def test_a_reject_is_a_dead_letter_whatever_is_done_with_exhausted_messages(
+    make: Make, on_exhausted: str
+) -> None:
+    queue = make(on_exhausted=on_exhausted)
+    queue.publish(["bad"])
+    lease(queue).reject(error="not an order")
+    assert queue.group().stats().dead == 1
+    queue.sweep()
+    assert queue.group().stats().dead_lettered == 1
+
+
+def test_a_reject_drops_the_message_if_the_group_says_so(make: Make) -> None:
+    queue = make(on_reject="drop")
+    queue.publish(["bad"])
+    lease(queue).reject()
+    stats = queue.group().stats()
+    assert (stats.dead, stats.dropped) == (0, 1)
+
+
+# -- max_in_flight
+
+
+def test_a_loop_of_leases_ends_with_none_while_others_hold_the_rest(make: Make) -> None:
+    queue = make(max_in_flight=4)
+    numbers(queue, 8)
+    held = lease(queue, 2)
+    seen = 0
+    while taken := queue.group().lease("w", max_messages=2):
+        seen += len(taken)
+    assert seen == 2
+    assert queue.group().blocked_because == "max_in_flight"
+    held.ack()
+    assert len(lease(queue, 5)) == 2

@@ -1,0 +1,336 @@
+"""The breaker of a group, and the owner's pause."""
+
+from __future__ import annotations
+
+import pytest
+from support.ledger_group import SECOND, Group, limits, seek
+
+from spark_mq.ledger import admin
+from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
+
+
+def fail(group: Group, count: int, size: int = 1, **more) -> None:
+    """Lease and nack, one after the other. What failed is due much later."""
+    for _ in range(count):
+        lease_id = f"f{group.now}"
+        assert group.lease(lease_id, size)
+        group.settle(NACK, lease_id, delay=10_000 * SECOND, error="no column ammount", **more)
+        group.now += 1
+
+
+def breaker(group: Group) -> Breaker:
+    return group.ledger.head.breaker
+
+
+def state(group: Group) -> str:
+    return breaker(group).state(group.rules)
+
+
+def broken(messages: int = 100, **settings) -> Group:
+    group = Group(messages=messages, rules=limits(**settings))
+    fail(group, group.rules.breaker_threshold)
+    return group
+
+
+def test_five_leases_of_different_messages_that_fail_in_a_row_open_it():
+    group = Group(messages=100)
+    fail(group, 4, size=10)
+    assert state(group) == CLOSED
+    assert group.ask("x", 1).ranges
+    group.settle(RELEASE, "x")
+    fail(group, 1, size=10)
+    assert state(group) == OPEN
+    why = group.ask("x", 10).blocked_because
+    assert "5 leases failed in a row" in why
+    assert "no column ammount" in why
+    assert "next probe is at 1970-01-01 00:16:50 UTC" in why
+
+
+def test_leases_that_expire_for_the_second_time_open_it_too():
+    group = Group(messages=100)
+    for number in (1, 2):
+        for i in range(5):
+            assert len(group.lease(f"l{number}{i}", 10)) == 10
+        group.expire()
+        assert state(group) == (CLOSED if number == 1 else OPEN)
+    assert breaker(group).failed == (0, 10, 20, 30, 40)
+    assert breaker(group).cause == "lease l24 of worker of l24 expired"
+
+
+def test_a_deployment_that_kills_many_leases_does_not_open_it():
+    group = Group(messages=100)
+    for i in range(50):
+        group.lease(f"l{i}", 2)
+    group.expire()
+    assert state(group) == CLOSED
+    assert group.lease("next", 2) == [0, 1]
+
+
+def test_an_ack_in_between_starts_the_count_again():
+    group = Group(messages=100)
+    for _ in range(3):
+        fail(group, 4)
+        group.lease("good", 1)
+        group.settle(ACK, "good")
+    assert (state(group), breaker(group).failed) == (CLOSED, ())
+
+
+def test_an_explicit_reject_shows_that_the_handler_works():
+    group = Group(messages=100)
+    fail(group, 4)
+    group.lease("good", 1)
+    group.settle(REJECT, "good")
+    assert breaker(group).failed == ()
+
+
+def test_a_reject_because_the_handler_failed_counts_as_a_failure():
+    group = Group(messages=100)
+    for i in range(5):
+        group.lease(f"l{i}")
+        group.settle(REJECT, f"l{i}", handler_failed=True, error="boom")
+    assert state(group) == OPEN
+
+
+def test_an_unreadable_message_neither_opens_nor_closes_it():
+    group = Group(messages=100)
+    fail(group, 4)
+    group.lease("x")
+    group.settle(REJECT, "x", reason="payload unreadable")
+    assert len(breaker(group).failed) == 4
+
+
+def test_a_lease_that_is_released_is_no_failure():
+    group = Group(messages=100)
+    for i in range(9):
+        group.lease(f"l{i}")
+        group.settle(RELEASE, f"l{i}")
+    assert breaker(group) == Breaker()
+
+
+def test_one_message_that_fails_many_times_counts_as_one():
+    group = Group(messages=1, rules=limits(max_delivery_attempts=None))
+    for i in range(20):
+        assert group.lease(f"l{i}") == [0]
+        group.expire()
+    assert (state(group), breaker(group).failed) == (CLOSED, (0,))
+
+
+def test_a_nack_of_some_messages_is_no_failure_of_the_lease():
+    group = Group(messages=100)
+    for i in range(9):
+        held = group.lease(f"l{i}", 2)
+        group.settle(NACK, f"l{i}", held[:1], delay=10_000 * SECOND)
+    assert breaker(group).failed == ()
+
+
+def test_nacks_of_all_messages_by_name_are_a_failure_of_the_lease():
+    group = Group(messages=100)
+    for i in range(5):
+        held = group.lease(f"l{i}", 2)
+        for seq in held:
+            group.settle(NACK, f"l{i}", [seq], delay=10_000 * SECOND)
+    assert state(group) == OPEN
+
+
+def test_a_poison_that_is_isolated_does_not_open_it():
+    """Other pieces succeed in between."""
+    group = Group(messages=200, rules=limits(breaker_threshold=2))
+    seen = set()
+    for i in range(200):
+        held = group.lease(f"l{i}", 100)
+        seen.add(state(group))
+        if 70 in held:
+            group.settle(NACK, f"l{i}", delay=0)
+        elif held:
+            group.settle(ACK, f"l{i}")
+    assert group.state(70) == "dead"
+    assert group.ledger.head.counters == {"acked": 199}
+    assert seen == {CLOSED}
+
+
+def test_an_open_breaker_grants_one_lease_of_one_message_after_a_wait():
+    group = broken()
+    group.now = breaker(group).opened_at + 10 * SECOND - 1
+    assert group.lease("early", 10) == []
+    group.now += 1
+    assert group.lease("probe", 10) == [5]
+    assert "message 5 is the probe" in group.ask("second", 10).blocked_because
+
+
+def test_a_probe_that_succeeds_closes_it():
+    group = broken()
+    group.now += 10 * SECOND
+    assert group.lease("probe", 10) == [5]
+    group.settle(ACK, "probe")
+    assert breaker(group) == Breaker()
+    assert len(group.lease("next", 10)) == 10
+
+
+def test_an_ack_of_another_lease_does_not_close_it():
+    group = Group(messages=100)
+    group.lease("old", 3)
+    fail(group, 5)
+    group.settle(ACK, "old")
+    assert state(group) == OPEN
+
+
+def test_a_failure_of_another_lease_does_not_lengthen_the_wait():
+    group = Group(messages=100)
+    group.lease("old", 3)
+    fail(group, 5)
+    before = breaker(group)
+    group.settle(NACK, "old")
+    assert breaker(group) == before
+
+
+def test_the_wait_doubles_with_each_failed_probe_up_to_five_minutes():
+    group = broken(max_delivery_attempts=None)
+    waits = []
+    for i in range(7):
+        start = group.now
+        group.now = breaker(group).next_probe_at
+        waits.append(round((group.now - start) / SECOND))
+        assert len(group.lease(f"p{i}", 10)) == 1
+        group.settle(NACK, f"p{i}", delay=10_000 * SECOND)
+    assert waits == [10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_probe_that_expires_has_failed():
+    group = broken()
+    group.now += 10 * SECOND
+    assert group.lease("probe") == [5]
+    group.expire()
+    assert breaker(group).failed_probes == 1
+    assert breaker(group).next_probe_at == breaker(group).opened_at + 90 * SECOND + 1
+
+
+def test_a_probe_that_is_released_leaves_the_wait_as_it_is():
+    group = broken()
+    group.now += 10 * SECOND
+    assert group.lease("probe") == [5]
+    group.settle(RELEASE, "probe")
+    assert group.lease("too soon") == []
+    group.now += 10 * SECOND
+    assert group.lease("again") == [5]
+
+
+def test_failures_of_probes_count_as_usual():
+    group = Group(messages=1, rules=limits(max_delivery_attempts=3, breaker_threshold=1))
+    while group.state(0) != "dead":
+        group.now += 400 * SECOND
+        group.lease(f"p{group.now}")
+        group.settle(NACK, f"p{group.now}", delay=0)
+    assert group.at(0).delivery_count == 3
+
+
+def test_a_probe_that_a_seek_took_away_is_followed_by_another():
+    group = broken()
+    group.now += 10 * SECOND
+    assert group.lease("probe") == [5]
+    seek(group, 50)
+    assert group.lease("too soon") == []
+    group.now += 10 * SECOND
+    assert group.lease("next", 10) == [50]
+
+
+def test_none_disables_it_also_while_it_is_open():
+    group = broken()
+    group.rules = limits(breaker_threshold=None)
+    assert state(group) == CLOSED
+    assert len(group.lease("next", 10)) == 10
+    fail(group, 9)
+    assert state(group) == CLOSED
+
+
+def test_the_events_of_the_ledger_show_that_it_opened_and_closed():
+    group = broken()
+    opened = [(name, r.first, r.state, r.error) for name, r in group.ledger.events]
+    assert opened[-1] == ("breaker_opened", 4, "waiting", "no column ammount")
+    group.now += 10 * SECOND
+    group.lease("probe")
+    group.settle(ACK, "probe")
+    assert [(name, r.first) for name, r in group.ledger.events][-2:] == [
+        ("breaker_closed", 5),
+        ("acked", 5),
+    ]
+
+
+@pytest.mark.parametrize("on_exhausted", ["dead_letter", "drop", "block"])
+def test_a_failure_that_is_final_counts_once(on_exhausted):
+    group = Group(
+        messages=9,
+        rules=limits(max_delivery_attempts=1, on_exhausted=on_exhausted, breaker_threshold=1),
+    )
+    group.lease("a")
+    group.settle(NACK, "a")
+    assert state(group) == OPEN
+    assert group.ledger.head.counters == ({"dropped": 1} if on_exhausted == "drop" else {})
+
+
+@pytest.mark.parametrize("first", ["fold", "settle"])
+@pytest.mark.parametrize("verb", [NACK, RELEASE])
+def test_a_late_settle_counts_one_failure_whoever_comes_first(verb, first):
+    group = Group(messages=9)
+    for lease_id in ("before", "a"):
+        group.lease(lease_id, 3)
+        group.now += 61 * SECOND
+    if first == "fold":
+        group.expire_leases()
+    group.settle(verb, "a")
+    assert breaker(group).failed == (0,)
+
+
+# -- pause and resume
+
+
+def pause(group: Group, reason: str | None = None) -> None:
+    group.ledger = admin.pause(group.ledger, reason, group.now)
+
+
+def test_a_paused_group_leases_nothing_and_settles_all():
+    group = Group()
+    group.lease("a", 2)
+    pause(group, "migration")
+    assert group.ask("b").blocked_because == "paused since 1970-01-01 00:16:40 UTC: migration"
+    assert state(group) == PAUSED
+    assert group.extend("a").settled == 2
+    assert group.settle(ACK, "a", [0]).settled == 1
+    assert group.settle(NACK, "a", [1], delay=0).settled == 1
+    assert group.lease("b") == []
+    group.ledger = admin.resume(group.ledger)
+    assert group.lease("b", 3) == [1, 2, 3]
+
+
+def test_a_second_pause_keeps_the_time_and_changes_the_reason():
+    group = Group()
+    pause(group, "first")
+    at = breaker(group).paused_at
+    group.now += 5
+    pause(group, "second")
+    assert (breaker(group).paused_at, breaker(group).pause_reason) == (at, "second")
+
+
+def test_resume_closes_an_open_breaker():
+    group = broken()
+    group.ledger = admin.resume(group.ledger)
+    assert breaker(group) == Breaker()
+    assert len(group.lease("next", 10)) == 10
+
+
+def test_a_probe_that_succeeds_does_not_end_a_pause():
+    group = broken()
+    group.now += 10 * SECOND
+    group.lease("probe")
+    pause(group)
+    group.settle(ACK, "probe")
+    assert state(group) == PAUSED
+    assert breaker(group).opened_at is None
+
+
+def test_a_breaker_is_stored_with_what_differs_from_a_closed_one():
+    group = broken()
+    stored = breaker(group).to_stored()
+    assert set(stored) == {"failed", "cause", "opened_at", "next_probe_at"}
+    assert Breaker.from_stored(stored) == breaker(group)
+    assert Breaker().to_stored() == {}

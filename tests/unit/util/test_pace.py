@@ -1,0 +1,110 @@
+"""The pauses of writers that compete."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spark_mq.util import pace
+from spark_mq.util.pace import Pace, too_many_conflicts
+
+ATTEMPT = 0.1
+"""Seconds that an attempt takes here."""
+
+
+def test_a_writer_without_rivals_never_pauses() -> None:
+    mine = Pace()
+    for _ in range(5):
+        mine.won(ATTEMPT)
+    assert mine.pause == 0
+
+
+def test_pauses_grow_with_each_loss_from_the_length_of_an_attempt_up_to_a_limit() -> None:
+    mine, seen = Pace(), list[float]()
+    for _ in range(40):
+        mine.lost(ATTEMPT)
+        seen.append(mine.pause)
+    assert seen[:3] == pytest.approx([0.125, 0.15625, 0.1953125])
+    assert seen[-1] == 3.0
+
+
+def test_a_commit_shortens_the_pause_until_it_is_none() -> None:
+    mine = Pace()
+    mine.lost(ATTEMPT)
+    mine.lost(ATTEMPT)
+    before, commits = mine.pause, 0
+    while mine.pause:
+        mine.won(ATTEMPT)
+        assert mine.pause < before
+        before, commits = mine.pause, commits + 1
+    assert commits == 3
+
+
+def test_a_writer_takes_over_the_pause_of_another_and_adds_its_own_losses() -> None:
+    mine = Pace()
+    mine.take_over(0.4)
+    assert mine.pause == pytest.approx(0.4)
+    mine.lost(ATTEMPT)
+    assert mine.pause == pytest.approx(0.5)
+    mine.take_over(0.2)
+    assert mine.pause == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("named", "taken"), [(-3, 0), (1e9, 3.0), (float("inf"), 3.0)])
+def test_a_pause_in_a_commit_cannot_stop_others(named: float, taken: float) -> None:
+    mine = Pace()
+    mine.take_over(named)
+    assert mine.pause == taken
+
+
+def test_a_wait_is_random_around_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(pace.time, "sleep", slept.append)
+    mine = Pace()
+    mine.take_over(1.0)
+    for _ in range(200):
+        mine.wait(0.5)
+    assert min(slept) >= 0
+    assert max(slept) <= 1.0
+    assert sum(slept) / 200 == pytest.approx(0.5, abs=0.1)
+
+
+def shares(writers: int, commits: int) -> tuple[list[int], float]:
+    """Let writers race for one log: the commits of each, and the lost attempts for each commit.
+
+    An attempt takes about ATTEMPT, and loses if another one committed meanwhile.
+    """
+    draw = random.Random(1)
+    paces, counts, lost = [Pace() for _ in range(writers)], [0] * writers, 0
+    begins = [draw.uniform(0, ATTEMPT) for _ in range(writers)]
+    ends = [begin + ATTEMPT * draw.uniform(0.5, 1.5) for begin in begins]
+    last_commit = -1.0
+    while sum(counts) < commits:
+        me = min(range(writers), key=ends.__getitem__)
+        took = ends[me] - begins[me]
+        if last_commit > begins[me]:
+            paces[me].lost(took)
+            lost += 1
+        else:
+            last_commit, named = ends[me], paces[me].pause
+            paces[me].won(took)
+            counts[me] += 1
+            for other, its in enumerate(paces):
+                if other != me and named:
+                    its.take_over(named)
+        begins[me] = ends[me] + paces[me].pause * draw.uniform(0, 2)
+        ends[me] = begins[me] + ATTEMPT * draw.uniform(0.5, 1.5)
+    return counts, lost / commits
+
+
+def test_writers_share_fairly_and_collide_seldom() -> None:
+    counts, lost = shares(8, 2_000)
+    assert min(counts) / max(counts) > 0.5
+    assert lost < 1
+
+
+def test_the_error_says_how_many_races_were_lost() -> None:
+    error = too_many_conflicts("group 'g': a commit", 7, 30.0, "g")
+    assert str(error).startswith("group 'g': a commit lost 7 races in 30 s. Nothing was changed")
+    assert (error.group, error.attempts) == ("g", 7)  # type: ignore[attr-defined]

@@ -1,0 +1,30 @@
+"""Collections of bounded size."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.util.recent import RecentDict, RecentSet
+
+items = st.lists(st.integers(0, 9))
+
+
+@given(items, st.integers(1, 5))
+def test_a_set_holds_no_more_than_its_most_and_always_the_last(added: list[int], most: int) -> None:
+    found: RecentSet[int] = RecentSet(most)
+    for item in added:
+        found.add(item)
+        assert item in found
+        assert len(found) <= most
+    assert found <= set(added)
+
+
+@given(items, st.integers(1, 5))
+def test_a_dict_holds_what_was_set_last(added: list[int], most: int) -> None:
+    found: RecentDict[int, int] = RecentDict(most)
+    for at, key in enumerate(added):
+        found[key] = at
+    latest = {key: at for at, key in enumerate(added)}
+    expected = sorted(latest.items(), key=lambda item: item[1])[-most:]
+    assert list(found.items()) == expected
