@@ -101,8 +101,9 @@ class CommitsTable:
         state = self.open(messages_id)
         if state is None:
             return COMMITS_SCHEMA.empty_table()
-        wanted = pc.and_(pc.greater_equal(pc.field("last"), first), pc.field("first") <= last)
-        wanted = pc.and_(wanted, pc.field("kind") == PUBLISH)
+        # pc.and_ makes no valid expression of fields.
+        wanted = (pc.field("last") >= first) & (pc.field("first") <= last)
+        wanted &= pc.field("kind") == PUBLISH
         try:
             return self._rows([f for f in state.files() if last_in(f) >= first], wanted)
         except (FileNotFoundError, pa.ArrowException) as error:

@@ -335,6 +335,10 @@ class _Noting:
                     failed=min(failed, len(waits)), probe=None, probe_from=self.now + wait
                 )
         self.breaker = b
+        book = self.after.book(self.onlooker.group)
+        is_open = book is not None and book.head.breaker.opened_at is not None
+        if is_open != (b.probe_from is not None):
+            raise Violation(f"the breaker is {'open' if is_open else 'closed'} after {b}")
 
     def _may_lease(self, granted: list[int], old: tuple[Range | None, ...]) -> None:
         b = self.breaker
@@ -485,6 +489,10 @@ class _Noting:
                 for at in self._in(one[5]):
                     if new[at] is not None and new[at].state == WAITING and new[at].suspect:  # type: ignore[union-attr]
                         raise Violation(f"message {at} was nacked by name, and is suspect")
+            elif one[1] == "nack" and self.sizes.get(one[2]) == 1:
+                for at in self._in(one[5]):
+                    if new[at] is not None and new[at].state == WAITING and new[at].suspect:  # type: ignore[union-attr]
+                        raise Violation(f"message {at} was nacked alone, and is suspect")
         live = sum(r is not None and r.state == LEASED for r in new)
         if self.onlooker.cap is not None and granted and live > self.onlooker.cap:
             raise Violation(f"{live} messages are in flight, {self.onlooker.cap} are allowed")

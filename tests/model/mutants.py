@@ -98,8 +98,6 @@ ALL = [
     Mutant(LEDGER, "while suspects are isolated, unread gets each fourth lease", selection._Acquiring.acquire,
            "passed_over >= _MAX_PASSED_OVER", "passed_over >= 99", "immortal_and_unread"),
     Mutant(LEDGER, "and no more than that", selection._Acquiring.acquire, "passed_over >= _MAX_PASSED_OVER", "passed_over >= 1", "isolated"),
-    Mutant(LEDGER, "without a limit, what was delivered very often comes last", order.DueRanges._head_without_limit,
-           '*rest, ("delivery_count", "<", ASSUMED_ATTEMPTS)', "*rest", "immortal_and_unread"),
     Mutant(LEDGER, "what waits comes before what is unread", selection._Acquiring.acquire,
            "head = self.due.head()", "head = None if self.may_read else self.due.head()", "singly"),
     Mutant(LEDGER, "unread messages do not join while other work waits", selection._Acquiring._takes_unread,

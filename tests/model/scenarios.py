@@ -111,13 +111,13 @@ def singly(large: bool) -> World:
 
 
 def in_places(large: bool) -> World:
-    """A worker that gives back and nacks leases of one and of two: no lease goes past a suspect."""
+    """Workers that give back leases of one, and one that lets a lease of two expire: no lease goes past a suspect."""
     workers = [
-        Fickle("u", 1, most=1, moves=2, verbs=(RELEASE,)),
-        Fickle("v", 2, most=2, moves=1, verbs=("leave",)),
-        Worker("w", 3, most=4),
+        Fickle("t", 1, most=1, moves=1, verbs=(RELEASE,)),
+        Fickle("u", 2, most=1, moves=1, verbs=(RELEASE,)),
+        Fickle("v", 3, most=2, moves=1, verbs=("leave",)),
     ]
-    return Delivery(workers, Bounds(crashes=1 if large else 0), attempts=5, messages=(4,))
+    return Delivery(workers, Bounds(crashes=1 if large else 0, ticks=1), attempts=5, messages=(4,))
 
 
 def isolated(large: bool) -> World:
@@ -147,7 +147,7 @@ def broken(large: bool) -> World:
         Bounds(crashes=0, ticks=2 if large else 1),
         messages=(4,) if large else (3,),
         attempts=9,
-        tick=11 * SECOND,
+        tick=31 * SECOND,
         breaker_threshold=2,
         breaker_wait="20s",
         breaker_max_wait="30s",
@@ -166,7 +166,11 @@ def paused(large: bool) -> World:
 
 def last_attempts(large: bool) -> World:
     """A worker that nacks messages one by one, and one that takes many at a time: last attempts go among themselves."""
-    workers = [Fickle("v", 1, most=1, moves=2, verbs=("nack one",)), Worker("w", 2, most=3)]
+    workers = [
+        Fickle("u", 1, most=1, moves=1, verbs=(RELEASE,)),
+        Fickle("v", 2, most=1, moves=1, verbs=("nack one",)),
+        Worker("w", 3, most=3),
+    ]
     return Delivery(
         workers, Bounds(crashes=1 if large else 0, ticks=1), attempts=2, tick=11 * SECOND
     )

@@ -567,11 +567,11 @@ def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(
         two.publish("c")
         index_and_clean(two)
 
-    injected = Injected(tables.DeltaTable, before=meanwhile)
-    monkeypatch.setattr(tables, "DeltaTable", injected)
-    assert clean(queue) == 0, "there is nothing left to do"
+    injected = Injected(tables.encode_checkpoint, before=meanwhile)
+    monkeypatch.setattr(tables, "encode_checkpoint", injected)
+    assert clean(queue) <= 1, "at most the checkpoint that was overtaken"
     assert injected.calls == 1
-    assert counted(queue) == [1, 2, 3]
+    assert counted(queue) == counted(again(queue)) == [1, 2, 3]
 
 
 def test_two_sweepers_tidy_commits_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,9 +587,9 @@ def test_two_sweepers_tidy_commits_at_once(queue: Queue, monkeypatch: pytest.Mon
         assert log_of(again(queue)).commits.clean(ALL) > 0
 
     more()
-    injected = Injected(tables.DeltaTable, before=meanwhile)
-    monkeypatch.setattr(tables, "DeltaTable", injected)
-    assert log_of(again(queue)).commits.clean(ALL) == 0
+    injected = Injected(tables.encode_checkpoint, before=meanwhile)
+    monkeypatch.setattr(tables, "encode_checkpoint", injected)
+    assert log_of(again(queue)).commits.clean(ALL) <= 1, "at most the checkpoint overtaken"
     assert injected.calls == 2
     assert again(queue).stats()["published"] == 4
 

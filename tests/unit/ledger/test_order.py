@@ -175,3 +175,15 @@ def test_without_a_limit_a_message_that_always_fails_lets_all_others_through():
             done.update(taken)
             group.settle(ACK, f"l{i}")
     assert done == {1, 2, 3, 4, 5, 6, 7}
+
+
+def test_without_a_limit_a_message_that_was_delivered_very_often_comes_last():
+    group = Group(messages=3, rules=limits(max_delivery_attempts=None, breaker_threshold=None))
+    for i in range(5):
+        assert group.lease(f"l{i}", 1) == [0]
+        group.settle(NACK, f"l{i}", delay=0)
+    assert group.lease("first", 1) == [0], "nothing else waits"
+    assert group.lease("other", 1) == [1]
+    group.settle(NACK, "other", delay=0)
+    group.settle(NACK, "first", delay=0)
+    assert group.lease("next", 1) == [1]
