@@ -240,18 +240,19 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(JOBS)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
     (tmp_path / "rejecting.py").write_text(REJECTING)
 
     def job(name: str, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--queue", "queue", *arguments])
+        given = ["--queue", str(tmp_path / "queue"), *arguments]
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *given])
         importlib.import_module(name).main()
         return capsys.readouterr().out
 
-    assert "published 3 messages to" in job("publish", "--create", "--key-column", "no", "in.jsonl")
-    worker = ("--group", "g", "--handler", "rejecting.py:process", "--checkpoint", "c")
-    job("worker", *worker, "--trigger", "available-now")
+    lines = str(tmp_path / "in.jsonl")
+    assert "published 3 messages to" in job("publish", "--create", "--key-column", "no", lines)
+    worker = ("--group", "g", "--handler", f"{tmp_path}/rejecting.py:process")
+    job("worker", *worker, "--checkpoint", str(tmp_path / "c"), "--trigger", "available-now")
     queue = Queue.open(tmp_path / "queue")
     assert (queue.group("g").stats().acked, queue.group("g").stats().dead) == (2, 1)
     assert "routed: 1" in job("sweep")

@@ -48,6 +48,7 @@ def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(
         assert (stats.acked, stats.dead, stats.ready, stats.in_flight) == (1, 2, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(
     pair: tuple[Stream, Stream],
 ) -> None:
