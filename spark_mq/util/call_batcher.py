@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from spark_mq.errors import ContentionTimeout
 
@@ -13,6 +14,10 @@ __all__ = ["CallBatcher"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+GATHER_SECONDS: Final = 0.004
+"""The longest wait for the calls of threads that called together before."""
+_LOOK_SECONDS: Final = 0.0002
 
 
 class _Call(Generic[T, R]):
@@ -45,7 +50,7 @@ class CallBatcher(Generic[T, R]):
     """Batches the calls of threads while one call runs.
 
     A single call runs at once. Calls that arrive during a run wait, and one of their threads
-    then runs all of them. If `run` raises, each item runs again by itself, so that no call fails
+    then runs all of them. After a run of several calls the next one waits a moment for as many. If `run` raises, each item runs again by itself, so that no call fails
     because of another. An interrupt (Ctrl-C) at any line ends its own call only.
 
     Parameters
@@ -59,6 +64,7 @@ class CallBatcher(Generic[T, R]):
         self._lock = threading.Lock()
         self._leader: _Call[T, R] | None = None
         self._waiting: list[_Call[T, R]] = []
+        self._expected = 1  # calls: as many as lately came together
 
     def do(self, item: T) -> R:
         """Run an item, together with those of other threads, and return its result.
@@ -94,10 +100,19 @@ class CallBatcher(Generic[T, R]):
                     return
                 if self._leader is None:
                     self._leader = call
-                    call.batch = self._waiting
-                    self._waiting = []
-                    return
+                    break
             call.wait()
+        self._gather()
+        with self._lock:
+            call.batch = self._waiting
+            self._waiting = []
+            self._expected = max(len(call.batch), self._expected - 1)
+
+    def _gather(self) -> None:
+        """Wait a moment for the threads that called together before."""
+        end = time.monotonic() + GATHER_SECONDS
+        while len(self._waiting) < self._expected and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
 
     def _leave(self, call: _Call[T, R]) -> None:
         """Let the next thread run. It takes over the calls of an interrupted thread.
