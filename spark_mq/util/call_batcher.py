@@ -50,8 +50,8 @@ class CallBatcher(Generic[T, R]):
     """Batches the calls of threads while one call runs.
 
     A single call runs at once. Calls that arrive during a run wait, and one of their threads
-    then runs all of them. After a run of several calls the next one waits a moment for as many. If `run` raises, each item runs again by itself, so that no call fails
-    because of another. An interrupt (Ctrl-C) at any line ends its own call only.
+    then runs all of them. After a run of several calls the next one waits a moment for as many.
+    If `run` raises, each item runs again by itself, so that no call fails because of another. An interrupt (Ctrl-C) at any line ends its own call only.
 
     Parameters
     ----------
