@@ -51,7 +51,8 @@ class CallBatcher(Generic[T, R]):
 
     A single call runs at once. Calls that arrive during a run wait, and one of their threads
     then runs all of them. After a run of several calls the next one waits a moment for as many.
-    If `run` raises, each item runs again by itself, so that no call fails because of another. An interrupt (Ctrl-C) at any line ends its own call only.
+    If `run` raises, each item runs again by itself, so that no call fails because of another. An
+    interrupt (Ctrl-C) at any line ends its own call only.
 
     Parameters
     ----------
