@@ -112,7 +112,8 @@ def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: Manua
     assert slow is not None
     assert [m.value for m in slow.messages] == [b"young"]
     slow.ack()
-    assert trim(queue) == 0
+    # Commits have the machine's time, so this file is two days old as well.
+    assert trim(queue) == 1
     assert queue._context.messages.index().forgotten == 4
     other = again(queue)
     assert other.stats()["published"] == 5
@@ -229,7 +230,7 @@ def test_no_checkpoint_keeps_trimmed_files(delta_queue: DeltaQueue, clock: Manua
     write_checkpoint(log_of(queue).files)
     newest = max(Path(log_of(queue).path, "_delta_log").glob("*.checkpoint.parquet"))
     rows = pq.read_table(newest)
-    assert rows["remove"].null_count == rows.num_rows
+    assert "remove" not in rows.column_names
     assert sum(add is not None for add in rows["add"].to_pylist()) == 2
 
 
