@@ -188,8 +188,8 @@ def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(tmp_p
     queue = late(tmp_path / "queue")
     with pytest.raises(TablesDisagree, match="trimmed"):
         queue.group().lease("w")
-    assert queue.recover(dry_run=True).skipped == 2
-    assert queue.recover().skipped == 2
+    # The index has forgotten what the trim dropped, so it is not counted.
+    assert queue.recover(dry_run=True).skipped == queue.recover().skipped == 0
     queue = late(tmp_path / "queue")
     assert list(drained(queue)) == ["3"]
     assert queue.sweep().routed == 0

@@ -88,7 +88,9 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
         b"\x00payload",
         started,
     )
-    assert dead.headers == {
+    settings = queue._context.settings
+    own_id = {"spark_mq.queue_id": settings.queue_id} if settings.queue_id else {}
+    assert dead.headers == own_id | {
         "own": "1",
         "spark_mq.queue": queue.path,
         "spark_mq.group": "default",
@@ -663,7 +665,7 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
 
 @pytest.mark.parametrize(
     ("step", "at"),
-    [("delete", 2), ("read", 1), ("read", 2), ("list", 1), ("list_all", 1), ("open", 1)],
+    [("delete", 2), ("read", 1), ("read", 2), ("list", 1), ("iterate_all", 1), ("open", 1)],
 )
 def test_two_sweepers_clean_at_once(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch, step: str, at: int
@@ -685,7 +687,7 @@ def test_two_sweepers_clean_at_once(
     ("place", "step", "at"),
     [(tables, "DeltaLog", 1), (tables, "find_start", 1), (tables, "encode_checkpoint", 1), (DeltaLog, "read_commit", 1),
      (cleanup, "checkpoint_path", 1), (cleanup, "_clean_orphans", 1),
-     (ObjectStore, "list", 1), (ObjectStore, "list_all", 1), *((ObjectStore, "read", at) for at in (1, 2, 5)),
+     (ObjectStore, "list", 1), (ObjectStore, "iterate_all", 1), *((ObjectStore, "read", at) for at in (1, 2, 5)),
      (ObjectStore, "open", 1), *((ObjectStore, "delete", at) for at in (2, 6))],
 )  # fmt: skip
 def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
