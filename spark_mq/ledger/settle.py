@@ -91,6 +91,13 @@ class SettleOutcome:
     """How many messages went to which state, for logs."""
     next_due_at: int | None = field(default=None, compare=False)
     """When the first of those that wait is due again, in microseconds."""
+    ended: int = field(default=0, compare=False)
+    """Messages that the late command did not settle, because their expiry ended them first."""
+
+    @property
+    def changed(self) -> bool:
+        """Return whether the ledger must be committed."""
+        return bool(self.settled or self.ended)
 
     def add_lost(self, first: int, last: int, reason: str) -> None:
         """Add lost sequences, joined with the last ones if the reason is the same."""
@@ -265,6 +272,7 @@ class _Settling:
             self.editor.record_event("lease_expired", after)
         else:
             self.editor.add(after, r, "lease_expired")
+            self.outcome.ended += r.message_count
         return after
 
     def _report_ended(self, r: Range) -> None:

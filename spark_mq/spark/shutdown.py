@@ -61,6 +61,8 @@ def on_sigterm(
     """
     requested, ended, answered = threading.Event(), threading.Event(), threading.Event()
     signals: SimpleQueue[bool] = SimpleQueue()
+    watchdog = threading.Timer(timeout, _give_up, [timeout])
+    watchdog.daemon = True
 
     def wait_for_signal() -> None:
         if signals.get():
@@ -69,8 +71,6 @@ def on_sigterm(
 
     def terminate() -> None:
         _log.warning("SIGTERM: stopping within %.0f s", timeout)
-        watchdog = threading.Timer(timeout, _give_up, [timeout])
-        watchdog.daemon = True
         watchdog.start()
         try:
             stop()
@@ -99,6 +99,7 @@ def on_sigterm(
         # The block ends with the query. Python's end must not cut off the rest of the stop,
         # which gives leases back.
         waiting.join(timeout)
+        watchdog.cancel()  # the process may go on after the block
         ended.set()
         if not remove_hook():
             # The JVM is shutting down. Without the hook's answer it waits for its own timeout.

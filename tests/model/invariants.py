@@ -301,6 +301,7 @@ class _Noting:
                 and (lease, at) not in self.given
                 and row is not None
                 and row.state in (LEASED, WAITING)
+                and not self._died_of_expiry(verb, row)
             ):
                 raise Violation(
                     f"{verb} of message {at} by {lease} is refused, though nobody has leased it since"
@@ -339,6 +340,13 @@ class _Noting:
         is_open = book is not None and book.head.breaker.opened_at is not None
         if is_open != (b.probe_from is not None):
             raise Violation(f"the breaker is {'open' if is_open else 'closed'} after {b}")
+
+    def _died_of_expiry(self, verb: str, row: Range) -> bool:
+        """Whether a late nack or release came for a message on its last attempt. Its lease expires first."""
+        most = self.onlooker.attempts
+        late = row.state == LEASED and (row.expires_at or 0) < self.now
+        last = most is not None and row.delivery_count >= most
+        return late and last and verb in ("nack", "release")
 
     def _may_lease(self, granted: list[int], old: tuple[Range | None, ...]) -> None:
         b = self.breaker

@@ -279,3 +279,22 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
     while (found := queue.group().lease("last", max_messages=10)) is not None:
         settled += found.ack().settled
     assert settled == published
+
+
+@pytest.mark.parametrize("verb", ["nack", "release"])
+def test_a_late_nack_on_the_last_attempt_commits_the_death(
+    make: Callable[..., Queue], clock: ManualClock, verb: str
+) -> None:
+    """Its lease expires first. A message that stayed leased would be acked with its batch."""
+    queue = make(max_delivery_attempts=1, clock_skew=0)
+    queue.publish("a")
+    held = lease(queue)
+    clock.advance("2m")
+    named = [range_.first for range_ in queue.group()._ledger.current()]
+    with pytest.raises(errors.LeaseLost):
+        held.nack(named) if verb == "nack" else queue.group().release(held.lease_id)
+    stored = again(queue).group()._ledger.snapshot().ledger
+    assert stored is not None
+    assert [r.state for r in stored] == ["dead"]
+    queue.sweep()
+    assert queue.stats()["groups"]["default"].dead_lettered == 1

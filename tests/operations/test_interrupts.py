@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from support.handles import lease
+from support.handles import lease, until
 from support.marks import slow
 
 import spark_mq
@@ -238,6 +238,19 @@ def test_sigterm_ends_a_stream_whose_thread_holds_the_lock_of_its_event(
             signal.raise_signal(signal.SIGTERM)
         assert requested.wait(30)
         assert stopped.wait(30)
+
+
+def test_a_process_may_go_on_after_a_block_that_sigterm_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watchdog of the block must not end it later."""
+    gave_up = threading.Event()
+    monkeypatch.setattr(shutdown, "_give_up", lambda _: gave_up.set())
+    with on_sigterm(object(), lambda: None, timeout=20) as requested:
+        signal.raise_signal(signal.SIGTERM)
+        assert requested.wait(30)
+    until(lambda: not any(isinstance(t, threading.Timer) for t in threading.enumerate()))
+    assert not gave_up.is_set()
 
 
 def test_a_thread_that_waits_is_let_go_by_an_interrupted_leader() -> None:
