@@ -13,6 +13,7 @@ from textwrap import dedent
 
 import pyarrow as pa
 import pytest
+from support.marks import slow
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore
@@ -155,7 +156,7 @@ def leases(queue: Queue) -> Iterator:
         yield lease
 
 
-@pytest.mark.parametrize(("count", "size"), [(120_000, 1_000), (60, 2_000_000)])
+@pytest.mark.parametrize(("count", "size"), [slow(120_000, 1_000), (60, 2_000_000)])
 def test_routing_and_redrive_need_little_memory(tmp_path: Path, count: int, size: int) -> None:
     """120 MB of dead messages took 500 MB to route: their number was limited, not their bytes."""
     dead_messages(tmp_path / "queue", count, size)

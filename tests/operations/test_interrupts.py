@@ -227,7 +227,11 @@ def test_sigterm_ends_a_worker_whose_thread_holds_the_lock_of_its_event() -> Non
     assert stop.is_set()
 
 
-def test_sigterm_ends_a_stream_whose_thread_holds_the_lock_of_its_event() -> None:
+def test_sigterm_ends_a_stream_whose_thread_holds_the_lock_of_its_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The watchdog would end the process of the tests 30 seconds later.
+    monkeypatch.setattr(shutdown, "_give_up", lambda timeout: None)
     stopped = threading.Event()
     with no_longer_than(60), on_sigterm(object(), stopped.set) as requested:
         with requested._cond, threading._active_limbo_lock:  # type: ignore[attr-defined]
