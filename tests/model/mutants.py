@@ -173,7 +173,7 @@ ALL = [
            "(runner is None or p[2] == runner)", "p[2] == runner", "plain_sink"),
     Mutant(SOURCE, "in ackMode manual nothing is acked unasked", stream.StreamSource._acked, "up_to if self.options.ack_on_commit else 0", "up_to", "manual"),
     Mutant(SOURCE, "nor what a batch has left on purpose", auto_ack._committed_leases, "if n > left", "", "left"),
-    Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "reserved_attempts=REPLAY_SPARE", "reserved_attempts=0", "failing_batches"),
+    Mutant(SOURCE, "one attempt is kept for a replay", stream.StreamSource._request, "reserved_attempts=REPLAY_SPARE", "reserved_attempts=0", "releasing"),
     # -- section 7: settling from foreachBatch
     Mutant(SETTLING, "a zombie's query ends before Spark commits its batch", owners.LeaseRouter.check,
            "if holders or mark > self._marks.get(lease_id, 2 * n + 1):", "if False:", "zombie_and_crashes"),
