@@ -94,11 +94,6 @@ class SettleOutcome:
     ended: int = field(default=0, compare=False)
     """Messages that the late command did not settle, because their expiry ended them first."""
 
-    @property
-    def changed(self) -> bool:
-        """Return whether the ledger must be committed."""
-        return bool(self.settled or self.ended)
-
     def add_lost(self, first: int, last: int, reason: str) -> None:
         """Add lost sequences, joined with the last ones if the reason is the same."""
         if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == reason:

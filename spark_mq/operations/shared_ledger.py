@@ -301,7 +301,7 @@ class SharedLedger:
         def compute(view: GroupView) -> Update[list[SettleOutcome]]:
             ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
             ledger, outcomes = self._settle_all(ledger, view, commands)
-            changed = any(outcome.changed for outcome in outcomes)
+            changed = any(outcome.settled or outcome.ended for outcome in outcomes)
             return ledger if changed else None, outcomes, settle_info(commands, outcomes)
 
         return LedgerOperation(compute, lease_ids=frozenset(one.lease_id for one in commands))
