@@ -316,7 +316,7 @@ def count_csv(path: Path) -> tuple[int, int]:
 def holder(group: ConsumerGroup, lease_id: str) -> tuple[str, int]:
     """The worker that has a lease, and how many messages it holds."""
     ledger = group._ledger.current()
-    ranges = list(ledger.select(ledger.where(ledger.held_mask(lease_id))))
+    ranges = ledger.held(lease_id)
     return (ranges[0].worker_id or "") if ranges else "", sum(r.message_count for r in ranges)
 
 
