@@ -6,12 +6,12 @@ side is in ``spark_mq.spark``. All errors are in ``spark_mq.errors`` and here.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from spark_mq import errors
 from spark_mq.errors import *  # noqa: F403
+from spark_mq.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
@@ -79,17 +79,7 @@ _MODULES = {
 Spark starts many Python processes, each of which needs few of them.
 """
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _MODULES)
 
 
 def _for_each_batch(

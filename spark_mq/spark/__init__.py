@@ -5,8 +5,9 @@ Only this package imports pyspark.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_mq.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from spark_mq.spark.batch_lease import BatchLease
@@ -45,17 +46,7 @@ _MODULES = {
 The Python workers of Spark load this package too, and need none of them.
 """
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _MODULES)
 
 
 def register(spark: object) -> None:
