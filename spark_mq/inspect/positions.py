@@ -8,6 +8,7 @@ from typing import Final
 
 from spark_mq.ledger.admin import unsettled_ranges
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED, UNREAD, WAITING, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 from spark_mq.util.validation import validate_choice
@@ -65,10 +66,8 @@ def label_ranges(
 
 
 def _ranges(ledger: Ledger, index: MessageIndex, first: int) -> Iterator[Range]:
-    floor = ledger.head.ack_floor
-    if first <= floor and (settled := index.count(first, floor)):
-        low, high = index.nth_from(first, 1), index.nth_from(first, settled)
-        yield Range(low, high, SETTLED, settled)
+    if settled := range_between(index, first, ledger.head.ack_floor, SETTLED):
+        yield settled
     for r in unsettled_ranges(ledger, index, index.last_sequence, but=()):
         piece = r.slice(max(first, r.first), r.last, index)
         if r.last >= first and piece.message_count:

@@ -10,6 +10,7 @@ from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
     BLOCKED,
     DEAD,
@@ -122,15 +123,9 @@ def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) 
         (max(first, target), last, WAITING, 0),
     ]
     return [
-        Range(
-            index.nth_from(low, 1),
-            index.nth_from(low, count),
-            state,
-            count,
-            available_at=available_at,
-        )
+        r._replace(available_at=available_at)
         for low, high, state, available_at in pieces
-        if (count := index.count(low, high))
+        if (r := range_between(index, low, high, state))
     ]
 
 
@@ -143,9 +138,8 @@ def unsettled_ranges(
             piece = r.slice(r.first, min(r.last, last), index)
             if piece.message_count:
                 yield piece
-    first = ledger.tracked_up_to + 1
-    if unread := index.count(first, last):
-        yield Range(index.nth_from(first, 1), index.nth_from(first, unread), UNREAD, unread)
+    if unread := range_between(index, ledger.tracked_up_to + 1, last, UNREAD):
+        yield unread
 
 
 def settle_lost(

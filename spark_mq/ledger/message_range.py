@@ -11,7 +11,17 @@ import pyarrow as pa
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.states import SETTLED
 
-__all__ = ["EVENT", "FIELDS", "FLOOR", "INSTANTS", "RANGE_SCHEMA", "Range", "to_ranges", "to_table"]
+__all__ = [
+    "EVENT",
+    "FIELDS",
+    "FLOOR",
+    "INSTANTS",
+    "RANGE_SCHEMA",
+    "Range",
+    "range_between",
+    "to_ranges",
+    "to_table",
+]
 
 FLOOR: Final = "floor"
 """Mark of the stored header row."""
@@ -38,7 +48,8 @@ class Range(NamedTuple):
     leased_at: int | None = None
     expires_at: int | None = None
     lease_size: int | None = None
-    """Messages in the lease. A message that was alone in its lease failed by itself."""
+    """Messages in the lease. A message that was alone in its lease failed by itself.
+    While a suspect waits: the size of the lease that failed."""
     first_leased_at: int | None = None
     first_failed_at: int | None = None
     delivery_count: int = 0
@@ -88,6 +99,13 @@ _TYPES: Final = {
 } | dict.fromkeys(INSTANTS, _INSTANT)
 RANGE_SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in FIELDS])
 """One row for each range. The stored table adds consumer_group, revision and detail."""
+
+
+def range_between(index: MessageIndex, first: int, last: int, state: str) -> Range | None:
+    """Return the messages of ``first..last`` as one range in a state, or None without any."""
+    if not (count := index.count(first, last)):
+        return None
+    return Range(index.nth_from(first, 1), index.nth_from(first, count), state, count)
 
 
 def to_table(ranges: Iterable[Range]) -> pa.Table:

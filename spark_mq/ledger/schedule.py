@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.message_index import DeliveryTimes, MessageIndex
+from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import LEASED, SETTLED, UNREAD, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 
@@ -39,11 +40,7 @@ class TimeSplit:
 
 def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
     """Return all unread messages as one range, or None."""
-    first = index.first_at_or_after(ledger.tracked_up_to + 1)
-    if first is None:
-        return None
-    last = index.last_sequence
-    return Range(first, last, UNREAD, index.count(first, last))
+    return range_between(index, ledger.tracked_up_to + 1, index.last_sequence, UNREAD)
 
 
 def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeSplit:

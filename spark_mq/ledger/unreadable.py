@@ -12,6 +12,7 @@ from typing import Final
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import UNREAD, WAITING, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
@@ -134,8 +135,6 @@ def _due_or_unread(
             if r.state == WAITING and (r.available_at or 0) <= now
         ]
     )
-    first = ledger.tracked_up_to + 1
-    if unread := index.count(first, interval[1]):
-        low, high = index.nth_from(first, 1), index.nth_from(first, unread)
-        found.append(Range(low, high, UNREAD, unread))
+    if unread := range_between(index, ledger.tracked_up_to + 1, interval[1], UNREAD):
+        found.append(unread)
     return found

@@ -8,7 +8,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_mq.ledger.ranges import UNREAD, Range
+from spark_mq.ledger.message_range import range_between
+from spark_mq.ledger.ranges import SETTLED
+from spark_mq.ledger.schedule import unread_range
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
@@ -65,13 +67,14 @@ def _all_pieces(group: GroupLedger) -> list[partitions.Piece]:
     """Return all messages that the log still has, with their ranges."""
     ledger = group.current()
     index, horizon = group.index_for(ledger), group.horizon()
-    first, floor, unread = horizon + 1, ledger.head.ack_floor, ledger.tracked_up_to + 1
-    last = index.last_sequence
     ranges = [
-        Range(first, floor, "settled", index.count(first, floor)),
+        range_between(index, horizon + 1, ledger.head.ack_floor, SETTLED),
         *ledger,
-        Range(unread, last, UNREAD, index.count(unread, last)),
+        unread_range(ledger, index),
     ]
     return [
-        (piece, r) for r in ranges if r.message_count for piece in index.slices(r.first, r.last)
+        (piece, r)
+        for r in ranges
+        if r is not None and r.message_count
+        for piece in index.slices(r.first, r.last)
     ]
