@@ -21,9 +21,6 @@ __all__ = [
     "SweepReport",
     "clean_ledgers",
     "clean_messages",
-    "clean_tables",
-    "expire",
-    "housekeep",
     "run_sweep",
 ]
 
@@ -79,15 +76,11 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
         expired += chores.run(group.expire, default=0)
         routed += chores.run(route_dead_letters, context, group, copy, default=0)
     trimmed = chores.run(trim, context, default=0)
-    archived = chores.run(archive_history, context, default=None)
-    cleaned = chores.run(clean_messages, context, default=0)
-    if archived is not None:  # otherwise commits would go that are not in history/
-        cleaned += chores.run(clean_ledgers, context, archived.up_to, default=0)
+    cleaned, commits = _archive_and_clean(chores, context)
     dead = chores.run(_dead_letters, context, default=context)
     if dead.path != context.path and chores.run(_tables_agree, dead, default=False):
         _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
-    commits = 0 if archived is None else archived.commits
     return SweepReport(expired, routed, trimmed, cleaned, indexed, commits)
 
 
@@ -95,10 +88,17 @@ def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:
     chores.run(index_commits, dead, default=0)
     for group in chores.run(_groups, dead, default=[]):
         chores.run(group.expire, default=0)
-    archived = chores.run(archive_history, dead, default=None)
-    chores.run(clean_messages, dead, default=0)
-    if archived is not None:
-        chores.run(clean_ledgers, dead, archived.up_to, default=0)
+    _archive_and_clean(chores, dead)
+
+
+def _archive_and_clean(chores: _ChoreRunner, context: QueueContext) -> tuple[int, int]:
+    """Archive ledger commits, then clean the tables. Return the deleted files and the commits."""
+    archived = chores.run(archive_history, context, default=None)
+    cleaned = chores.run(clean_messages, context, default=0)
+    if archived is None:  # commits would go that are not in history/
+        return cleaned, 0
+    cleaned += chores.run(clean_ledgers, context, archived.up_to, default=0)
+    return cleaned, archived.commits
 
 
 def _tables_agree(context: QueueContext) -> bool:
@@ -138,31 +138,6 @@ class _ChoreRunner:
         """Raise the first error of the chores, if there was one."""
         if self._failed:
             raise self._failed[0]
-
-
-def expire(context: QueueContext) -> int:
-    """Fold expired leases in every group. Returns the number of messages that they held."""
-    return sum(group.expire() for group in context.groups())
-
-
-def housekeep(
-    context: QueueContext, *, keep_versions: int | None = None, keep_seconds: float | None = None
-) -> int:
-    """Archive ledger commits, then clean the tables. Returns the number of deleted files.
-
-    ``keep_versions`` and ``keep_seconds`` say how much of each log stays. None keeps what each
-    table needs.
-    """
-    archived = archive_history(context)
-    return clean_tables(context, keep_versions, keep_seconds, archived.up_to)
-
-
-def clean_tables(
-    context: QueueContext, keep_versions: int | None, keep_seconds: float | None, archived: int
-) -> int:
-    """Clean the tables' logs. Ledger commits after `archived` stay. Returns the number of files."""
-    cleaned = clean_messages(context, keep_versions, keep_seconds)
-    return cleaned + clean_ledgers(context, archived, keep_versions, keep_seconds)
 
 
 def clean_messages(

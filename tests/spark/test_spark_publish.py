@@ -10,12 +10,12 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
+from support.handles import housekeep
 from support.harness import Stream, finish, forget_last_commit, numbered, start, values, versions
 from support.marks import slow
 
 from spark_mq import Message, Queue
 from spark_mq.maintenance.archive import index_commits
-from spark_mq.maintenance.sweep import housekeep
 
 
 def received(queue: Queue) -> list[Message]:
@@ -100,7 +100,7 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
     )
     queue.publish("c")
     index_commits(queue._context)
-    assert housekeep(queue._context, keep_versions=0, keep_seconds=0) > 0
+    assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
     messages = f"{queue.path}/messages"
     assert spark.read.format("delta").load(messages).count() == 3
     df = spark.createDataFrame([(bytearray(b"plain"),)], "value BINARY")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.handles import housekeep
 from support.harness import configured, make_queue
 
 from spark_mq import Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.maintenance.sweep import housekeep
 
 TABLES = ("messages", "leases", "commits", "history")
 
@@ -86,7 +86,7 @@ def test_a_version_that_was_cleaned_is_refused_by_name(spark: Any, queue: Queue)
     latest = version(queue, "leases")
     lease = queue.group("g").lease("w")
     assert lease is not None
-    housekeep(queue._context, keep_versions=1, keep_seconds=0)
+    housekeep(queue, keep_versions=1, keep_seconds=0)
     with pytest.raises(Exception, match=r"Available versions: \[\d+, \d+\]"):
         read(spark, queue, "leases", 3)
     assert len(read(spark, queue, "leases", latest)) > 0

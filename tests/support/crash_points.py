@@ -25,9 +25,9 @@ from spark_mq.delta.tables import wait_for_checkpoints
 from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.retention import trim
-from spark_mq.maintenance.sweep import expire, housekeep
 from spark_mq.streaming.options import StreamOptions
 from spark_mq.streaming.source import StreamSource
+from support.handles import expire, housekeep
 
 Tell = Callable[[Any], None]
 NO_NAME = 70
@@ -373,7 +373,7 @@ CASES = [
     Case(
         "unblock", unblock, blocked, unblock, settings={"on_exhausted": "block", "max_failures": 1}
     ),
-    Case("expire", lambda queue, _: expire(queue._context), left_alone, ahead=3600),
+    Case("expire", lambda queue, _: expire(queue), left_alone, ahead=3600),
     Case("route", route_all, some_dead, route_all),
     Case("redrive", lambda queue, _: queue.redrive(), dead_letters, lambda queue: queue.redrive()),
     Case(
@@ -398,9 +398,9 @@ CASES = [
     ),
     Case(
         "housekeeping",
-        lambda queue, _: housekeep(queue._context, keep_versions=0, keep_seconds=0),
+        lambda queue, _: housekeep(queue, keep_versions=0, keep_seconds=0),
         settled,
-        lambda queue: housekeep(queue._context, keep_versions=0, keep_seconds=0),
+        lambda queue: housekeep(queue, keep_versions=0, keep_seconds=0),
     ),
     Case("sweep", lambda queue, _: queue.sweep(), some_dead, lambda queue: queue.sweep()),
     Case("stream", stream, publish, stream),

@@ -111,12 +111,19 @@ def sweep(queue: Queue) -> SweepReport:
     return queue.sweep()
 
 
-def housekeep(queue: Queue, **options: Any) -> int:
-    return sweep_of.housekeep(queue._context, **options)
+def housekeep(
+    queue: Queue, keep_versions: int | None = None, keep_seconds: float | None = None
+) -> int:
+    """Archive ledger commits, then clean the tables. Return the number of deleted files."""
+    kept, context = (keep_versions, keep_seconds), queue._context
+    archived = archive_of.archive_history(context).up_to
+    cleaned = sweep_of.clean_messages(context, *kept)
+    return cleaned + sweep_of.clean_ledgers(context, archived, *kept)
 
 
 def expire(queue: Queue) -> int:
-    return sweep_of.expire(queue._context)
+    """Expire the leases of every group. Return the number of messages that they held."""
+    return sum(group.expire() for group in queue._context.groups())
 
 
 def trim(queue: Queue) -> int:
