@@ -300,15 +300,16 @@ class SharedLedger:
 
         def compute(view: GroupView) -> Update[list[SettleOutcome]]:
             ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
-            ledger, outcomes = self._settle_all(ledger, view, commands)
+            ledger, outcomes = self.settle_all(ledger, view, commands)
             changed = any(outcome.settled or outcome.ended for outcome in outcomes)
             return ledger if changed else None, outcomes, settle_info(commands, outcomes)
 
         return LedgerOperation(compute, lease_ids=frozenset(one.lease_id for one in commands))
 
-    def _settle_all(
+    def settle_all(
         self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]
     ) -> tuple[Ledger, list[SettleOutcome]]:
+        """Run commands on a ledger whose late leases have expired. Commit nothing."""
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
         index = self.index_for(ledger, max([ledger.tracked_up_to, *named]))

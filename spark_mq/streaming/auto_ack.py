@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_mq.errors import GroupNotFound
-from spark_mq.ledger import settle as settling
 from spark_mq.ledger.commit_info import settle_info
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger
 from spark_mq.ledger.settle import ACK, SettleCommand
@@ -61,11 +60,7 @@ def ack_committed_leases(
     if not done:
         return ledger, {}
     commands = [SettleCommand(ACK, lease_id) for lease_id in done]
-    outcomes = []
-    index = group.index_for(ledger, ledger.tracked_up_to)
-    for command in commands:
-        ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
-        outcomes.append(outcome)
+    ledger, outcomes = group.settle_all(ledger, view, commands)
     return ledger, settle_info(commands, outcomes)
 
 

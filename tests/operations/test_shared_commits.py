@@ -402,7 +402,7 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish(["a", "b"])
-    real, failed, during = shared_ledger.SharedLedger._settle_all, list[int](), list[Any]()
+    real, failed, during = shared_ledger.SharedLedger.settle_all, list[int](), list[Any]()
 
     def settle_all(self: Any, ledger: Any, view: GroupView, commands: Any) -> Any:
         if commands[0].verb == ACK and len(failed) < 2:
@@ -412,7 +412,7 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(
             raise StorageError("the index", path="messages", landed=False)
         return real(self, ledger, view, commands)
 
-    monkeypatch.setattr(shared_ledger.SharedLedger, "_settle_all", settle_all)
+    monkeypatch.setattr(shared_ledger.SharedLedger, "settle_all", settle_all)
     counts: list[int] = []
 
     def handle(taken: Lease) -> None:
