@@ -315,9 +315,8 @@ def count_csv(path: Path) -> tuple[int, int]:
 
 def holder(group: ConsumerGroup, lease_id: str) -> tuple[str, int]:
     """The worker that has a lease, and how many messages it holds."""
-    ledger = group._ledger.current()
-    ranges = ledger.held(lease_id)
-    return (ranges[0].worker_id or "") if ranges else "", sum(r.message_count for r in ranges)
+    held = next((one for one in group.leases() if one.lease_id == lease_id), None)
+    return ("", 0) if held is None else (held.worker_id, held.messages)
 
 
 def ledger_notes(queue: Queue) -> list[dict[str, object]]:

@@ -26,20 +26,12 @@ from spark_mq.cli.options import (
 from spark_mq.cli.output import emit, emit_one, json_line
 from spark_mq.cli.queues import GROUP_COLUMNS, group_rows
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.settings import DURATION_SETTINGS
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Look at groups, configure and move them.", no_args_is_help=True)
 
-_DURATIONS = (
-    "visibility_timeout",
-    "clock_skew",
-    "retry_delay",
-    "max_retry_delay",
-    "max_retry_age",
-    "breaker_wait",
-    "breaker_max_wait",
-)
 _Sequences = Annotated[
     list[int] | None, option("--sequence", help="Only this message. Repeatable.")
 ]
@@ -84,7 +76,7 @@ def describe(
 def _shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with durations in seconds."""
     return {
-        name: value / 1_000_000 if name in _DURATIONS and value is not None else value
+        name: value / 1_000_000 if name in DURATION_SETTINGS and value is not None else value
         for name, value in settings.items()
     }
 

@@ -26,7 +26,6 @@ __all__ = ["LocalBackend", "LocalFiles"]
 _TEMPORARY: Final = re.compile(r"\.spark_mq-[0-9a-f]{32}\.tmp")
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP}
-_Entries: TypeAlias = list[os.DirEntry[str]]
 _Syncs: TypeAlias = list[Future[None]]
 _SYNC_THREADS: Final = 8
 _NOT_A_FILE: Final = (IsADirectoryError, NotADirectoryError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -10,6 +9,7 @@ from operator import attrgetter
 from typing import Final
 
 from spark_mq.inspect.positions import label_ranges
+from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.operations.context import QueueContext
@@ -112,22 +112,9 @@ def _lease(ranges: list[Range], now: int) -> LeaseInfo:
         expired=until < now,
         messages=messages,
         size=first.lease_size or messages,
-        positions=_joined(ranges),
+        positions=tuple(normalise((r.first, r.last) for r in ranges)[:MAX_POSITIONS]),
         delivery_count=max(r.delivery_count for r in ranges),
     )
-
-
-def _joined(ranges: Iterable[Range]) -> tuple[tuple[int, int], ...]:
-    """Return the intervals of ranges in order, with neighbours joined."""
-    found: list[tuple[int, int]] = []
-    for r in ranges:
-        if found and found[-1][1] + 1 == r.first:
-            found[-1] = (found[-1][0], r.last)
-        elif len(found) == MAX_POSITIONS:
-            break
-        else:
-            found.append((r.first, r.last))
-    return tuple(found)
 
 
 def locate(context: QueueContext, sequence: int) -> list[MessagePosition]:

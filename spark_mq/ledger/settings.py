@@ -16,13 +16,19 @@ from spark_mq.util.validation import (
     validate_fraction,
 )
 
-__all__ = ["GroupOptions", "GroupSettings", "GroupSettingsOptions", "QueueSettings"]
+__all__ = [
+    "DURATION_SETTINGS",
+    "GroupOptions",
+    "GroupSettings",
+    "GroupSettingsOptions",
+    "QueueSettings",
+]
 
 RETRY_POLICIES: Final = ("exponential", "linear", "constant", "none")
 ON_EXHAUSTED: Final = ("dead_letter", "drop", "block")
 ON_REJECT: Final = ("dead_letter", "drop")
 
-_DURATIONS: Final = (
+DURATION_SETTINGS: Final = (
     "visibility_timeout",
     "clock_skew",
     "retry_delay",
@@ -31,6 +37,7 @@ _DURATIONS: Final = (
     "breaker_wait",
     "breaker_max_wait",
 )
+"""The settings of a group that are stored in microseconds."""
 _COUNTS: Final = (
     "max_delivery_attempts",
     "max_failures",
@@ -196,7 +203,7 @@ class GroupSettings:
             raise InvalidOption(_unknown_setting(name, list(known)), option=name, value=value)
         if value is None and (known[name] is None or name in _NULLABLE):
             return None
-        if name in _DURATIONS:
+        if name in DURATION_SETTINGS:
             zero = name not in _NONZERO
             return validate_duration(name, value, zero=zero)
         if name in _COUNTS:

@@ -170,8 +170,7 @@ class CommitsTable:
 
         def compute(state: TableState) -> tuple[Change | None, None]:
             files = state.files()
-            parts = [self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in files]
-            rows = pa.concat_tables([COMMITS_SCHEMA.empty_table(), *parts])
+            rows = self._rows(files)
             written = self.write_rows([], rows.filter(pc.less_equal(rows["version"], upto)))
             change = Change(
                 uuid.uuid4().hex,
