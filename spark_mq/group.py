@@ -279,7 +279,8 @@ class ConsumerGroup(GroupViews):
         handler
             Called with a :class:`Lease`. It may return verdicts on single messages: an Arrow table
             or a list of dicts with ``sequence``, and ``outcome`` ("ack", "nack", "reject"; none: a
-            failure), ``delay`` (seconds, or "30s") and ``error``. All others are acked.
+            failure), ``delay`` (seconds, or "30s") and ``error``. All others are acked. It may also
+            return the results of its own settles, as ``return lease.ack()`` does.
         worker_id
             A label for people. Default: host and process.
         threads
