@@ -351,7 +351,8 @@ class ConsumerGroup(GroupViews):
         leases
             A lease id, a Lease, several of these, or {lease id: sequences, or None for all}.
         sequences
-            Messages of one lease. Default: all that it holds.
+            Messages of one lease. Default: all that it holds. A ``range`` means all messages in
+            between.
         message_ids
             All held messages with one of these ids.
 

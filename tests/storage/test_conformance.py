@@ -174,6 +174,26 @@ def test_some_of_a_lease_is_acked_by_name(queue: Queue) -> None:
     assert stats(queue).acked == 4
 
 
+def test_a_range_across_commits_is_one_interval(queue: Queue) -> None:
+    first = queue.publish(["a", "b"]).sequences[0]
+    queue.publish(["c"])
+    last = queue.publish(["d", "e"]).sequences[0]
+    lease = take(queue)
+    assert last - first > 2**32
+    assert lease.ack(range(first, last + 1)) == SettleResult(4)
+    assert queue.group().ack({lease.lease_id: range(last, last + 2)}) == SettleResult(
+        1, already_settled=1
+    )
+    assert stats(queue).acked == 5
+
+
+def test_a_receipts_sequences_equal_a_list(queue: Queue) -> None:
+    receipt = queue.publish(["a", "b"])
+    assert receipt.sequences == [m.sequence for m in take(queue).messages]
+    assert receipt.sequences != [receipt.sequences[0]]
+    assert pickle.loads(pickle.dumps(receipt)) == receipt
+
+
 def test_nack_gives_back_after_the_delay_and_counts(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
     assert take(queue).nack(delay="5s", error="no luck") == SettleResult(1)
