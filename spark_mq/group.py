@@ -193,7 +193,8 @@ class ConsumerGroup(GroupViews):
             How soon a waiting call notices other processes. Default: 500 ms. It notices changes of
             this process and of time at once.
         visibility_timeout
-            How long the lease lasts. Default: the group's setting.
+            How long the lease lasts. Default: the group's setting. Its messages are due again
+            after the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
         auto_ack
             Ack at once, so that each message is delivered at most once.
         fail_on_data_loss
