@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -234,15 +234,32 @@ def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
 def _from_values(messages: Any, now: int) -> pa.Table:
     if isinstance(messages, bytes | str | Message):
         messages = [messages]
-    if not isinstance(messages, Iterable):
+    # Some containers would iterate over something else than messages, as a dict does over its keys.
+    odd = isinstance(messages, Mapping | Set | bytearray | memoryview)
+    if odd or not isinstance(messages, Iterable) or hasattr(messages, "columns"):
         raise InvalidOption(
             f"cannot publish {type(messages).__name__}: give bytes, str, Message, a list of "
-            f"these, or a pyarrow.Table",
+            f"these, or a pyarrow.Table{_example(messages)}",
             option="messages",
             value=type(messages).__name__,
         )
     rows = enumerate(messages)
     return from_rows(to_row(message, f"message {at}", lambda: now) for at, message in rows)
+
+
+def _example(value: Any) -> str:
+    """Return how to publish a value of a wrong type, for an error. Never include its contents."""
+    if isinstance(value, Mapping):
+        return ", such as queue.publish(json.dumps(value))"
+    if isinstance(value, Set):
+        return ", such as queue.publish(sorted(values)): a set has no order"
+    if isinstance(value, bytearray | memoryview):
+        return ", such as queue.publish(bytes(value))"
+    if isinstance(value, int | float):
+        return ", such as queue.publish(str(value))"
+    if hasattr(value, "columns"):
+        return ", such as queue.publish(pyarrow.table(value))"
+    return ", such as queue.publish('text')"
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -281,7 +298,8 @@ def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
 def _problem(m: Message) -> str | None:
     """Return what is wrong with a message. Never include its contents."""
     if not isinstance(m.value, bytes | str):
-        return f"a value of type {type(m.value).__name__}: give bytes or str"
+        text = f"a value of type {type(m.value).__name__}: give bytes or str"
+        return text + _example(m.value)
     for name, given in (("key", m.key), ("message_id", m.message_id)):
         if given is not None and not isinstance(given, str):
             return f"a {name} of type {type(given).__name__}: give str"
