@@ -357,10 +357,16 @@ class ConsumerGroup(GroupViews):
         message_ids
             All held messages with one of these ids.
 
+        Returns
+        -------
+        SettleResult
+            How many messages this call settled. A repeat settles none.
+
         Raises
         ------
         LeaseLost
-            Some messages are not held any more. The rest is settled.
+            Some messages are not held any more, or there was no such lease within the last day.
+            The rest is settled.
         """
         return settle(
             self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
