@@ -353,7 +353,11 @@ class Queue(QueueViews):
     # -- groups
 
     def group(
-        self, name: str = "default", *, start: str | int | datetime = "earliest"
+        self,
+        name: str = "default",
+        *,
+        start: str | int | datetime = "earliest",
+        create: bool = True,
     ) -> ConsumerGroup:
         """Return a consumer group. Its first lease creates it.
 
@@ -364,8 +368,17 @@ class Queue(QueueViews):
         start
             Where a new group starts: "earliest" (default), "latest", a sequence, or an instant: an
             aware datetime, or text with a zone such as "2026-01-31T12:00:00Z".
+        create
+            Whether the first lease creates the group. Default: True. With False the group must
+            exist, now and at each later call. That finds a misspelt name.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group, and `create` is False.
         """
-        return ConsumerGroup(self._context, name, start)
+        group = ConsumerGroup(self._context, name, start, create)
+        return group if create else group.ensure()
 
     def groups(self) -> list[str]:
         """Return the names of the groups that exist."""

@@ -195,22 +195,30 @@ class QueueViews:
 
 
 class GroupViews:
-    """Looks at a group. They lease nothing and commit nothing."""
+    """Looks at a group. They lease nothing and commit nothing.
+
+    They raise GroupNotFound if there is no such group.
+    """
 
     name: str
     _context: QueueContext
     _ledger: GroupLedger
+
+    def _existing(self) -> GroupLedger:
+        """Return the ledger of the group. Raises GroupNotFound."""
+        self._ledger.require_group()
+        return self._ledger
 
     def leases(self) -> list[LeaseInfo]:
         """Return the leases of the group: who holds which messages, since when, until when.
 
         The oldest lease comes first.
         """
-        return list_leases(self._ledger)
+        return list_leases(self._existing())
 
     def workers(self) -> list[WorkerInfo]:
         """Return what each worker holds, the one with most messages first."""
-        return list_workers(self._ledger)
+        return list_workers(self._existing())
 
     def last_errors(self, n: int = 10) -> list[LastError]:
         """Return the errors of unsettled messages, the latest first.
@@ -220,7 +228,7 @@ class GroupViews:
         n
             The most errors to return. Default: 10.
         """
-        return last_errors(self._ledger, validate_count("n", n))
+        return last_errors(self._existing(), validate_count("n", n))
 
     def peek(
         self,
@@ -246,7 +254,13 @@ class GroupViews:
             Only messages after this sequence.
         """
         return peek_group(
-            self._context, self._ledger, n, state=state, key=key, message_id=message_id, after=after
+            self._context,
+            self._existing(),
+            n,
+            state=state,
+            key=key,
+            message_id=message_id,
+            after=after,
         )
 
     def preview_seek(self, to: str | int | datetime) -> SeekPreview:
@@ -257,7 +271,7 @@ class GroupViews:
         to
             As for :meth:`seek`.
         """
-        return preview_seek(self._ledger, to)
+        return preview_seek(self._existing(), to)
 
     def slowest(self, n: int = 10, *, since: Duration = "1d") -> list[MessageRecord]:
         """Return the messages that took longest from their first delivery to their end.

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
+from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commit_info import join_commit_info, settle_info
@@ -26,6 +26,7 @@ from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
+from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
@@ -105,6 +106,8 @@ class SharedLedger:
         The path of the queue, for messages to people.
     start
         Where the group starts if it does not exist yet.
+    create
+        Whether operations create the group. Otherwise they raise GroupNotFound.
     hard_limit
         Whether the queue may drop unsettled messages.
     """
@@ -120,6 +123,7 @@ class SharedLedger:
         queue_path: str,
         queue_id: str = "",
         start: StartPosition = "earliest",
+        create: bool = True,
         hard_limit: bool = False,
     ) -> None:
         self.name = name
@@ -131,6 +135,7 @@ class SharedLedger:
         self.queue_path = queue_path
         self.queue_id = queue_id
         self.start = start
+        self.create = create
         self.hard_limit = hard_limit
         self.batcher: OperationBatcher = CallBatcher(self._run_batch)
         """The context shares it between the objects of one group."""
@@ -170,11 +175,14 @@ class SharedLedger:
     def require(self, snapshot: LedgerSnapshot) -> Ledger:
         """Return the ledger of a snapshot. Raises GroupNotFound."""
         if snapshot.ledger is None:
-            raise GroupNotFound(
-                f"there is no consumer group {self.name!r}; it is made by its first lease",
-                group=self.name,
-            )
+            raise group_not_found(self.name, self.ledgers, self.queue_path)
         return snapshot.ledger
+
+    def require_group(self) -> None:
+        """Raise GroupNotFound if the group does not exist."""
+        # What this process knows costs nothing, and a group is rarely dropped.
+        if self.ledgers.read(self.name, look=None).ledger is None:
+            self.require(self.snapshot())
 
     def settings_in(self, snapshot: LedgerSnapshot) -> GroupSettings:
         """Return the settings in a snapshot, or the defaults if there is no group."""
@@ -207,9 +215,11 @@ class SharedLedger:
         snapshot = self.snapshot()
         return expire_leases(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
 
-    def stats(self) -> GroupStats:
-        """Count the messages of the group by state, without a commit."""
+    def stats(self, *, required: bool = False) -> GroupStats:
+        """Count the messages by state, without a commit. `required`: a missing group raises."""
         snapshot, now = self.snapshot(), self.now()
+        if required:
+            self.require(snapshot)
         settings = self.settings_in(snapshot)
         ledger = expire_leases(self.ledger_in(snapshot), now, settings)
         return compute_stats(ledger, self.index_for(ledger), settings, now)

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import (
     CorruptLog,
-    GroupNotFound,
     InvalidOption,
     SparkMQError,
     StorageError,
@@ -23,6 +22,7 @@ from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
@@ -203,15 +203,8 @@ def finished(
     schema = pa.schema([*FINISHED_SCHEMA, *(FILE_SCHEMA.field(name) for name in names[1:])])
     parts = [schema.empty_table()]
     rows = read_history(context, group=group)
-    if not rows.num_rows and group not in (
-        there := context.ledgers.groups()
-    ):  # of one that was dropped, history tells still
-        told = (
-            f"the queue has {', '.join(there)}"
-            if there
-            else "the queue has none yet; one is made by its first lease"
-        )
-        raise GroupNotFound(f"there is no consumer group {group!r}: {told}", group=group)
+    if not rows.num_rows and group not in context.ledgers.groups():
+        raise group_not_found(group, context.ledgers, context.path)  # it was not even dropped
     ends = [one for one in _ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
     index = context.messages.full_index(min((start for _, (start, _) in ends), default=high))
     for end, (start, stop) in ends:
