@@ -308,7 +308,7 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> N
     assert run("sweep", *here, "-o", "json").row["routed"] == 1
     (letter,) = run("dlq", "list", *here, "-o", "json").rows
     assert (letter["value"], letter["error"], letter["consumer_group"]) == ("bad", "bad", "billing")
-    shown = run("dlq", "show", letter["sequence"], *here)
+    shown = run("dlq", "show", letter["dead_letter_sequence"], *here)
     assert "key-bad" in shown.out
     assert "no dead letter" in run("dlq", "show", 1, *here, expect=3).err
     (same,) = run("dlq", "redrive", *here, "--dry-run", "-o", "json").rows
