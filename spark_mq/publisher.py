@@ -12,6 +12,7 @@ import atexit
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -49,7 +50,7 @@ class _Batch:
     since: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
-    sequences: Future[range] = field(default_factory=Future)
+    sequences: Future[Sequence[int]] = field(default_factory=Future)
     told: set[int] = field(default_factory=set)  # messages whose outcome somebody has asked for
 
 
@@ -81,7 +82,7 @@ class PendingMessage:
         outcome = self._outcome(timeout)
         return outcome if isinstance(outcome, BaseException) else None
 
-    def _outcome(self, timeout: float | None) -> range | BaseException:
+    def _outcome(self, timeout: float | None) -> Sequence[int] | BaseException:
         error = self._batch.sequences.exception(timeout)
         self._batch.told.add(self._at)
         return self._batch.sequences.result() if error is None else error
@@ -247,7 +248,7 @@ class BufferedPublisher:
                     return None
                 self._changed.wait(left if batch.rows else None)
 
-    def _send(self, batch: _Batch) -> range | BaseException:
+    def _send(self, batch: _Batch) -> Sequence[int] | BaseException:
         """Commits a batch, once. Returns the sequences, or the error that it gave up with."""
         self._number += 1
         written: WrittenFile | None = None
@@ -271,7 +272,7 @@ class BufferedPublisher:
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
 
-    def _commit(self, written: WrittenFile) -> range:
+    def _commit(self, written: WrittenFile) -> Sequence[int]:
         mark = (self._app, self._number)
         try:
             return self._context.messages.commit([written], mark=mark).sequences

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeAlias, Unpack
 
 import pyarrow as pa
@@ -87,7 +87,8 @@ class Queue(QueueViews):
         path
             Where the queue lies: a path or a URI.
         visibility_timeout
-            How long a lease lasts. Default: 60 seconds.
+            How long a lease lasts. Default: 60 seconds. After ``clock_skew`` more, by default 1
+            second, its messages are due again.
         max_delivery_attempts
             Deliveries of a message before it is dead. Default: 5. None: no limit.
         retention
@@ -258,7 +259,7 @@ class Queue(QueueViews):
         producer_id: str | None = None,
         producer_sequence: int | None = None,
         on_duplicate: str = "raise",
-        deliver_at: datetime | timedelta | None = None,
+        deliver_at: datetime | Duration | None = None,
     ) -> PublishReceipt:
         """Publish messages as one commit: all or nothing.
 
@@ -274,7 +275,7 @@ class Queue(QueueViews):
             receipt with ``duplicate=True``.
         deliver_at
             When messages without their own deliver_at may be leased first: an aware datetime, or a
-            timedelta from now. Default: the queue's ``delivery_delay``.
+            duration from now. 0: at once. Default: the queue's ``delivery_delay``.
 
         Returns
         -------

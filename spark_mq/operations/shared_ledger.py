@@ -27,6 +27,7 @@ from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
 from spark_mq.operations.payloads import PayloadFiles
+from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore, tables_disagree
@@ -135,6 +136,8 @@ class SharedLedger:
         """The context shares it between the objects of one group."""
         self.payloads = PayloadFiles(messages)
         """The payload files as far as they were checked. The context shares them."""
+        self.history: HistoryStore | None = None
+        """The archive of the queue. The context shares it. None for a queue in memory."""
         self.last_settings = defaults
         """The settings as last read, for logs."""
         self._created = False

@@ -21,6 +21,7 @@ from spark_mq.handler import (
     HandlerPolicy,
     MessageVerdict,
     commands_for,
+    is_settle_result,
     log_outcomes,
 )
 from spark_mq.ledger.ranges import LEASED
@@ -78,8 +79,8 @@ def for_each_batch(
     group
         The consumer group that the stream reads with.
     process
-        Called with the batch as a DataFrame and its :class:`BatchLease`. It returns None, or the
-        rows that are not simply acked.
+        Called with the batch as a DataFrame and its :class:`BatchLease`. It returns the rows that
+        are not simply acked, or None, or the results of its own settles.
     on_error
         What an exception of `process` does: "nack" (delivered again after a backoff), "reject" (to
         the dead letters), or "raise" (the query ends). Default: "nack". A failing store is no such
@@ -258,6 +259,7 @@ class ForEachBatch:
         result: list[MessageVerdict] | Exception
         try:
             returned = self._process(batch, lease)
+            returned = None if is_settle_result(returned) else returned
             _check_returned(returned)
             result = self._verdicts(returned, lease)
         except (StreamFenced, InvalidHandlerResult):

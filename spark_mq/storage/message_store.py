@@ -13,7 +13,7 @@ import pyarrow as pa
 from spark_mq.delta.actions import AddFile
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, StorageError, TablesDisagree
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.intervals import Interval, SequenceRange
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
@@ -34,7 +34,7 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
     """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the
-    order given.
+    order given. The sequences behave as a ``range`` and equal a list of the same numbers.
 
     ``duplicate``: the call published nothing, for its number, or a higher one, had landed before
     (``on_duplicate="skip"``). It is then the
@@ -43,8 +43,12 @@ class PublishReceipt:
     """
 
     version: int | None
-    sequences: range
+    sequences: Sequence[int]
     duplicate: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sequences, range):
+            object.__setattr__(self, "sequences", SequenceRange(self.sequences))
 
 
 @dataclass(frozen=True, slots=True)
