@@ -453,6 +453,7 @@ class ConsumerGroup(GroupViews):
         ack: str = "after",
         *,
         reader: str = "spark",
+        invalid: str = "keep",
     ) -> Callable[[Any, int], None]:
         """Return a foreachBatch function that settles the rest of each batch.
 
@@ -461,7 +462,13 @@ class ConsumerGroup(GroupViews):
         # The Spark side stands above this module, and only the whole package knows it.
         package: Any = sys.modules[__name__.partition(".")[0]]
         return package._for_each_batch(
-            self, process, on_error=on_error, also=also, ack=ack, reader=reader
+            self,
+            process,
+            on_error=on_error,
+            also=also,
+            ack=ack,
+            reader=reader,
+            invalid=invalid,
         )
 
 
