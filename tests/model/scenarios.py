@@ -111,6 +111,13 @@ def singly(large: bool) -> World:
     return Delivery(workers, Bounds(crashes=0, ticks=1), attempts=5, tick=11 * SECOND)
 
 
+def snoozing(large: bool) -> World:
+    """Two workers that release messages until later and extend one of two: neither counts, and nothing comes early."""
+    verbs = ("snooze", "snooze one", "extend one", "leave")
+    workers = [Fickle("v", 1, moves=3 if large else 2, verbs=verbs), Worker("w", 2)]
+    return Delivery(workers, Bounds(crashes=0, ticks=1), messages=(2,), tick=61 * SECOND)
+
+
 def _places(givers: tuple[Program, ...], large: bool) -> World:
     workers = [*givers, Fickle("v", 3, most=2, moves=1, verbs=("leave",))]
     return Delivery(workers, Bounds(crashes=1 if large else 0, ticks=1), attempts=5, messages=(4,))
@@ -410,7 +417,7 @@ WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
         crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, left, left_by_a_zombie, capped, apart,
-        singly, in_places, three_in_places, isolated, dropping, broken, paused,
+        singly, snoozing, in_places, three_in_places, isolated, dropping, broken, paused,
         last_attempts,
         killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie,
         failing_batches, releasing, outages, plain_sink,
