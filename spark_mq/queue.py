@@ -471,7 +471,7 @@ class Queue(QueueViews):
         limit
             The most messages to redrive. Default: no limit.
         dry_run
-            Only return which.
+            Only return which. They are all in memory, so set a limit for large backlogs.
         rate
             The most messages a second. Default: no limit.
 

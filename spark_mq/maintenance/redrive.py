@@ -41,6 +41,9 @@ REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
 
+_SELECT_BYTES: Final = 8 * 2**20
+"""What a condition is run on at once. delta-rs holds it several times."""
+
 
 @dataclass(frozen=True, slots=True)
 class RedriveResult:
@@ -127,10 +130,16 @@ def _check_where(where: str | None) -> None:
 
 
 def _select(table: pa.Table, where: str | None) -> pa.Table:
-    """The rows for which a condition holds, by DataFusion (which comes with delta-rs). It sees this
-    table, and nothing else."""
+    """Return the rows for which a condition holds."""
     if where is None:
         return table
+    rows = max(1, _SELECT_BYTES * table.num_rows // max(1, table.nbytes))
+    starts = range(0, max(1, table.num_rows), rows)
+    return pa.concat_tables([_select_part(table.slice(at, rows), where) for at in starts])
+
+
+def _select_part(table: pa.Table, where: str) -> pa.Table:
+    """Return the rows by DataFusion, which comes with delta-rs. It sees only this table."""
     # Here, because deltalake is slow to load and no other operation needs it.
     from deltalake import DeltaTable, QueryBuilder, write_deltalake
     from deltalake.exceptions import DeltaError
