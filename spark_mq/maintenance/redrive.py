@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a DLQ in whose ledger stands what has been redriven."""
 
+_MAX_NAMED: Final = 10
+"""Groups that a warning names."""
+
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
 
@@ -98,8 +101,15 @@ def _warn_unrouted(context: QueueContext) -> None:
             "redriven: "
             "sweep first (queue.sweep())",
             sum(unrouted.values()),
-            ", ".join(f"group {name!r}" for name in unrouted),
+            _named(list(unrouted)),
         )
+
+
+def _named(groups: Sequence[str]) -> str:
+    """Return the names of some groups, and the number of the others."""
+    names = ", ".join(f"group {name!r}" for name in groups[:_MAX_NAMED])
+    more = len(groups) - _MAX_NAMED
+    return f"{names} and {more} others" if more > 0 else names
 
 
 def _unrouted(group: GroupLedger) -> int:

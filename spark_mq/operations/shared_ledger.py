@@ -35,6 +35,7 @@ from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.process import ForkGuard
+from spark_mq.util.user import current_user, with_user
 
 __all__ = [
     "GroupView",
@@ -290,7 +291,13 @@ class SharedLedger:
         lease_ids: frozenset[str] = frozenset(),
     ) -> T:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
-        return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+        user = current_user()  # here, because another thread may make the commit
+
+        def computed(view: GroupView) -> Update[T]:
+            ledger, result, info = compute(view)
+            return ledger, result, with_user(info, user)
+
+        return self.run(LedgerOperation(computed, txn, priority, lease_ids))
 
     def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
