@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_CLOSED: Final = Breaker()
 StartPosition = str | int | datetime
 
 
@@ -221,7 +222,7 @@ class SharedLedger:
 
     def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
         """Return the message index. Raises TablesDisagree if the ledger is of another log."""
-        index = self.messages.index(reach)
+        index = self._messages.index(reach)
         self.check_same_log(ledger, index)
         return index
 
@@ -274,7 +275,9 @@ class SharedLedger:
                 txns=commit.txns,
                 priority=commit.priority,
             )
-            log_breaker_change(self.name, *commit.breakers)
+            before, after = commit.breakers
+            if before is not after:
+                log_breaker_change(self.name, before, after)
         except STORE_ERRORS as error:
             if len(commit.asked) == 1:
                 raise
@@ -292,6 +295,8 @@ class SharedLedger:
     ) -> T:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
         user = current_user()  # here, because another thread may make the commit
+        if user is None:
+            return self.run(LedgerOperation(compute, txn, priority, lease_ids))
 
         def computed(view: GroupView) -> Update[T]:
             ledger, result, info = compute(view)
@@ -337,7 +342,7 @@ class _SharedCommit:
         self.asked = asked
         self.priority = min((one.priority for _, one in asked), key=_rank)
         self.txns: dict[str, int] = {}
-        self.breakers = Breaker(), Breaker()
+        self.breakers = _CLOSED, _CLOSED
         """The breaker before and after the commit."""
         self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
         self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)
