@@ -47,17 +47,16 @@ demo: setup .venv/.demo-data ## run the demonstration
 log :=
 # Empty in make test-all, so that the tests marked slow run, too.
 daily := and not slow
-side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going test-spark test-core log=.venv/test-core.log
+side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going log=.venv/test-core.log test-core test-spark
 
 .PHONY: test
 test: setup ## run the tests of daily work: each feature, in at most 6 minutes on 2 cores
 	@$(side_by_side)
 
+# The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup ## run all tests; of test-s3, -cluster, -connect and -wheel the -short parts
-	@$(side_by_side) daily=; status=$$?; \
-	$(MAKE) --no-print-directory --keep-going test-s3-short test-cluster-short test-connect-short \
-	  test-wheel-short && exit $$status
+test-all: setup .venv/.s3 .venv/connect/.installed ## run all tests; of test-s3, -cluster, -connect and -wheel the -short parts
+	@$(side_by_side) test-s3-short test-cluster-short test-connect-short test-wheel-short daily=
 
 .PHONY: test-core
 test-core: setup ## the part of make test that needs no Spark; daily= adds the tests marked slow

@@ -130,18 +130,51 @@ def _without_repeats(
     return kept, found
 
 
-def extend(ledger: GroupLedger, lease_id: str, timeout: int | None) -> tuple[SettleResult, int]:
-    """Extend a lease by microseconds (None: the group's timeout). Returns its deadline, too."""
+def extend(
+    ledger: GroupLedger,
+    leases: HeldSelector,
+    timeout: int | None,
+    *,
+    sequences: Iterable[int] | None = None,
+    message_ids: Iterable[str] | None = None,
+) -> tuple[SettleResult, int]:
+    """Extend leases, or the selected messages of them, in one commit.
 
-    def compute(view: GroupView) -> Update[tuple[SettleOutcome, int]]:
-        folded = expire_leases(view.ledger, view.now, view.settings, view.held)
+    Parameters
+    ----------
+    ledger
+        The group.
+    leases, sequences, message_ids
+        As for :func:`settle`.
+    timeout
+        Microseconds from now. None for the group's visibility timeout.
+
+    Returns
+    -------
+    tuple of SettleResult and int
+        What was extended, and the new deadline in microseconds.
+    """
+    selected, missing = _resolve(ledger, leases, sequences, message_ids)
+    selected = [one for one in selected if one.intervals != []]
+    lease_ids = [one.lease_id for one in selected]
+    named = [last for one in selected for _, last in one.intervals or ()]
+
+    def compute(view: GroupView) -> Update[tuple[list[SettleOutcome], int]]:
+        after = expire_leases(view.ledger, view.now, view.settings, view.held)
         deadline = view.now + (timeout or view.settings.visibility_timeout)
-        after, outcome = extend_lease(folded, lease_id, deadline)
-        info = {"operation": "extend", "lease_id": lease_id}
-        return after if outcome.settled else None, (outcome, deadline), info
+        index = ledger.messages.known()
+        if named:
+            index = ledger.index_for(after, max(after.tracked_up_to, *named))
+        outcomes = []
+        for one in selected:
+            after, outcome = extend_lease(after, index, one.lease_id, deadline, one.intervals)
+            outcomes.append(outcome)
+        info = {"operation": "extend", "lease_id": ",".join(dict.fromkeys(lease_ids))}
+        changed = any(outcome.settled for outcome in outcomes)
+        return after if changed else None, (outcomes, deadline), info
 
-    outcome, deadline = ledger.update(compute, lease_ids=frozenset([lease_id]))
-    return _result([lease_id], [outcome]), deadline
+    outcomes, deadline = ledger.update(compute, lease_ids=frozenset(lease_ids))
+    return _result(lease_ids, outcomes, missing), deadline
 
 
 def _resolve(

@@ -147,14 +147,11 @@ def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
 def test_by_sequence(case: Case, state: str, verb: str) -> None:
     PREPARE[state](case)
     expected = TABLE[state][verb in ("nack", "release")]
-    if verb == "release":  # has no sequences: by the object, which knows what the lease was granted
-        check(expected, case.lease.release, case.sequence)
-    else:
-        check(
-            expected,
-            lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]),
-            case.sequence,
-        )
+    check(
+        expected,
+        lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]),
+        case.sequence,
+    )
     if expected.startswith("settled"):
         states = {
             r.state
@@ -204,7 +201,7 @@ def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
     assert caught.value.data["lease_id"] == "no-such-lease"
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", TABLE)
 def test_an_empty_list_is_nothing_to_do_in_any_state(case: Case, state: str, verb: str) -> None:
     PREPARE[state](case)
@@ -235,6 +232,16 @@ def test_extending(case: Case, state: str) -> None:
         ]
 
 
+@pytest.mark.parametrize("state", TABLE)
+def test_extending_by_sequence(case: Case, state: str) -> None:
+    PREPARE[state](case)
+    expected = TABLE[state][0]
+    check(expected, lambda: case.lease.extend("5m", [case.sequence]), case.sequence)
+    if expected.startswith("settled"):
+        found = [r for r in case.queue.group()._ledger.current() if r.first == case.sequence]
+        assert [(r.state, r.lease_id) for r in found] == [("leased", case.lease.lease_id)]
+
+
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])
 def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
     check("gone", lambda: getattr(case.queue.group(), verb)("no-such-lease"), 0)
@@ -253,11 +260,14 @@ def test_a_lost_message_id_names_its_lease(case: Case, verb: str) -> None:
         assert caught.value.data["lease_id"] == ", ".join(ids)
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+@pytest.mark.parametrize("verb", [*VERBS, "extend"])
 def test_messages_that_were_never_in_the_lease_or_do_not_exist_are_lost(
     case: Case, verb: str
 ) -> None:
-    settle = getattr(case.queue.group(), verb)
+    group = case.queue.group()
+    settle = getattr(group, verb)
+    if verb == "extend":
+        settle = lambda lease_id, some: group.extend(lease_id, "1m", some)  # noqa: E731
     other, unread, nowhere = (
         case.sequences[0],
         case.queue.publish(["x"]).sequences[0],
