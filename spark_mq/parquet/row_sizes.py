@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.footers import open_file
-from spark_mq.parquet.pages import DAMAGE, PageIndex, read_range
-from spark_mq.parquet.thrift import Struct, decode, get
+from spark_mq.parquet.pages import DAMAGE, PageIndex
+from spark_mq.parquet.thrift import Struct, decode, get, read_range
 
 __all__ = ["RowSizes"]
 
