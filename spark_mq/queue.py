@@ -27,6 +27,7 @@ from spark_mq.message import Message, check_time, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import create_queue_tables, open_context, rehome
 from spark_mq.operations.identity import is_own_place, relative_place
+from spark_mq.operations.publish import publish_table
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
@@ -304,7 +305,7 @@ class Queue(QueueViews):
                 value=0,
             )
         try:
-            return context.messages.publish(table, mark=txn)
+            return publish_table(context, table, txn)
         except DuplicatePublish as error:
             # Only the latest number has a receipt: older ones need a look at the whole log.
             first = None

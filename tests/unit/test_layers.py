@@ -30,6 +30,7 @@ LAYERS = [
     {"parquet"},
     {"ledger"},
     {"delta"},
+    {"telemetry"},
     {"util"},
     {"errors"},
 ]
