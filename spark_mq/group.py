@@ -25,7 +25,6 @@ from spark_mq.util.validation import (
     validate_count,
     validate_duration,
     validate_error,
-    validate_lease_id,
     validate_name,
     validate_position,
 )
@@ -193,7 +192,8 @@ class ConsumerGroup(GroupViews):
             How soon a waiting call notices other processes. Default: 500 ms. It notices changes of
             this process and of time at once.
         visibility_timeout
-            How long the lease lasts. Default: the group's setting.
+            How long the lease lasts. Default: the group's setting. Its messages are due again
+            after the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
         auto_ack
             Ack at once, so that each message is delivered at most once.
         fail_on_data_loss
@@ -279,7 +279,8 @@ class ConsumerGroup(GroupViews):
         handler
             Called with a :class:`Lease`. It may return verdicts on single messages: an Arrow table
             or a list of dicts with ``sequence``, and ``outcome`` ("ack", "nack", "reject"; none: a
-            failure), ``delay`` (seconds, or "30s") and ``error``. All others are acked.
+            failure), ``delay`` (seconds, or "30s") and ``error``. All others are acked. It may also
+            return the results of its own settles, as ``return lease.ack()`` does.
         worker_id
             A label for people. Default: host and process.
         threads
@@ -350,14 +351,21 @@ class ConsumerGroup(GroupViews):
         leases
             A lease id, a Lease, several of these, or {lease id: sequences, or None for all}.
         sequences
-            Messages of one lease. Default: all that it holds.
+            Messages of one lease. Default: all that it holds. A ``range`` means all messages in
+            between.
         message_ids
             All held messages with one of these ids.
+
+        Returns
+        -------
+        SettleResult
+            How many messages this call settled. A repeat settles none.
 
         Raises
         ------
         LeaseLost
-            Some messages are not held any more. The rest is settled.
+            Some messages are not held any more, or there was no such lease within the last day.
+            The rest is settled.
         """
         return settle(
             self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
@@ -417,22 +425,64 @@ class ConsumerGroup(GroupViews):
             error=validate_error(error),
         )
 
-    def release(self, leases: LeaseSelector) -> SettleResult:
-        """Give leases back, uncounted, as if they had never been. See :meth:`ack`."""
-        return settle(self._ledger, _held(leases), RELEASE)
-
-    def extend(self, lease_id: str, timeout: Duration | None = None) -> SettleResult:
-        """Move the deadline of a lease to now + `timeout`, never earlier.
+    def release(
+        self,
+        leases: LeaseSelector,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+        delay: Duration | None = None,
+    ) -> SettleResult:
+        """Give messages back, uncounted, as if they had never been leased.
 
         Parameters
         ----------
-        lease_id
-            The lease.
+        leases, sequences, message_ids
+            As for :meth:`ack`.
+        delay
+            When they are due again. Default: at once.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is released.
+        """
+        return settle(
+            self._ledger,
+            _held(leases),
+            RELEASE,
+            sequences=sequences,
+            message_ids=message_ids,
+            delay=None if delay is None else validate_duration("delay", delay, zero=True),
+        )
+
+    def extend(
+        self,
+        leases: LeaseSelector,
+        timeout: Duration | None = None,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> SettleResult:
+        """Move the deadline of leases to now + `timeout`, never earlier.
+
+        Parameters
+        ----------
+        leases, sequences, message_ids
+            As for :meth:`ack`. The default is all that the leases hold, also if a Lease object has
+            settled some of it.
         timeout
             Default: the group's visibility timeout.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is extended.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
-        return extend(self._ledger, validate_lease_id(lease_id), given)[0]
+        return extend(
+            self._ledger, _held(leases), given, sequences=sequences, message_ids=message_ids
+        )[0]
 
     # -- in a stream
 
@@ -444,6 +494,7 @@ class ConsumerGroup(GroupViews):
         ack: str = "after",
         *,
         reader: str = "spark",
+        invalid: str = "keep",
     ) -> Callable[[Any, int], None]:
         """Return a foreachBatch function that settles the rest of each batch.
 
@@ -452,7 +503,13 @@ class ConsumerGroup(GroupViews):
         # The Spark side stands above this module, and only the whole package knows it.
         package: Any = sys.modules[__name__.partition(".")[0]]
         return package._for_each_batch(
-            self, process, on_error=on_error, also=also, ack=ack, reader=reader
+            self,
+            process,
+            on_error=on_error,
+            also=also,
+            ack=ack,
+            reader=reader,
+            invalid=invalid,
         )
 
 

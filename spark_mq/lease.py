@@ -148,7 +148,8 @@ class Lease:
         Parameters
         ----------
         sequences
-            The messages. Default: all that this object has not settled yet.
+            The messages. Default: all that this object has not settled yet. A ``range`` means all
+            messages in between.
         message_ids
             The same, by message id.
 
@@ -211,27 +212,65 @@ class Lease:
             error=validate_error(error),
         )
 
-    def release(self) -> SettleResult:
-        """Give the unsettled messages back, uncounted, as if they had not been leased."""
-        return settle(self._ledger, self._held, RELEASE)
+    def release(
+        self,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+        delay: Duration | None = None,
+    ) -> SettleResult:
+        """Give messages back, uncounted, as if they had not been leased.
 
-    def extend(self, timeout: Duration | None = None) -> SettleResult:
+        Parameters
+        ----------
+        sequences, message_ids
+            The messages. Default: all that this object has not settled yet.
+        delay
+            When they are due again. Default: at once.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is released.
+        """
+        return settle(
+            self._ledger,
+            self._held,
+            RELEASE,
+            sequences=sequences,
+            message_ids=message_ids,
+            delay=None if delay is None else validate_duration("delay", delay, zero=True),
+        )
+
+    def extend(
+        self,
+        timeout: Duration | None = None,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> SettleResult:
         """Move the deadline to now + `timeout`, never earlier.
 
         Parameters
         ----------
         timeout
             Default: the group's visibility timeout.
+        sequences, message_ids
+            The messages. Default: all that the lease holds. ``expires_at`` of this object is the
+            deadline of the whole lease, so it does not show an extension of named messages.
 
         Raises
         ------
         LeaseLost
-            Nothing is held any more.
+            Some messages are not held any more. The rest is extended.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
-        result, deadline = extend(self._ledger, self.lease_id, given)
-        with self._lock:
-            self._expires_at = max(self._expires_at, deadline)
+        result, deadline = extend(
+            self._ledger, self.lease_id, given, sequences=sequences, message_ids=message_ids
+        )
+        if sequences is None and message_ids is None:
+            with self._lock:
+                self._expires_at = max(self._expires_at, deadline)
         return result
 
     @contextlib.contextmanager

@@ -30,6 +30,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.signals import destination_of, settle_signals
+from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore, tables_disagree
@@ -38,6 +39,7 @@ from spark_mq.telemetry.watch import Watch, watched
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.process import ForkGuard
+from spark_mq.util.user import current_user, with_user
 
 __all__ = [
     "GroupView",
@@ -142,6 +144,8 @@ class SharedLedger:
         """The context shares it between the objects of one group."""
         self.payloads = PayloadFiles(messages)
         """The payload files as far as they were checked. The context shares them."""
+        self.history: HistoryStore | None = None
+        """The archive of the queue. The context shares it. None for a queue in memory."""
         self.last_settings = defaults
         """The settings as last read, for logs."""
         self._created = False
@@ -300,7 +304,13 @@ class SharedLedger:
         watch: Watch | None = None,
     ) -> T:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
-        return self.run(LedgerOperation(compute, txn, priority, lease_ids, watch))
+        user = current_user()  # here, because another thread may make the commit
+
+        def computed(view: GroupView) -> Update[T]:
+            ledger, result, info = compute(view)
+            return ledger, result, with_user(info, user)
+
+        return self.run(LedgerOperation(computed, txn, priority, lease_ids, watch))
 
     def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
