@@ -15,6 +15,7 @@ from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
@@ -598,13 +599,13 @@ class Queue(QueueViews):
             of each group by name.
         """
         index = self._context.messages.index()
-        return {
-            "published": index.total,
-            "tail": index.last_sequence,
-            "version": index.version,
-            "horizon": self._context.horizon(),
-            "groups": self._group_stats(),
-        }
+        return QueueStats(
+            published=index.total,
+            tail=index.last_sequence,
+            version=index.version,
+            horizon=self._context.horizon(),
+            groups=self._group_stats(),
+        )
 
 
 def _publish_txn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -25,6 +25,8 @@ from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.util.html import rows_html
+from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
@@ -55,7 +57,7 @@ _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
 @dataclass(frozen=True, slots=True)
-class TraceEvent:
+class TraceEvent(Record):
     """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
     ended, where it did. ``user``: the person who did it, if one did."""
 
@@ -93,7 +95,7 @@ class TraceEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Record):
     """A message's whole life: when and where it was published, and what happened to it in each
     group, in order. Prints well.
 
@@ -119,6 +121,14 @@ class Trace:
         lines = [str(event) for event in self.events]
         lines += [f"group {group} leases nothing now: {why}" for group, why in self.blocked]
         return "\n".join([head, *(f"  {line}" for line in lines)])
+
+    def _rows(self) -> Sequence[TraceEvent]:
+        return self.events
+
+    def _repr_html_(self) -> str:
+        head, *_ = str(self).splitlines()
+        blocked = [{"group": group, "leases nothing": why} for group, why in self.blocked]
+        return rows_html(self.events, title=head) + (rows_html(blocked) if blocked else "")
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:
