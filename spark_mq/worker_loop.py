@@ -29,6 +29,7 @@ from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_patiently
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.shared_ledger import LedgerOperation
+from spark_mq.operations.work_report import reported_work
 from spark_mq.util.notifier import Notifier
 
 __all__ = ["Handler", "WorkSummary", "WorkerLoop"]
@@ -163,8 +164,7 @@ class WorkerLoop:
             self._news.put(False)
 
     def _next(self) -> Lease | None:
-        """Return the next lease, or None at the end. A lease that comes after the end is
-        released."""
+        """Return the next lease, or None at the end."""
         pause = self.poll
         while not self.stop.is_set():
             try:
@@ -208,18 +208,19 @@ class WorkerLoop:
         with self._lock:
             self.summary.leases += 1
         try:
-            return self._call(lease)
+            with reported_work([(self.ledger, lambda: lease._ranges)], lease.worker_id) as run:
+                return self._call(lease, run)
         finally:
             with self._lock:
                 alive = self._alive.pop(lease.lease_id)
             alive.stop()
 
-    def _call(self, lease: Lease) -> Lease | None:
+    def _call(self, lease: Lease, run: Callable[..., Any]) -> Lease | None:
         if self.policy.ack == "first" and not self._ack_first(lease):
             return None
         try:
             granted = [(r.first, r.last) for r in lease._ranges]
-            result = parse_result(self.handler(lease), lease.lease_id, granted)
+            result = parse_result(run(self.handler, lease), lease.lease_id, granted)
         except InvalidHandlerResult:
             raise
         except Exception as error:

@@ -190,7 +190,9 @@ class ForEachBatch:
             elif lease_ids:
                 if found.fresh:
                     self._owners.begin(lease_ids)
-                self._run(self._by_spark(batch, found.scan), BatchLease(self._owners, found, batch))
+                lease = BatchLease(self._owners, found, batch)
+                with self._owners.reported_work(lease_ids) as run:
+                    self._run(self._by_spark(batch, found.scan), lease, run)
             if self.policy.ack == "manual":
                 self._leave(found)
         finally:
@@ -260,13 +262,13 @@ class ForEachBatch:
         scan.count_rows()
         return rows
 
-    def _run(self, batch: DataFrame, lease: BatchLease) -> None:
+    def _run(self, batch: DataFrame, lease: BatchLease, run: Callable[..., Any]) -> None:
         start = time.monotonic()
         if self.policy.ack == "first":
             lease._ack_first()
         result: list[MessageVerdict] | Exception
         try:
-            returned = self._process(batch, lease)
+            returned = run(self._process, batch, lease)
             returned = None if is_settle_result(returned) else returned
             rows.check_returned(returned)
             result = self._verdicts(returned, lease)

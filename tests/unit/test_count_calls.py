@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ BELOW = {"ledger", "storage", "delta", "parquet", "util"}
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[Any]]:
-    found: dict[str, Counter[Any]] = runpy.run_path(str(SCRIPT))["measure"](
-        str(tmp_path_factory.mktemp("calls"))
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # As in a program without telemetry, also after the tests of telemetry.
+        patch.delitem(sys.modules, "opentelemetry", raising=False)
+        found: dict[str, Counter[Any]] = runpy.run_path(str(SCRIPT))["measure"](
+            str(tmp_path_factory.mktemp("calls"))
+        )
     return found
 
 

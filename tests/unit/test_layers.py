@@ -31,6 +31,7 @@ LAYERS = [
     {"parquet"},
     {"ledger"},
     {"delta"},
+    {"telemetry"},
     {"util"},
     {"errors"},
 ]
