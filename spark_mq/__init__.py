@@ -97,6 +97,7 @@ def _for_each_batch(
     also: Iterable[ConsumerGroup] = (),
     ack: str = "after",
     reader: str = "spark",
+    invalid: str = "keep",
 ) -> Callable[[Any, int], None]:
     # Only here, on top of all modules, may the Python side know the Spark side: pyspark is
     # optional and slow to load.
@@ -107,4 +108,4 @@ def _for_each_batch(
             "for_each_batch needs pyspark, which cannot be imported: install spark-mq[spark]",
             name=error.name,
         ) from error
-    return for_each_batch(group, process, on_error=on_error, also=also, ack=ack, reader=reader)
+    return for_each_batch(group, process, on_error, also, ack, reader=reader, invalid=invalid)

@@ -193,7 +193,8 @@ class ConsumerGroup(GroupViews):
             How soon a waiting call notices other processes. Default: 500 ms. It notices changes of
             this process and of time at once.
         visibility_timeout
-            How long the lease lasts. Default: the group's setting.
+            How long the lease lasts. Default: the group's setting. Its messages are due again
+            after the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
         auto_ack
             Ack at once, so that each message is delivered at most once.
         fail_on_data_loss
@@ -284,7 +285,8 @@ class ConsumerGroup(GroupViews):
             With ``each="lease"``: called with a :class:`Lease`. It may return verdicts on single
             messages: an Arrow table or a list of dicts with ``sequence``, and ``outcome`` ("ack",
             "nack", "reject"; none: a failure), ``delay`` (seconds, or "30s") and ``error``. All
-            others are acked.
+            others are acked. It may also return the results of its own settles, as
+            ``return lease.ack()`` does.
             With ``each="message"``: called with a :class:`ReceivedMessage`. It may be ``async``.
             :class:`Retry`, :class:`Reject` and :class:`Snooze`, returned or raised, decide about
             the message. Any other return acks it, and any other exception is a failure.
@@ -378,14 +380,21 @@ class ConsumerGroup(GroupViews):
         leases
             A lease id, a Lease, several of these, or {lease id: sequences, or None for all}.
         sequences
-            Messages of one lease. Default: all that it holds.
+            Messages of one lease. Default: all that it holds. A ``range`` means all messages in
+            between.
         message_ids
             All held messages with one of these ids.
+
+        Returns
+        -------
+        SettleResult
+            How many messages this call settled. A repeat settles none.
 
         Raises
         ------
         LeaseLost
-            Some messages are not held any more. The rest is settled.
+            Some messages are not held any more, or there was no such lease within the last day.
+            The rest is settled.
         """
         return settle(
             self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
@@ -514,6 +523,7 @@ class ConsumerGroup(GroupViews):
         ack: str = "after",
         *,
         reader: str = "spark",
+        invalid: str = "keep",
     ) -> Callable[[Any, int], None]:
         """Return a foreachBatch function that settles the rest of each batch.
 
@@ -522,7 +532,13 @@ class ConsumerGroup(GroupViews):
         # The Spark side stands above this module, and only the whole package knows it.
         package: Any = sys.modules[__name__.partition(".")[0]]
         return package._for_each_batch(
-            self, process, on_error=on_error, also=also, ack=ack, reader=reader
+            self,
+            process,
+            on_error=on_error,
+            also=also,
+            ack=ack,
+            reader=reader,
+            invalid=invalid,
         )
 
 

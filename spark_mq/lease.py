@@ -148,7 +148,8 @@ class Lease:
         Parameters
         ----------
         sequences
-            The messages. Default: all that this object has not settled yet.
+            The messages. Default: all that this object has not settled yet. A ``range`` means all
+            messages in between.
         message_ids
             The same, by message id.
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeAlias, Unpack
 
 import pyarrow as pa
@@ -87,7 +87,8 @@ class Queue(QueueViews):
         path
             Where the queue lies: a path or a URI.
         visibility_timeout
-            How long a lease lasts. Default: 60 seconds.
+            How long a lease lasts. Default: 60 seconds. After ``clock_skew`` more, by default 1
+            second, its messages are due again.
         max_delivery_attempts
             Deliveries of a message before it is dead. Default: 5. None: no limit.
         retention
@@ -258,7 +259,7 @@ class Queue(QueueViews):
         producer_id: str | None = None,
         producer_sequence: int | None = None,
         on_duplicate: str = "raise",
-        deliver_at: datetime | timedelta | None = None,
+        deliver_at: datetime | Duration | None = None,
     ) -> PublishReceipt:
         """Publish messages as one commit: all or nothing.
 
@@ -274,7 +275,7 @@ class Queue(QueueViews):
             receipt with ``duplicate=True``.
         deliver_at
             When messages without their own deliver_at may be leased first: an aware datetime, or a
-            timedelta from now. Default: the queue's ``delivery_delay``.
+            duration from now. 0: at once. Default: the queue's ``delivery_delay``.
 
         Returns
         -------
@@ -321,6 +322,7 @@ class Queue(QueueViews):
         max_bytes: int | str = "4m",
         max_age: Duration = "100ms",
         retry_timeout: Duration = "30s",
+        producer_id: str | None = None,
     ) -> BufferedPublisher:
         """Return a publisher of single messages, many to a commit. Close it after use.
 
@@ -336,6 +338,17 @@ class Queue(QueueViews):
             How long the first message waits. Default: 100 ms.
         retry_timeout
             How long a failed commit is retried. Default: 30 seconds.
+        producer_id
+            Number the messages under this name, from 1. ``publisher.last_number`` is the number of
+            the last durable message. After a crash, a new publisher goes on behind it. Default:
+            none.
+
+        Examples
+        --------
+        >>> lines = ["a", "b", "c"]
+        >>> with queue.publisher(producer_id="import") as publisher:  # doctest: +SKIP
+        ...     for line in lines[publisher.last_number :]:
+        ...         publisher.publish(line)
         """
         return BufferedPublisher(
             self._context,
@@ -343,6 +356,7 @@ class Queue(QueueViews):
             max_bytes=max_bytes,
             max_age=max_age,
             retry_timeout=retry_timeout,
+            producer_id=producer_id,
         )
 
     def last_producer_sequence(self, producer_id: str) -> int | None:
@@ -457,7 +471,7 @@ class Queue(QueueViews):
         limit
             The most messages to redrive. Default: no limit.
         dry_run
-            Only return which.
+            Only return which. They are all in memory, so set a limit for large backlogs.
         rate
             The most messages a second. Default: no limit.
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_mq.cli.options import OutputFormat
+from spark_mq.util.show import printable, show_age, show_time, show_value
 
 __all__ = [
     "Column",
@@ -35,8 +36,6 @@ __all__ = [
 Column = tuple[str, str]
 """The heading of a column, and the name of its value in a row."""
 
-_MAX_CELL: Final = 60
-"""Characters of a text in a table."""
 _NUMBERS: Final = (int, float)
 _PROGRESS_SECONDS: Final = 3.0
 """Where stderr is no terminal, progress is one line this often."""
@@ -144,38 +143,6 @@ def _cell(value: Any) -> str:
 
 def _show_flag(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def show_time(at: datetime | None) -> str:
-    """Return a time for people."""
-    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
-
-
-def show_age(seconds: float | None) -> str:
-    """Return an age for people, such as 3m12s."""
-    if seconds is None:
-        return "-"
-    whole = int(seconds)
-    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d{hours:02}h"
-    if whole >= 3600:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
-
-
-def show_value(value: bytes | None, limit: int = _MAX_CELL) -> str:
-    """Return the start of a payload as text."""
-    if value is None:
-        return "-"
-    text = value[: 4 * limit].decode("utf-8", "replace")
-    shown = printable(text)[:limit]
-    return shown if len(text) <= limit and len(value) <= 4 * limit else shown + "…"
-
-
-def printable(text: str) -> str:
-    """Return a text without control characters, which could steer a terminal."""
-    return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
 
 
 @contextmanager

@@ -8,7 +8,9 @@ import pyarrow as pa
 
 from spark_mq.inspect.activity import MessageRecord, notable_messages, throughput
 from spark_mq.inspect.blockers import Blocker, find_blockers
+from spark_mq.inspect.changes import ChangeRecord, list_changes
 from spark_mq.inspect.leases import LeaseInfo, MessagePosition, list_leases, locate
+from spark_mq.inspect.letters import DeadLetterReasons, count_reasons, newest_letters
 from spark_mq.inspect.overview import Health, QueueOverview, check_health, describe
 from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_group, peek_queue
 from spark_mq.inspect.seeking import SeekPreview, preview_seek
@@ -159,6 +161,43 @@ class QueueViews:
         if self._context.existing_dead_letters() is None:
             return letter_schema().empty_table()
         return redrive(self._context, where, limit, True, None).table
+
+    def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> pa.Table:
+        """Return dead letters that were not redriven, the newest first, without a commit.
+
+        It looks at 10,000 letters at most. A dead-letter queue may have those of several queues.
+
+        Parameters
+        ----------
+        n
+            The most letters to return. Default: 50.
+        before
+            Only letters before this sequence of the dead-letter queue. Default: all.
+        """
+        return newest_letters(self._context, validate_count("n", n), before)
+
+    def dead_letter_reasons(self, n: int | None = 10_000) -> DeadLetterReasons:
+        """Count dead letters that were not redriven by reason and group.
+
+        Parameters
+        ----------
+        n
+            How many letters to look at, from the newest on. Default: 10,000. None: all, in
+            constant memory.
+        """
+        return count_reasons(self._context, None if n is None else validate_count("n", n))
+
+    def changes(self, n: int = 100, *, since: Duration = "1d") -> list[ChangeRecord]:
+        """Return the changes that people made to the queue, the newest first.
+
+        Parameters
+        ----------
+        n
+            The most changes to return. Default: 100.
+        since
+            How far to look back. Default: 1 day.
+        """
+        return list_changes(self._context, validate_count("n", n), since)
 
     def throughput(
         self, *, since: Duration = "1h", every: Duration = "1m", group: str | None = None

@@ -13,7 +13,7 @@ from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.maintenance.dead_letters import FILE_BYTES, HEADER_PREFIX
 from spark_mq.maintenance.letter_headers import typed_texts
-from spark_mq.parquet.bounded import PartSizer, cut_slices
+from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.storage.message_store import MessageStore
@@ -84,7 +84,7 @@ def letter_schema() -> pa.Schema:
 def letter_tables(
     log: MessageStore, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
 ) -> Iterator[pa.Table]:
-    """Yield dead letters, with their headers as columns, in tables that fit in memory.
+    """Return dead letters, with their headers as columns, in tables that fit in memory.
 
     Parameters
     ----------
@@ -97,20 +97,15 @@ def letter_tables(
     skip
         Whether to leave out letters that cannot be read.
     """
-    index, sizer = log.index(), PartSizer(max_rows=max_rows)
-    reader = MessageReader(log.files)
+    index, reader = log.index(), MessageReader(log.files)
     slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
-    found: list[pa.Table] = []
-    for part in cut_slices(slices, sizer):
-        for read, rows in _read(reader, [piece for piece, _ in part], skip):
-            found.append(_as_columns(read, rows))
-            sizer.saw(found[-1])
-        count, size = (sum(getattr(one, name) for one in found) for name in ("num_rows", "nbytes"))
-        if found and (count + sizer.rows > max_rows or size >= FILE_BYTES):
-            yield pa.concat_tables(found)
-            found = []
-    if found:
-        yield pa.concat_tables(found)
+    parts = cut_slices(log.files, slices, max_rows=min(max_rows, MAX_ROWS))
+    tables = (
+        _as_columns(read, rows)
+        for part in parts
+        for read, rows in _read(reader, [piece for piece, _ in part], skip)
+    )
+    return join_tables(tables, FILE_BYTES, max_rows)
 
 
 def _read(

@@ -38,8 +38,14 @@ _log = logging.getLogger(__name__)
 REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a DLQ in whose ledger stands what has been redriven."""
 
+_MAX_NAMED: Final = 10
+"""Groups that a warning names."""
+
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
+
+_SELECT_BYTES: Final = 8 * 2**20
+"""What a condition is run on at once. delta-rs holds it several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,15 @@ def _warn_unrouted(context: QueueContext) -> None:
             "redriven: "
             "sweep first (queue.sweep())",
             sum(unrouted.values()),
-            ", ".join(f"group {name!r}" for name in unrouted),
+            _named(list(unrouted)),
         )
+
+
+def _named(groups: Sequence[str]) -> str:
+    """Return the names of some groups, and the number of the others."""
+    names = ", ".join(f"group {name!r}" for name in groups[:_MAX_NAMED])
+    more = len(groups) - _MAX_NAMED
+    return f"{names} and {more} others" if more > 0 else names
 
 
 def _unrouted(group: GroupLedger) -> int:
@@ -127,10 +140,16 @@ def _check_where(where: str | None) -> None:
 
 
 def _select(table: pa.Table, where: str | None) -> pa.Table:
-    """The rows for which a condition holds, by DataFusion (which comes with delta-rs). It sees this
-    table, and nothing else."""
+    """Return the rows for which a condition holds."""
     if where is None:
         return table
+    rows = max(1, _SELECT_BYTES * table.num_rows // max(1, table.nbytes))
+    starts = range(0, max(1, table.num_rows), rows)
+    return pa.concat_tables([_select_part(table.slice(at, rows), where) for at in starts])
+
+
+def _select_part(table: pa.Table, where: str) -> pa.Table:
+    """Return the rows by DataFusion, which comes with delta-rs. It sees only this table."""
     # Here, because deltalake is slow to load and no other operation needs it.
     from deltalake import DeltaTable, QueryBuilder, write_deltalake
     from deltalake.exceptions import DeltaError

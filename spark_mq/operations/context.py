@@ -137,7 +137,7 @@ class QueueContext:
             start=start,
             hard_limit=self.settings.hard_retention is not None,
         )
-        ledger.payloads = self.payloads
+        ledger.payloads, ledger.history = self.payloads, self.history
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
@@ -27,6 +27,7 @@ from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
 from spark_mq.operations.payloads import PayloadFiles
+from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore, tables_disagree
@@ -34,6 +35,7 @@ from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.process import ForkGuard
+from spark_mq.util.user import current_user, with_user
 
 __all__ = [
     "GroupView",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_CLOSED: Final = Breaker()
 StartPosition = str | int | datetime
 
 
@@ -135,6 +138,8 @@ class SharedLedger:
         """The context shares it between the objects of one group."""
         self.payloads = PayloadFiles(messages)
         """The payload files as far as they were checked. The context shares them."""
+        self.history: HistoryStore | None = None
+        """The archive of the queue. The context shares it. None for a queue in memory."""
         self.last_settings = defaults
         """The settings as last read, for logs."""
         self._created = False
@@ -217,7 +222,7 @@ class SharedLedger:
 
     def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
         """Return the message index. Raises TablesDisagree if the ledger is of another log."""
-        index = self.messages.index(reach)
+        index = self._messages.index(reach)
         self.check_same_log(ledger, index)
         return index
 
@@ -270,7 +275,9 @@ class SharedLedger:
                 txns=commit.txns,
                 priority=commit.priority,
             )
-            log_breaker_change(self.name, *commit.breakers)
+            before, after = commit.breakers
+            if before is not after:
+                log_breaker_change(self.name, before, after)
         except STORE_ERRORS as error:
             if len(commit.asked) == 1:
                 raise
@@ -287,7 +294,15 @@ class SharedLedger:
         lease_ids: frozenset[str] = frozenset(),
     ) -> T:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
-        return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+        user = current_user()  # here, because another thread may make the commit
+        if user is None:
+            return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+
+        def computed(view: GroupView) -> Update[T]:
+            ledger, result, info = compute(view)
+            return ledger, result, with_user(info, user)
+
+        return self.run(LedgerOperation(computed, txn, priority, lease_ids))
 
     def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
@@ -327,7 +342,7 @@ class _SharedCommit:
         self.asked = asked
         self.priority = min((one.priority for _, one in asked), key=_rank)
         self.txns: dict[str, int] = {}
-        self.breakers = Breaker(), Breaker()
+        self.breakers = _CLOSED, _CLOSED
         """The breaker before and after the commit."""
         self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
         self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)

@@ -57,7 +57,7 @@ _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
     """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
-    ended, where it did."""
+    ended, where it did. ``user``: the person who did it, if one did."""
 
     at: datetime
     version: int
@@ -72,6 +72,7 @@ class TraceEvent:
     failure_count: int
     reason: str | None
     error: str | None
+    user: str | None = None
 
     def __str__(self) -> str:
         told = [
@@ -80,6 +81,7 @@ class TraceEvent:
             self.event if self.event == self.state else f"{self.event} -> {self.state}",
         ]
         told += [f"by {self.worker_id}"] if self.worker_id else []
+        told += [f"user {self.user}"] if self.user else []
         told += [f"lease {self.lease_id}"] if self.lease_id else []
         told += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
         told += [

@@ -12,6 +12,7 @@ from spark_mq.parquet.footers import expanding_columns
 __all__ = ["SequentialReader"]
 
 _STEP_ROWS: Final = 10_000
+_STEP_BYTES: Final = 16 * 2**20
 
 
 class SequentialReader:
@@ -28,7 +29,10 @@ class SequentialReader:
             buffer_size=2**20,  # Without a buffer, pyarrow fetches a whole column chunk at once.
             pre_buffer=False,
         )
-        self._steps = file.iter_batches(_STEP_ROWS, row_groups=[group], columns=list(names))
+        meta = metadata.row_group(group)
+        width = meta.total_byte_size // max(1, meta.num_rows)
+        rows = min(_STEP_ROWS, max(1, _STEP_BYTES // max(1, width)))
+        self._steps = file.iter_batches(rows, row_groups=[group], columns=list(names))
         self._step = pa.table({name: [] for name in names})
         self._begin = 0
         self.at = 0

@@ -85,7 +85,8 @@ class BatchLease:
         source and foreachBatch. Otherwise this method is faster for large batches in few files,
         because no byte goes through Python. The rows and columns are those of the source, without
         the query's own changes. They come in no order. Messages that are settled by now are left
-        out, except by ``ack="first"``. Spark counts no input rows.
+        out, except by ``ack="first"``. Spark counts no input rows. If `batch` has the columns
+        ``data`` and ``data_error`` of ``valueSchema``, they are parsed again.
 
         Spark must be able to read the object store itself: the source's ``storageOptions.*`` do not
         reach it. A lease in thousands of pieces, or in files with unusual names, is read as
@@ -109,6 +110,7 @@ class BatchLease:
         >>> def process(batch, lease):
         ...     lease.read().groupBy("key").count().write.mode("append").parquet("/tables/counts")
         """
+        from spark_mq.spark.json_values import is_parsed, with_data
         from spark_mq.spark.parquet_read import read_held
 
         held = self._held() if self._acked is None else self._acked
@@ -116,7 +118,10 @@ class BatchLease:
         rows = read_held(
             self._batch.sparkSession, zip(groups, held, strict=True), several=self._base is not None
         )
-        return self._batch if rows is None else rows
+        if rows is None:
+            return self._batch
+        schema = self._batch.schema
+        return with_data(rows, schema["data"].dataType) if is_parsed(schema) else rows
 
     def _held(self) -> list[list[Range]]:
         """Return what each of the leases holds now."""

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from pyspark.sql.types import DataType
+
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import open_context
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.spark.value_schema import parse_value_schema
 from spark_mq.streaming.options import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
@@ -47,6 +50,7 @@ READ_OPTIONS: Final = (
     "minPartitions",
     "minPollInterval",
     "maxPollInterval",
+    "valueSchema",
 )
 WRITE_OPTIONS: Final = ("path",)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
@@ -69,6 +73,7 @@ class ReadOptions:
     min_partitions: int = 1
     min_poll: int = SECOND // 20
     max_poll: int = SECOND // 10
+    value_schema: DataType | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -124,6 +129,7 @@ class ReadOptions:
             max_poll=validate_duration(
                 "maxPollInterval", own.get("maxpollinterval", polls["maxpollinterval"])
             ),
+            value_schema=parse_value_schema(own["valueschema"]) if "valueschema" in own else None,
         )
 
     def open(self) -> list[GroupLedger]:

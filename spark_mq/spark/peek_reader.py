@@ -33,7 +33,7 @@ class PeekReader(DataSourceReader):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_projection(schema, options.several)
+        check_projection(schema, options.several, options.value_schema)
         self.options = options
         self.schema = schema
 

@@ -156,23 +156,31 @@ def leases(queue: Queue) -> Iterator:
         yield lease
 
 
-@pytest.mark.parametrize(("count", "size"), [slow(120_000, 1_000), (60, 2_000_000)])
+PROCESS_MB = 512
+"""What a process of chores may use in all, with its libraries, for any backlog."""
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [slow(120_000, 1_000), (60, 2_000_000), slow(240, 2_000_000)]
+)
 def test_routing_and_redrive_need_little_memory(tmp_path: Path, count: int, size: int) -> None:
-    """120 MB of dead messages took 500 MB to route: their number was limited, not their bytes."""
+    """Large values were read 100 at once: 480 MB of dead letters took 1.3 GB to redrive."""
     dead_messages(tmp_path / "queue", count, size)
-    # The goal is 512 MB. A redrive of large values is above it.
-    for call, most in (("q.sweep().routed", 512), ("q.redrive().messages", 1_000)):
+    for call in (
+        "q.sweep().routed",
+        "q.redrive(where=\"consumer_group = 'nobody'\").messages",
+        "q.redrive().messages",
+    ):
         code = f"""
             import sys
             from spark_mq import Queue
 
             q = Queue.open(sys.argv[1])
-            before = used("VmRSS")
-            print({call}, int(used("VmHWM") - before))
+            print({call}, int(used("VmHWM")))
         """
         messages, peak = map(int, run(code, tmp_path / "queue"))
-        assert messages == count
-        assert peak < most
+        assert messages == (0 if "nobody" in call else count)
+        assert peak < PROCESS_MB
 
 
 def test_a_large_index_is_small_in_memory(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ ALL = [
            "head = self.due.head()", "head = None if self.may_read else self.due.head()", "singly"),
     Mutant(LEDGER, "unread messages do not join while other work waits", selection._Acquiring._takes_unread,
            "kind == AcquireKind.REST and len(rows) == self.due.count", "kind == AcquireKind.REST", "in_places"),
-    Mutant(LEDGER, "a suspect keeps its place", order.DueRanges.rows_after, "if after < len(suspects)", "if False", "in_places"),
+    Mutant(LEDGER, "a suspect keeps its place", order.DueRanges.rows_after, "if after < len(suspects)", "if False", "three_in_places"),
     Mutant(LEDGER, "the first that waits goes first", order.DueRanges.head, "return min(heads, default=None)",
            "return max(heads, default=None)", "in_places"),
     Mutant(LEDGER, "max_in_flight cuts a lease to what fits", selection._Acquiring.__init__, "if rules.max_in_flight is not None:", "if False:", "capped"),

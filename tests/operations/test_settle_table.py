@@ -36,6 +36,8 @@ TABLE = {
     "skipped by a seek":            ("lost skipped", "lost skipped"),
     "unread again, by a seek":      ("lost unread",  "lost unread"),
 }  # fmt: skip
+OWN = {"settled by this lease", "given back", "dead", "blocked", "being routed"}
+"""The lease has settled the message itself. A repeat by its id has nothing left to do."""
 
 
 @dataclass
@@ -168,16 +170,35 @@ def test_the_whole_lease_by_its_object(case: Case, state: str, verb: str) -> Non
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", TABLE)
-def test_the_whole_lease_by_its_id_knows_only_what_is_held(
-    case: Case, state: str, verb: str
-) -> None:
+def test_the_whole_lease_by_its_id_is_as_by_its_object(case: Case, state: str, verb: str) -> None:
     PREPARE[state](case)
-    expected = TABLE[state][verb in ("nack", "release")]
+    expected = "settled 0" if state in OWN else TABLE[state][verb in ("nack", "release")]
     check(
-        expected if expected.startswith("settled") else "gone",
+        expected,
         lambda: getattr(case.queue.group(), verb)(case.lease.lease_id),
-        0,
+        case.sequence,
     )
+
+
+@pytest.mark.parametrize("again", VERBS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_repeat_settles_nothing_and_raises_nothing(case: Case, verb: str, again: str) -> None:
+    group, taken = case.queue.group(), case.lease
+    assert getattr(taken, verb)() == SettleResult(1)
+    before = list(group._ledger.current())
+    assert getattr(taken, again)() == SettleResult(0)
+    assert getattr(group, again)(taken.lease_id) == SettleResult(0)
+    assert getattr(group, again)([taken.lease_id, taken]) == SettleResult(0)
+    assert list(group._ledger.current()) == before
+
+
+def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
+    group, (done, other, _) = case.queue.group(), case.leases
+    group.ack(done.lease_id)
+    assert group.ack([done.lease_id, other.lease_id]) == SettleResult(1)
+    with pytest.raises(LeaseLost) as caught:
+        group.ack({done.lease_id: None, "no-such-lease": None})
+    assert caught.value.data["lease_id"] == "no-such-lease"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -224,6 +245,19 @@ def test_extending_by_sequence(case: Case, state: str) -> None:
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])
 def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
     check("gone", lambda: getattr(case.queue.group(), verb)("no-such-lease"), 0)
+    other = case.queue.group("other").ensure()
+    with pytest.raises(LeaseLost) as caught:
+        getattr(other, verb)(case.lease.lease_id)
+    assert caught.value.data["lease_id"] == case.lease.lease_id
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+def test_a_lost_message_id_names_its_lease(case: Case, verb: str) -> None:
+    first, second = case.leases[:2]
+    for ids in ([first.lease_id], [first.lease_id, second.lease_id], ["no-such-lease"]):
+        with pytest.raises(LeaseLost, match=f"^lease {', '.join(ids)} does not hold") as caught:
+            getattr(case.queue.group(), verb)(ids, message_ids=["no-such-id"])
+        assert caught.value.data["lease_id"] == ", ".join(ids)
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])

@@ -83,7 +83,17 @@ def test_a_time_may_be_told_from_now(queue: Queue, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["soon", 60, datetime(2026, 1, 1), timedelta(seconds=-1), timedelta(days=36_501)],
+    [
+        "soon",
+        -60,
+        True,
+        datetime(2026, 1, 1),
+        timedelta(seconds=-1),
+        timedelta(days=36_501),
+        "5 parsecs",
+        float("inf"),
+        datetime(2026, 1, 1, tzinfo=UTC).timestamp(),
+    ],
     ids=repr,
 )
 def test_a_time_of_a_publish_that_is_none_is_refused_by_name(queue: Queue, wrong: Any) -> None:
