@@ -14,8 +14,9 @@ from spark_mq.errors import InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.operations.acquire import LeaseOptions
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.per_message.feed import FeedOptions, GroupFeed, WorkState
+from spark_mq.per_message.feed import GroupFeed
 from spark_mq.per_message.pool import CoroutinePool, Pool, ThreadPool, is_async
+from spark_mq.per_message.state import FeedOptions, WorkState
 from spark_mq.per_message.work import MessageWork
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from spark_mq.errors import LeaseLost, SparkMQError
-from spark_mq.handler import HandlerPolicy, log_outcomes
+from spark_mq.handler import log_outcomes
 from spark_mq.lease import Lease
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, NACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
 from spark_mq.operations.group_ledger import GroupLedger
@@ -28,10 +28,11 @@ from spark_mq.per_message.decisions import (
 )
 from spark_mq.per_message.keeper import LeaseKeeper
 from spark_mq.per_message.pool import Pool
+from spark_mq.per_message.state import FeedOptions, WorkState
 from spark_mq.util.notifier import Notifier
-from spark_mq.worker_loop import WorkSummary, has_ended
+from spark_mq.worker_loop import has_ended
 
-__all__ = ["FeedOptions", "GroupFeed", "WorkState"]
+__all__ = ["GroupFeed"]
 
 _log = logging.getLogger("spark_mq.worker")
 
@@ -39,74 +40,6 @@ PREFETCH_SECONDS: Final = 1.0
 """A feed leases as many messages as its handlers need for this time, and not more."""
 _SMOOTHING: Final = 0.2
 """The share of the newest duration in the average."""
-
-
-class WorkState:
-    """What the feeds of one call share. Thread-safe."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self.stop = stop
-        self.over = threading.Event()
-        """Set when the graceful timeout has passed: nothing is settled any more."""
-        self.error: BaseException | None = None
-        self.summary = WorkSummary()
-        self.lock = threading.Lock()
-        self._activity = 0
-        self._idle: dict[GroupFeed, int | None] = {}
-
-    def add(self, feed: GroupFeed) -> None:
-        """Add a feed, which is not idle yet."""
-        self._idle[feed] = None
-
-    def note_activity(self) -> None:
-        """Note that messages were leased or settled, so that idle feeds look again."""
-        with self.lock:
-            self._activity += 1
-
-    def activity(self) -> int:
-        """Return a number that grows with each activity."""
-        with self.lock:
-            return self._activity
-
-    def all_idle(self, feed: GroupFeed, since: int) -> bool:
-        """Note that a feed had nothing to do since an activity. Return whether all have."""
-        with self.lock:
-            self._idle[feed] = since
-            return all(at == self._activity for at in self._idle.values())
-
-    def fail(self, error: BaseException) -> None:
-        """End the work with an error. The first one counts."""
-        with self.lock:
-            self.error = self.error or error
-        self.end()
-
-    def end(self) -> None:
-        """End the work: no feed leases anything more."""
-        self.stop.set()
-        for feed in list(self._idle):
-            feed.wake()
-
-    def count(self, verb: str, messages: int) -> None:
-        """Count settled messages."""
-        with self.lock:
-            self.summary.settled += messages
-            self.summary.nacked += messages if verb == NACK else 0
-            self.summary.rejected += messages if verb == REJECT else 0
-
-
-@dataclass(frozen=True, slots=True)
-class FeedOptions:
-    """How a feed leases and settles. Times are seconds, ``limit`` is microseconds."""
-
-    lease: LeaseOptions
-    """Its ``max_messages`` is the most that the feed holds."""
-    policy: HandlerPolicy
-    limit: int
-    poll: float
-    settle_delay: float
-    """How long a finished message may wait for others before it is settled."""
-    until: str | None = None
-    """None, "empty" or "settled"."""
 
 
 @dataclass(eq=False, slots=True)

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 
-from spark_mq.per_message.feed import GroupFeed, WorkState
+from spark_mq.per_message.feed import GroupFeed
 from spark_mq.per_message.pool import Pool
+from spark_mq.per_message.state import WorkState
 from spark_mq.worker_loop import WorkSummary
 
 __all__ = ["MessageWork"]
