@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spark_mq.message import Message, ReceivedMessage
     from spark_mq.operations.settle import SettleResult
     from spark_mq.operations.trace import Trace, TraceEvent
+    from spark_mq.per_message.decisions import Reject, Retry, Snooze
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
     from spark_mq.storage.message_store import PublishReceipt
@@ -43,7 +44,10 @@ __all__ = [
     "ReceivedMessage",
     "RecoveryReport",
     "RedriveResult",
+    "Reject",
+    "Retry",
     "SettleResult",
+    "Snooze",
     "SweepReport",
     "Trace",
     "TraceEvent",
@@ -68,7 +72,10 @@ _MODULES = {
     "ReceivedMessage": "message",
     "RecoveryReport": "maintenance.recover",
     "RedriveResult": "maintenance.redrive",
+    "Reject": "per_message.decisions",
+    "Retry": "per_message.decisions",
     "SettleResult": "operations.settle",
+    "Snooze": "per_message.decisions",
     "SweepReport": "maintenance.sweep",
     "Trace": "operations.trace",
     "TraceEvent": "operations.trace",
@@ -90,6 +97,7 @@ def _for_each_batch(
     also: Iterable[ConsumerGroup] = (),
     ack: str = "after",
     reader: str = "spark",
+    invalid: str = "keep",
 ) -> Callable[[Any, int], None]:
     # Only here, on top of all modules, may the Python side know the Spark side: pyspark is
     # optional and slow to load.
@@ -100,4 +108,4 @@ def _for_each_batch(
             "for_each_batch needs pyspark, which cannot be imported: install spark-mq[spark]",
             name=error.name,
         ) from error
-    return for_each_batch(group, process, on_error=on_error, also=also, ack=ack, reader=reader)
+    return for_each_batch(group, process, on_error, also, ack, reader=reader, invalid=invalid)

@@ -24,6 +24,7 @@ __all__ = [
     "InvalidSchema",
     "LeaseLost",
     "NotAQueue",
+    "ProducerFenced",
     "PublishFailed",
     "PublisherClosed",
     "QueueExists",
@@ -276,6 +277,22 @@ class DuplicatePublish(SparkMQError):
         The last number that was accepted.
     receipt : PublishReceipt or None
         The receipt of the first call, if the number is the last one.
+    """
+
+
+class ProducerFenced(SparkMQError):
+    """Raised if another publisher has published under the same producer_id.
+
+    Nothing was published this time.
+
+    Attributes
+    ----------
+    producer_id : str
+        The producer.
+    last_sequence : int or None
+        The last number of the producer.
+    expected : int
+        The last number that this publisher knows.
     """
 
 

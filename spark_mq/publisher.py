@@ -11,7 +11,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from spark_mq.errors import (
     ContentionTimeout,
-    DuplicatePublish,
     PublisherClosed,
     PublishFailed,
     SparkMQError,
@@ -27,6 +26,8 @@ from spark_mq.errors import (
 )
 from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.producer import Producer
+from spark_mq.operations.publish import report_send, with_own_context
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.process import ForkGuard
@@ -49,8 +50,9 @@ class _Batch:
     since: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
-    sequences: Future[range] = field(default_factory=Future)
+    sequences: Future[Sequence[int]] = field(default_factory=Future)
     told: set[int] = field(default_factory=set)  # messages whose outcome somebody has asked for
+    number: int | None = None  # the producer's number before the first message
 
 
 class PendingMessage:
@@ -62,6 +64,12 @@ class PendingMessage:
     def __init__(self, batch: _Batch, at: int) -> None:
         self._batch = batch
         self._at = at
+
+    @property
+    def number(self) -> int | None:
+        """The number of the message, if the publisher has a ``producer_id``."""
+        before = self._batch.number
+        return None if before is None else before + self._at + 1
 
     def done(self) -> bool:
         """Whether the message is durable, or has failed."""
@@ -81,7 +89,7 @@ class PendingMessage:
         outcome = self._outcome(timeout)
         return outcome if isinstance(outcome, BaseException) else None
 
-    def _outcome(self, timeout: float | None) -> range | BaseException:
+    def _outcome(self, timeout: float | None) -> Sequence[int] | BaseException:
         error = self._batch.sequences.exception(timeout)
         self._batch.told.add(self._at)
         return self._batch.sequences.result() if error is None else error
@@ -93,7 +101,8 @@ class BufferedPublisher:
 
     A commit that fails is tried again, with longer and longer pauses, for ``retry_timeout``; none
     lands twice, and the messages behind it
-    wait. Then each of its messages fails with the error, and the next batch has its turn. Whoever
+    wait. Then each of its messages fails with the error, and the next batch has its turn. With a
+    ``producer_id`` all that is behind it fails too, and the publisher takes no more. Whoever
     calls :meth:`publish` while too much is
     pending waits for room. A publisher that nobody closed is closed when the interpreter ends.
     """
@@ -106,6 +115,7 @@ class BufferedPublisher:
         max_bytes: int | str,
         max_age: Duration,
         retry_timeout: Duration,
+        producer_id: str | None = None,
     ) -> None:
         self._context = context
         self._process = ForkGuard(f"a publisher of {context.path}")
@@ -113,11 +123,11 @@ class BufferedPublisher:
         self._max_bytes = validate_size("max_bytes", max_bytes)
         self._max_age = validate_duration("max_age", max_age) / SECOND
         self._patience = validate_duration("retry_timeout", retry_timeout, zero=True) / SECOND
-        # A producer of its own: a commit that is tried again after a lost reply is known by its
-        # number.
-        self._app, self._number = f"spark_mq.publisher:{uuid.uuid4().hex}", 0
+        self._producer = Producer(context.messages, producer_id)
+        self._handed = self._producer.number  # the number of the last message that came
+        self._stopped: BaseException | None = None  # why a named producer stopped
         self._changed = threading.Condition()
-        self._batch = _Batch()
+        self._batch = self._new_batch()
         self._sending = _Batch()
         self._done = self._wanted = 0  # messages settled, either way; asked for by a flush
         self._failed: list[
@@ -139,6 +149,17 @@ class BufferedPublisher:
     ) -> None:
         self.close()
 
+    def _new_batch(self) -> _Batch:
+        return _Batch(number=self._handed if self._producer.named else None)
+
+    @property
+    def last_number(self) -> int | None:
+        """The number of the last durable message of the ``producer_id``. 0 before the first.
+
+        None without a ``producer_id``.
+        """
+        return self._producer.number if self._producer.named else None
+
     def publish(self, message: bytes | str | Message) -> PendingMessage:
         """Takes one message (bytes, str or :class:`~spark_mq.Message`); it is durable once the
         result's ``result()`` returns.
@@ -147,7 +168,7 @@ class BufferedPublisher:
         published, and PublisherClosed.
         """
         self._process.check()
-        row = to_row(message, "the message", self._context.now)
+        row = with_own_context(to_row(message, "the message", self._context.now))
         size = len(row["value"]) + (
             0
             if len(row) == 1
@@ -160,7 +181,13 @@ class BufferedPublisher:
                 raise PublisherClosed(
                     "this publisher is closed: make another with queue.publisher()"
                 )
+            if self._stopped is not None:
+                raise PublisherClosed(
+                    f"this publisher has stopped: {self._stopped}. Make another with the same "
+                    f"producer_id, and go on after its last_number"
+                )
             batch = self._batch
+            self._handed += 1
             before, at = batch.size, len(batch.rows)
             batch.rows.append(row)
             batch.size += size
@@ -218,7 +245,9 @@ class BufferedPublisher:
 
     def _run(self) -> None:
         while (batch := self._next()) is not None:
-            outcome = self._send(batch)
+            outcome = self._stopped or report_send(
+                self._context, batch.rows, lambda: self._send(batch)
+            )
             if isinstance(outcome, BaseException):
                 batch.sequences.set_exception(outcome)
             else:
@@ -229,7 +258,18 @@ class BufferedPublisher:
                 self._done += count
                 if isinstance(outcome, BaseException):
                     self._failed.append((outcome, count, batch.told))
+                    self._give_up(outcome, count)
                 self._changed.notify_all()
+
+    def _give_up(self, error: BaseException, messages: int) -> None:
+        """Go on after a failed batch, or stop.
+
+        Numbers of a name have no gaps: after a restart a gap would count as published.
+        """
+        if self._producer.named:
+            self._stopped = error
+        else:
+            self._producer.skip(messages)
 
     def _next(self) -> _Batch | None:
         """The next batch, once it is due. None: closed, and nothing is left."""
@@ -241,15 +281,14 @@ class BufferedPublisher:
                 if batch.rows and (
                     enough or left <= 0 or self._closing or self._done < self._wanted
                 ):
-                    self._batch, self._sending = _Batch(), batch
+                    self._batch, self._sending = self._new_batch(), batch
                     return batch
                 if self._closing:
                     return None
                 self._changed.wait(left if batch.rows else None)
 
-    def _send(self, batch: _Batch) -> range | BaseException:
+    def _send(self, batch: _Batch) -> Sequence[int] | BaseException:
         """Commits a batch, once. Returns the sequences, or the error that it gave up with."""
-        self._number += 1
         written: WrittenFile | None = None
         pause, deadline = _FIRST_PAUSE, time.monotonic() + self._patience
         while True:
@@ -259,7 +298,7 @@ class BufferedPublisher:
                     times = self._context.settings.default_times(now)
                     table = to_publish(from_rows(batch.rows), now, times)
                     written = write_file(self._context.messages.files, table)
-                return self._commit(written)
+                return self._producer.commit(written).sequences
             except Exception as error:
                 lasting = isinstance(error, SparkMQError) and not isinstance(
                     error, ContentionTimeout | StorageError
@@ -270,15 +309,3 @@ class BufferedPublisher:
                 return error
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
-
-    def _commit(self, written: WrittenFile) -> range:
-        mark = (self._app, self._number)
-        try:
-            return self._context.messages.commit([written], mark=mark).sequences
-        except DuplicatePublish:
-            receipt = self._context.messages.receipt(
-                *mark
-            )  # an earlier try landed, and its reply was lost
-            if receipt is None:
-                raise
-            return receipt.sequences

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from spark_mq.errors import InvalidSchema
 from spark_mq.group import ConsumerGroup
-from spark_mq.handler import HandlerPolicy, commands_for, parse_result
+from spark_mq.handler import HandlerPolicy, commands_for, is_settle_result, parse_result
 from spark_mq.lease import Lease
 from spark_mq.operations.settle import SettleResult, summarize
+from spark_mq.storage.message_store import PublishReceipt
 
 __all__ = ["FakeBatchLease", "run_batch"]
 
@@ -60,6 +61,19 @@ class FakeBatchLease:
     def delta_options(self) -> dict[str, str]:
         """Options for a Delta sink: an application id for tests, and version 0."""
         return {"txnAppId": f"test/{self.lease_id}", "txnVersion": "0"}
+
+    @property
+    def publish_options(self) -> dict[str, str]:
+        """Options for a write to a queue: a producer for tests, and number 0."""
+        return {"producerId": f"test-{self.lease_id}", "producerSequence": "0"}
+
+    def publish(self, queue: Any, messages: Any, *, part: str | None = None) -> PublishReceipt:
+        """Publish messages, once for each queue and part."""
+        producer = f"test-{self.lease_id}" + ("" if part is None else f".{part}")
+        receipt: PublishReceipt = queue.publish(
+            messages, producer_id=producer, producer_sequence=0, on_duplicate="raise"
+        )
+        return receipt
 
     def read(self) -> Any:
         """Return the batch."""
@@ -145,7 +159,8 @@ def run_batch(
         lease.ack()
     try:
         returned = process(batch, fake)
-        rows = None if returned is None else _verdict_rows(returned)
+        settled = returned is None or is_settle_result(returned)
+        rows = None if settled else _verdict_rows(returned)
         result: Any = parse_result(rows, lease.lease_id, granted)
     except Exception as error:
         if on_error == "raise":

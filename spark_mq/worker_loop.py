@@ -29,9 +29,10 @@ from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_patiently
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.shared_ledger import LedgerOperation
+from spark_mq.operations.work_report import reported_work
 from spark_mq.util.notifier import Notifier
 
-__all__ = ["Handler", "WorkSummary", "WorkerLoop"]
+__all__ = ["Handler", "WorkSummary", "WorkerLoop", "has_ended"]
 
 _log = logging.getLogger("spark_mq.worker")
 
@@ -63,6 +64,14 @@ class WorkSummary:
     rejected: int = 0
 
 
+def has_ended(ledger: GroupLedger, until: str) -> bool:
+    """Return whether a worker has reached its end, after a look found nothing to lease."""
+    if until == "empty":
+        return True
+    stats = ledger.stats()
+    return not (stats.ready or stats.delayed or stats.in_flight or stats.blocked)
+
+
 @dataclass(eq=False)
 class WorkerLoop:
     """One call of :func:`run_worker`."""
@@ -74,7 +83,8 @@ class WorkerLoop:
     limit: int
     stop: threading.Event
     poll: float
-    until_empty: bool
+    until: str | None
+    """None, "empty" or "settled"."""
     summary: WorkSummary = field(default_factory=WorkSummary)
     error: BaseException | None = None
     _ending: Notifier = field(default_factory=Notifier)
@@ -163,8 +173,7 @@ class WorkerLoop:
             self._news.put(False)
 
     def _next(self) -> Lease | None:
-        """Return the next lease, or None at the end. A lease that comes after the end is
-        released."""
+        """Return the next lease, or None at the end."""
         pause = self.poll
         while not self.stop.is_set():
             try:
@@ -201,25 +210,27 @@ class WorkerLoop:
     def _time_left(self) -> float:
         if self.stop.is_set():
             return -1.0
-        return 0.0 if self.until_empty else float("inf")
+        ends = self.until is not None and has_ended(self.ledger, self.until)
+        return 0.0 if ends else float("inf")
 
     def _handle(self, lease: Lease) -> Lease | None:
         """Handle a lease. Returns the next one if its commit granted one."""
         with self._lock:
             self.summary.leases += 1
         try:
-            return self._call(lease)
+            with reported_work([(self.ledger, lambda: lease._ranges)], lease.worker_id) as run:
+                return self._call(lease, run)
         finally:
             with self._lock:
                 alive = self._alive.pop(lease.lease_id)
             alive.stop()
 
-    def _call(self, lease: Lease) -> Lease | None:
+    def _call(self, lease: Lease, run: Callable[..., Any]) -> Lease | None:
         if self.policy.ack == "first" and not self._ack_first(lease):
             return None
         try:
             granted = [(r.first, r.last) for r in lease._ranges]
-            result = parse_result(self.handler(lease), lease.lease_id, granted)
+            result = parse_result(run(self.handler, lease), lease.lease_id, granted)
         except InvalidHandlerResult:
             raise
         except Exception as error:

@@ -105,6 +105,10 @@ def work(
         str, option("--graceful-timeout", help="How long handlers have after SIGTERM.")
     ] = "30s",
     until_empty: Annotated[bool, option("--until-empty", help="End once nothing is due.")] = False,
+    create_group: Annotated[
+        bool,
+        option("--create-group/--no-create-group", help="Create the group if it is missing."),
+    ] = True,
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
@@ -112,7 +116,7 @@ def work(
     function = load_handler(handler)
     summary = (
         open_queue(queue, storage_option)
-        .group(group)
+        .group(group, create=create_group)
         .work(
             function,
             worker_id=worker_id,

@@ -124,8 +124,20 @@ class QueueContext:
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
         return max(read_horizon(self.ledgers), self.messages.trimmed)
 
-    def group(self, name: str, start: StartPosition = "earliest") -> GroupLedger:
-        """Return the ledger of a group. Its objects share commits."""
+    def group(
+        self, name: str, start: StartPosition = "earliest", *, create: bool = True
+    ) -> GroupLedger:
+        """Return the ledger of a group. Its objects share commits.
+
+        Parameters
+        ----------
+        name
+            The name of the group.
+        start
+            Where the group starts if it does not exist yet.
+        create
+            Whether its operations create the group. Default: True.
+        """
         ledger = GroupLedger(
             name,
             self.ledgers,
@@ -135,9 +147,10 @@ class QueueContext:
             queue_path=self.path,
             queue_id=self.settings.queue_id,
             start=start,
+            create=create,
             hard_limit=self.settings.hard_retention is not None,
         )
-        ledger.payloads = self.payloads
+        ledger.payloads, ledger.history = self.payloads, self.history
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger

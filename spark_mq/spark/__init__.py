@@ -12,6 +12,7 @@ from spark_mq.util.lazy_names import lazy_names
 if TYPE_CHECKING:
     from spark_mq.spark.batch_lease import BatchLease
     from spark_mq.spark.foreach_batch import for_each_batch
+    from spark_mq.spark.listener import SparkMQListener, StreamProgress
     from spark_mq.spark.python_check import check_interpreter
     from spark_mq.spark.settle_rows import ack, nack, reject
     from spark_mq.spark.shutdown import on_sigterm, stop_query
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchLease",
     "SparkMQDataSource",
+    "SparkMQListener",
+    "StreamProgress",
     "ack",
     "check_interpreter",
     "for_each_batch",
@@ -33,6 +36,8 @@ __all__ = [
 _MODULES = {
     "BatchLease": "batch_lease",
     "SparkMQDataSource": "source",
+    "SparkMQListener": "listener",
+    "StreamProgress": "listener",
     "ack": "settle_rows",
     "check_interpreter": "python_check",
     "for_each_batch": "foreach_batch",

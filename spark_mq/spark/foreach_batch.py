@@ -21,6 +21,7 @@ from spark_mq.handler import (
     HandlerPolicy,
     MessageVerdict,
     commands_for,
+    is_settle_result,
     log_outcomes,
 )
 from spark_mq.ledger.ranges import LEASED
@@ -29,6 +30,7 @@ from spark_mq.operations.settle import summarize
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_failure import find_outage, log_failure, release_batch
 from spark_mq.spark.batch_lease import BatchLease
+from spark_mq.spark.invalid_values import INVALID_VALUES, RejectInvalid
 from spark_mq.spark.lease_lookup import BatchLeases, LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.streaming.auto_ack import exclude_from_auto_ack
@@ -57,6 +59,7 @@ def for_each_batch(
     ack: str = "after",
     *,
     reader: str = "spark",
+    invalid: str = "keep",
 ) -> ForEachBatch:
     """Return a function for ``writeStream.foreachBatch`` that settles each batch.
 
@@ -78,8 +81,8 @@ def for_each_batch(
     group
         The consumer group that the stream reads with.
     process
-        Called with the batch as a DataFrame and its :class:`BatchLease`. It returns None, or the
-        rows that are not simply acked.
+        Called with the batch as a DataFrame and its :class:`BatchLease`. It returns the rows that
+        are not simply acked, or None, or the results of its own settles.
     on_error
         What an exception of `process` does: "nack" (delivered again after a backoff), "reject" (to
         the dead letters), or "raise" (the query ends). Default: "nack". A failing store is no such
@@ -99,6 +102,10 @@ def for_each_batch(
         the source's tasks. They also read small batches, unions of streams, streams with
         ``minPartitions``, leases in many files, stores that Spark cannot read, and everything over
         Spark Connect. Default: "spark".
+    invalid
+        What happens to values that do not fit the source's ``valueSchema``. "keep": `process` gets
+        them, with ``data_error``. "reject": they become dead letters with that reason before
+        `process` is called. Default: "keep".
 
     Returns
     -------
@@ -121,6 +128,8 @@ def for_each_batch(
     """
     validate_callable("process", process, "batch", "lease")
     policy = HandlerPolicy.validated(on_error, ack)
+    if validate_choice("invalid", invalid, INVALID_VALUES) == "reject":
+        process = RejectInvalid(process, policy)
     return ForEachBatch((group, *also), process, policy, validate_choice("reader", reader, READERS))
 
 
@@ -181,7 +190,9 @@ class ForEachBatch:
             elif lease_ids:
                 if found.fresh:
                     self._owners.begin(lease_ids)
-                self._run(self._by_spark(batch, found.scan), BatchLease(self._owners, found, batch))
+                lease = BatchLease(self._owners, found, batch)
+                with self._owners.reported_work(lease_ids) as run:
+                    self._run(self._by_spark(batch, found.scan), lease, run)
             if self.policy.ack == "manual":
                 self._leave(found)
         finally:
@@ -251,14 +262,15 @@ class ForEachBatch:
         scan.count_rows()
         return rows
 
-    def _run(self, batch: DataFrame, lease: BatchLease) -> None:
+    def _run(self, batch: DataFrame, lease: BatchLease, run: Callable[..., Any]) -> None:
         start = time.monotonic()
         if self.policy.ack == "first":
             lease._ack_first()
         result: list[MessageVerdict] | Exception
         try:
-            returned = self._process(batch, lease)
-            _check_returned(returned)
+            returned = run(self._process, batch, lease)
+            returned = None if is_settle_result(returned) else returned
+            rows.check_returned(returned)
             result = self._verdicts(returned, lease)
         except (StreamFenced, InvalidHandlerResult):
             raise
@@ -338,13 +350,3 @@ class ForEachBatch:
                 option="process",
                 value=None,
             ) from wrong
-
-
-def _check_returned(failures: Any) -> None:
-    if failures is not None and not hasattr(failures, "columns"):
-        raise InvalidHandlerResult(
-            f"process returned {type(failures).__name__}: it must return None, or a DataFrame of "
-            f"the rows that failed",
-            option="process",
-            value=type(failures).__name__,
-        )

@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from pyspark.sql.types import DataType
+
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import open_context
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.spark.batch_publish import PRODUCER_OPTIONS, SinkProducer
+from spark_mq.spark.value_schema import parse_value_schema
 from spark_mq.streaming.options import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
@@ -36,6 +40,7 @@ STORAGE_PREFIX: Final = "storageoptions."
 READ_OPTIONS: Final = (
     "path",
     "consumerGroup",
+    "createGroup",
     "maxMessagesPerTrigger",
     "maxBytesPerTrigger",
     "visibilityTimeout",
@@ -47,8 +52,9 @@ READ_OPTIONS: Final = (
     "minPartitions",
     "minPollInterval",
     "maxPollInterval",
+    "valueSchema",
 )
-WRITE_OPTIONS: Final = ("path",)
+WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
 """Spark's own options, which it passes on to a source or sink."""
 
@@ -64,11 +70,14 @@ class ReadOptions:
     several: bool = False
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     group: str = "default"
+    group_named: bool = False
+    create_group: bool = True
     start: str | int | datetime = "earliest"
     stream: StreamOptions = field(default_factory=StreamOptions)
     min_partitions: int = 1
     min_poll: int = SECOND // 20
     max_poll: int = SECOND // 10
+    value_schema: DataType | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -113,6 +122,11 @@ class ReadOptions:
             several=several,
             storage_options=storage,
             group=validate_name("consumerGroup", own.get("consumergroup", "default")),
+            group_named="consumergroup" in own,
+            create_group=validate_choice(
+                "createGroup", own.get("creategroup", "true"), ("true", "false")
+            )
+            == "true",
             start=validate_position("startingPosition", own.get("startingposition", "earliest")),
             stream=stream,
             min_partitions=validate_count(
@@ -124,12 +138,15 @@ class ReadOptions:
             max_poll=validate_duration(
                 "maxPollInterval", own.get("maxpollinterval", polls["maxpollinterval"])
             ),
+            value_schema=parse_value_schema(own["valueschema"]) if "valueschema" in own else None,
         )
 
     def open(self) -> list[GroupLedger]:
         """Return the group in the queue at each path. Raise NotAQueue."""
         return [
-            open_context(absolute_path(path), self.storage_options).group(self.group, self.start)
+            open_context(absolute_path(path), self.storage_options).group(
+                self.group, self.start, create=self.create_group
+            )
             for path in self.paths
         ]
 
@@ -140,6 +157,7 @@ class WriteOptions:
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    producer: SinkProducer | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -150,7 +168,7 @@ class WriteOptions:
             raise InvalidOption(
                 f"path={path!r} is a list. A write goes to one queue", option="path", value=path
             )
-        return cls(path, storage)
+        return cls(path, storage, SinkProducer.parse(own))
 
     def open(self) -> QueueContext:
         """Open the queue. Raise NotAQueue."""

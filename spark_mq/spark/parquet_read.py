@@ -24,6 +24,7 @@ from spark_mq.spark.batch_scan import BatchScan
 from spark_mq.spark.partitions import Piece
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, READ_SCHEMA, SEVERAL_SCHEMA
 from spark_mq.spark.slice_frame import slice_frame
+from spark_mq.spark.value_schema import DATA_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,6 +104,8 @@ def read_scan(
     names = batch.columns
     runs = _runs(scan.pieces)
     if len(set(names)) < len(names) or runs is None or not scan.pays_for_files(len(runs)):
+        return None
+    if not set(names).isdisjoint(DATA_COLUMNS):  # The source's tasks parse values.
         return None
     frames = []
     for lease_id, files in runs:

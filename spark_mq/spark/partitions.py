@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -15,6 +15,10 @@ from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.spark.schema import PAYLOAD_COLUMNS, arrow_schema
+from spark_mq.spark.value_schema import DATA_COLUMNS
+
+if TYPE_CHECKING:
+    from spark_mq.spark.json_values import JsonParser
 
 __all__ = ["SlicePartition", "cut", "cut_all", "read"]
 
@@ -107,14 +111,46 @@ def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBat
     """
     if not isinstance(partition, SlicePartition):
         return
-    wanted = arrow_schema(schema)
-    payload = [name for name in wanted.names if name in PAYLOAD_COLUMNS]
+    wanted, parser = arrow_schema(schema), _parser(schema)
+    stored = wanted if parser is None else _without_data(wanted)
+    payload = [name for name in stored.names if name in PAYLOAD_COLUMNS]
     reader = MessageReader(
         ObjectStore(join(partition.queue, "messages"), partition.storage_options), payload
     )
     for pieces in _in_batches(partition.pieces):
         rows = reader.read(*(piece for piece, _ in pieces)) if payload else None
-        yield from to_delivery_table(rows, pieces, wanted, {"queue": partition.queue}).to_batches()
+        table = to_delivery_table(rows, pieces, stored, {"queue": partition.queue})
+        if parser is not None:
+            table = _with_data(table, parser, wanted)
+        yield from table.to_batches()
+
+
+def _parser(schema: StructType) -> JsonParser | None:
+    """Return the parser of the column ``data``, if the schema has it."""
+    if "data" not in schema.names:
+        return None
+    from spark_mq.spark.json_values import JsonParser
+
+    return JsonParser(schema["data"].dataType)
+
+
+def _without_data(wanted: pa.Schema) -> pa.Schema:
+    """Return the columns that are read, of which ``value`` is one."""
+    kept = [field for field in wanted if field.name not in (*DATA_COLUMNS, "value")]
+    return pa.schema([*kept, pa.field("value", pa.binary())])
+
+
+def _with_data(table: pa.Table, parser: JsonParser, wanted: pa.Schema) -> pa.Table:
+    data, errors = parser.parse(table["value"].to_pylist())
+    parsed = dict(zip(DATA_COLUMNS, (data, errors), strict=True))
+    columns = [parsed.get(field.name) for field in wanted]
+    return pa.table(
+        [
+            table[field.name] if column is None else column
+            for field, column in zip(wanted, columns, strict=True)
+        ],
+        schema=wanted,
+    )
 
 
 def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

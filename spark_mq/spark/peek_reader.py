@@ -33,7 +33,7 @@ class PeekReader(DataSourceReader):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_projection(schema, options.several)
+        check_projection(schema, options.several, options.value_schema)
         self.options = options
         self.schema = schema
 
@@ -46,8 +46,13 @@ class PeekReader(DataSourceReader):
         ------
         NotAQueue
             There is no queue at the path.
+        GroupNotFound
+            The option ``consumerGroup`` names a group that does not exist.
         """
-        plans = [(group.queue_path, _all_pieces(group)) for group in self.options.open()]
+        groups = self.options.open()
+        for group in groups if self.options.group_named else ():
+            group.require_group()
+        plans = [(group.queue_path, _all_pieces(group)) for group in groups]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

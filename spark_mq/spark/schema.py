@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
+    DataType,
     IntegerType,
     LongType,
     MapType,
@@ -19,8 +20,16 @@ from pyspark.sql.types import (
 
 from spark_mq.errors import InvalidSchema
 from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.spark.value_schema import DATA_COLUMNS, data_fields
 
-__all__ = ["PAYLOAD_COLUMNS", "READ_SCHEMA", "SEVERAL_SCHEMA", "arrow_schema", "check_projection"]
+__all__ = [
+    "PAYLOAD_COLUMNS",
+    "READ_SCHEMA",
+    "SEVERAL_SCHEMA",
+    "arrow_schema",
+    "check_projection",
+    "read_schema",
+]
 
 _DELIVERED: Final = StructType(
     [
@@ -55,18 +64,35 @@ SEVERAL_SCHEMA: Final = StructType([*READ_SCHEMA.fields, StructField("queue", St
 PAYLOAD_COLUMNS: Final = frozenset(FILE_SCHEMA.names)
 
 
+def read_schema(several: bool, value_schema: DataType | None) -> StructType:
+    """Return the columns of a read.
+
+    Parameters
+    ----------
+    several
+        Whether it reads several queues.
+    value_schema
+        The type of the values, if they are parsed.
+    """
+    schema = SEVERAL_SCHEMA if several else READ_SCHEMA
+    return schema if value_schema is None else StructType(schema.fields + data_fields(value_schema))
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark expects for a schema."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def check_projection(schema: StructType, several: bool) -> None:
+def check_projection(
+    schema: StructType, several: bool, value_schema: DataType | None = None
+) -> None:
     """Raise InvalidSchema if ``.schema(...)`` has an unknown column or another type."""
-    known = {f.name: f.dataType for f in (SEVERAL_SCHEMA if several else READ_SCHEMA).fields}
+    known = {f.name: f.dataType for f in read_schema(several, value_schema).fields}
     for wanted in schema.fields:
         if wanted.name not in known:
+            fix = ". The option valueSchema adds it" if wanted.name in DATA_COLUMNS else ""
             raise InvalidSchema(
-                f"there is no column {wanted.name!r} to read. Choose from {', '.join(known)}",
+                f"there is no column {wanted.name!r} to read. Choose from {', '.join(known)}{fix}",
                 column=wanted.name,
             )
         if known[wanted.name].simpleString() != wanted.dataType.simpleString():
@@ -75,3 +101,5 @@ def check_projection(schema: StructType, several: bool) -> None:
                 f"{wanted.dataType.simpleString()}. Cast it after the read",
                 column=wanted.name,
             )
+    if "data_error" in schema.names and "data" not in schema.names:
+        raise InvalidSchema("column 'data_error' needs 'data': read both", column="data")

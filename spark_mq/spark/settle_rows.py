@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import InvalidSchema
+from spark_mq.errors import InvalidHandlerResult, InvalidSchema
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, MessageVerdict, commands_for, verdict
 from spark_mq.ledger.intervals import normalise
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spark_mq.spark.lease_router import LeaseRouter
 
-__all__ = ["ack", "check_columns", "nack", "reject", "verdicts_of"]
+__all__ = ["ack", "check_columns", "check_returned", "nack", "reject", "verdicts_of"]
 
 _VERDICT: Final = ("lease_id", "outcome", "delay", "error")
 """Text columns of a row. Consecutive sequences with equal values are one run."""
@@ -161,6 +161,17 @@ def check_columns(df: DataFrame) -> None:
                 f"{', '.join(columns)}. Keep lease_id and sequence in your transformations",
                 column=name,
             )
+
+
+def check_returned(failures: Any) -> None:
+    """Raise InvalidHandlerResult if `process` returned neither None nor a DataFrame."""
+    if failures is not None and not hasattr(failures, "columns"):
+        raise InvalidHandlerResult(
+            f"process returned {type(failures).__name__}: it must return None, or a DataFrame of "
+            f"the rows that failed",
+            option="process",
+            value=type(failures).__name__,
+        )
 
 
 def verdicts_of(df: DataFrame, lease_id: str | None = None) -> list[MessageVerdict]:

@@ -7,7 +7,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq.spark.options import ReadOptions, WriteOptions
 from spark_mq.spark.peek_reader import PeekReader
-from spark_mq.spark.schema import READ_SCHEMA, SEVERAL_SCHEMA
+from spark_mq.spark.schema import read_schema
 from spark_mq.spark.sink import QueueStreamWriter, QueueWriter, check_dataframe
 from spark_mq.spark.stream_reader import LeaseReader
 
@@ -51,9 +51,11 @@ class SparkMQDataSource(DataSource):
         Returns
         -------
         StructType
-            One column more, ``queue``, if the path is a list.
+            One column more, ``queue``, if the path is a list. Two more, ``data`` and
+            ``data_error``, with the option ``valueSchema``.
         """
-        return SEVERAL_SCHEMA if ReadOptions.parse(self.options).several else READ_SCHEMA
+        options = ReadOptions.parse(self.options)
+        return read_schema(options.several, options.value_schema)
 
     def reader(self, schema: StructType) -> PeekReader:
         """Return the reader of ``spark.read``. Spark calls this once for each plan.

@@ -60,7 +60,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_mq.spark.options import ReadOptions
 
         options = ReadOptions.parse(self._given)
-        check_projection(self.schema, options.several)
+        check_projection(self.schema, options.several, options.value_schema)
         return options
 
     @cached_property

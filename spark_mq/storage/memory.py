@@ -76,11 +76,12 @@ class MemoryMessages(MessageStore):
         written: Iterable[WrittenFile],
         *,
         mark: tuple[str, int] | None = None,
+        after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
         with self._lock:
             if mark is not None:
-                check_mark(self.last_number(mark[0]), mark)
+                check_mark(self.last_number(mark[0]), mark, after)
             # An interrupted publish may have added a file and not the version.
             last = max(self._index.version, self._index.last_sequence >> ORDINAL_BITS)
             version, at = last + 1, to_micros(self._clock())

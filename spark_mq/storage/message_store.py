@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from spark_mq.delta.actions import AddFile
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.errors import DuplicatePublish, StorageError, TablesDisagree
-from spark_mq.ledger.intervals import Interval
-from spark_mq.ledger.message_index import FileSlice, MessageIndex
+from spark_mq.errors import DuplicatePublish, ProducerFenced, StorageError, TablesDisagree
+from spark_mq.ledger.intervals import Interval, SequenceRange
+from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.published_files import PublishedFiles
@@ -34,7 +34,7 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
     """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the
-    order given.
+    order given. The sequences behave as a ``range`` and equal a list of the same numbers.
 
     ``duplicate``: the call published nothing, for its number, or a higher one, had landed before
     (``on_duplicate="skip"``). It is then the
@@ -43,8 +43,12 @@ class PublishReceipt:
     """
 
     version: int | None
-    sequences: range
+    sequences: Sequence[int]
     duplicate: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sequences, range):
+            object.__setattr__(self, "sequences", SequenceRange(self.sequences))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +115,14 @@ class MessageStore(ABC):
         written: Iterable[WrittenFile],
         *,
         mark: tuple[str, int] | None = None,
+        after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
         """Publishes files that are written already (see :func:`write_file`), all or nothing.
 
         ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that
-        number or a higher one.
+        number or a higher one. ``after``: the producer's last number, 0 for none. Raises
+        ProducerFenced if it is another one.
         """
 
     @abstractmethod
@@ -126,6 +132,20 @@ class MessageStore(ABC):
     @abstractmethod
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
         """What the commit with that mark published, or None where the log no longer tells."""
+
+    def receipt_of(self, written: WrittenFile) -> PublishReceipt | None:
+        """Return what the commit of a file published, or None if no commit has it."""
+        for file in reversed(self.index().files):
+            if file.path == written.path:
+                return PublishReceipt(
+                    file.first >> ORDINAL_BITS,
+                    SequenceRange(range(file.first, file.first + file.rows)),
+                )
+        return None
+
+    def note(self, version: int) -> dict[str, Any]:
+        """Return what a commit of spark_mq notes about itself. Empty if that is unknown."""
+        return {}
 
     @property
     def trimmed(self) -> int:
@@ -219,8 +239,20 @@ class MessageStore(ABC):
             yield piece, reader.read(piece)
 
 
-def check_mark(last: int | None, mark: tuple[str, int]) -> None:
-    """Raises DuplicatePublish where a producer's `last` number is its new one, or higher."""
+def check_mark(last: int | None, mark: tuple[str, int], after: int | None = None) -> None:
+    """Raises DuplicatePublish where a producer's `last` number is its new one, or higher.
+
+    Raises ProducerFenced if `after` is given, and is not the last number.
+    """
+    if after is not None and after != (last or 0):
+        producer = mark[0].rpartition(":")[2]
+        raise ProducerFenced(
+            f"another publisher has published as producer {producer!r}: its last number is {last}, "
+            f"not {after}. Stop one of them, and make another publisher",
+            producer_id=producer,
+            last_sequence=last,
+            expected=after,
+        )
     if last is not None and last >= mark[1]:
         producer = mark[0].rpartition(":")[2]
         raise DuplicatePublish(

@@ -160,6 +160,7 @@ class MessageTable(MessageStore):
         written: Iterable[WrittenFile],
         *,
         mark: tuple[str, int] | None = None,
+        after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
         given = [file for file in written if file.rows]
@@ -181,7 +182,7 @@ class MessageTable(MessageStore):
             if tries > 1 and (landed := self._version_of(files)) is not None:
                 return None, landed  # the reply was lost, and the log was cleaned since
             if mark is not None:
-                check_mark(state.txns.get(mark[0]), mark)
+                check_mark(state.txns.get(mark[0]), mark, after)
             return change, None
 
         with wrap_store_errors(self.path, "publishing to"):
@@ -207,6 +208,13 @@ class MessageTable(MessageStore):
             rows = index.count(first, sequence(version + 1, 0) - 1)
             known = last == number and first > index.forgotten_to
             return _receipt(version, rows) if known else None
+
+    def note(self, version: int) -> dict[str, Any]:
+        with wrap_store_errors(self.path, "reading"):
+            try:
+                return self.log.read_commit(version).note
+            except FileNotFoundError:
+                return {}  # cleaned
 
     # -- the index
 

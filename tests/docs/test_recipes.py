@@ -18,7 +18,7 @@ PLAIN = {
 }
 SPARK = {
     "stream_to_delta": ["archived 10 rows", "acked 10"],
-    "validate_orders": ["valid: 1", "no order", "negative amount"],
+    "validate_orders": ["valid: 1", "not JSON: Expecting value", "negative amount"],
 }
 
 

@@ -102,7 +102,7 @@ def test_one_that_dies_again_can_be_redriven_again_and_keeps_its_first_id(queue:
         ("headers['own'] = '1' AND key IN ('k1', 'k3')", ["1", "3"]),
         ("delivery_count > 1", []),
         ("consumer_group = 'default' AND arrow_cast(value, 'Utf8') = '3' -- the last one", ["3"]),
-        ("last_leased_at >= first_leased_at AND original_sequence % 2 = 0", ["0", "2"]),
+        ("last_leased_at >= first_leased_at AND sequence % 2 = 0", ["0", "2"]),
     ],
 )
 def test_a_condition_chooses_what_goes_back(queue: Queue, where: str, expected: list[str]) -> None:
@@ -141,7 +141,7 @@ def test_an_empty_dead_letter_queue_gives_nothing(queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"where": "nope = 1"}, "The columns are sequence"),
+        ({"where": "nope = 1"}, "The columns are dead_letter_sequence"),
         ({"where": "1 = 1) UNION SELECT 1 --"}, "cannot be run"),
         ({"where": "  "}, "not a condition"),
         ({"limit": 0}, "limit=0"),

@@ -1,0 +1,69 @@
+"""Number the messages that a publisher commits, so that each lands once.
+
+The number of a commit is that of its last message. ``messages/`` keeps the latest number of each
+producer, in the same commit as the messages. So a new publisher of the same producer knows how many
+messages have landed.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from spark_mq.errors import DuplicatePublish, ProducerFenced
+from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.message_store import MessageStore, PublishReceipt, producer_txn
+
+__all__ = ["Producer"]
+
+
+class Producer:
+    """Commit files of messages in order, each once.
+
+    Parameters
+    ----------
+    messages
+        The log.
+    producer_id
+        The name of the producer. None for one that ends with its publisher.
+
+    Attributes
+    ----------
+    number
+        The number of the last message that has landed. 0 before the first.
+    named
+        Whether the producer goes on after a restart.
+    """
+
+    def __init__(self, messages: MessageStore, producer_id: str | None = None) -> None:
+        self._messages = messages
+        self.named = producer_id is not None
+        if producer_id is None:
+            self._app, self.number = f"spark_mq.publisher:{uuid.uuid4().hex}", 0
+        else:
+            self._app = producer_txn(producer_id)
+            self.number = messages.last_number(self._app) or 0
+
+    def commit(self, written: WrittenFile) -> PublishReceipt:
+        """Publish a file, also if an earlier try has landed and its reply was lost.
+
+        Raises
+        ------
+        ProducerFenced
+            Another publisher has published as this producer.
+        """
+        mark = (self._app, self.number + written.rows)
+        try:
+            receipt = self._messages.commit(
+                [written], mark=mark, after=self.number if self.named else None
+            )
+        except (DuplicatePublish, ProducerFenced):
+            landed = self._messages.receipt_of(written)
+            if landed is None:
+                raise
+            receipt = landed
+        self.number = mark[1]
+        return receipt
+
+    def skip(self, messages: int) -> None:
+        """Give up messages that have failed. Their number is not used again."""
+        self.number += messages

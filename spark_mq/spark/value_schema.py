@@ -1,0 +1,201 @@
+"""Parse the option ``valueSchema``: the columns of JSON values, as DDL.
+
+The source's processes have no Spark session, and only a session parses DDL. So this module does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from pyspark.sql import types as t
+
+from spark_mq.errors import InvalidOption
+from spark_mq.util.validation import short_repr, suggest
+
+__all__ = ["DATA_COLUMNS", "data_fields", "parse_value_schema"]
+
+DATA_COLUMNS: Final = ("data", "data_error")
+"""The columns that ``valueSchema`` adds to a read."""
+_OPTION: Final = "valueSchema"
+_TOKEN: Final = re.compile(
+    r"\s*(?:(?P<word>[^\W\d]\w*)|(?P<quoted>`(?:[^`]|``)+`)|(?P<number>\d+)"
+    r"|(?P<text>'[^']*'|\"[^\"]*\")|(?P<sign>[<>(),:]))"
+)
+_PLAIN: Final[dict[str, Callable[[], t.DataType]]] = {
+    "boolean": t.BooleanType,
+    "tinyint": t.ByteType,
+    "byte": t.ByteType,
+    "smallint": t.ShortType,
+    "short": t.ShortType,
+    "int": t.IntegerType,
+    "integer": t.IntegerType,
+    "bigint": t.LongType,
+    "long": t.LongType,
+    "float": t.FloatType,
+    "real": t.FloatType,
+    "double": t.DoubleType,
+    "string": t.StringType,
+    "binary": t.BinaryType,
+    "date": t.DateType,
+    "timestamp": t.TimestampType,
+    "timestamp_ltz": t.TimestampType,
+    "timestamp_ntz": t.TimestampNTZType,
+}
+_DECIMALS: Final = ("decimal", "dec", "numeric")
+_NAMES: Final = (*_PLAIN, *_DECIMALS, "array", "map", "struct")
+_MAX_PRECISION: Final = 38
+
+T = TypeVar("T")
+
+
+def data_fields(kind: t.DataType) -> list[t.StructField]:
+    """Return the columns that a schema of values adds to a read."""
+    return [t.StructField("data", kind), t.StructField("data_error", t.StringType())]
+
+
+def parse_value_schema(text: str) -> t.DataType:
+    """Return the type of the values.
+
+    Parameters
+    ----------
+    text
+        Columns such as ``id INT, items ARRAY<STRING>``, or one type such as ``ARRAY<INT>``.
+
+    Raises
+    ------
+    InvalidOption
+        The text is no such schema, or has a type that JSON values cannot have.
+    """
+    tokens = _tokens(text)
+    whole = _Parser(text, tokens)
+    try:
+        return whole.all_of(whole.type)
+    except InvalidOption:
+        if [token.lower() for token in tokens[1:2]] == ["<"]:
+            raise
+    fields = _Parser(text, tokens)
+    return t.StructType(fields.all_of(lambda: fields.fields(""))) if tokens else fields.fail()
+
+
+def _tokens(text: str) -> list[str]:
+    tokens, at = [], 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise _error(text, f"{text[at:].strip()[:20]!r} is no part of a schema")
+        tokens.append(match[0].strip())
+        at = match.end()
+    return tokens
+
+
+def _error(text: str, reason: str) -> InvalidOption:
+    return InvalidOption(
+        f"{_OPTION}={short_repr(text)} is no schema of JSON values: {reason}. Give columns such as "
+        f"'id INT, items ARRAY<STRING>'",
+        option=_OPTION,
+        value=text,
+    )
+
+
+class _Parser:
+    """Read types and fields from the tokens of a schema, first to last."""
+
+    def __init__(self, text: str, tokens: list[str]) -> None:
+        self._text = text
+        self._tokens = [*tokens, ""]  # The empty token is the end.
+        self._at = 0
+
+    def all_of(self, part: Callable[[], T]) -> T:
+        """Return a part that must be the whole text."""
+        found = part()
+        return found if self._peek() == "" else self.fail()
+
+    def fail(self) -> T:  # type: ignore[type-var]
+        token = self._peek()
+        raise _error(self._text, f"it cannot have {token!r} there" if token else "it ends early")
+
+    def _peek(self) -> str:
+        return self._tokens[self._at].lower()
+
+    def _take(self, *wanted: str) -> str:
+        token = self._tokens[self._at]
+        if not token or (wanted and token.lower() not in wanted):
+            self.fail()
+        self._at += 1
+        return token
+
+    def _skip(self, token: str) -> bool:
+        there = self._peek() == token
+        self._at += there
+        return there
+
+    def fields(self, end: str) -> list[t.StructField]:
+        found = [self._field()]
+        while self._peek() != end:
+            self._take(",")
+            found.append(self._field())
+        names = [field.name for field in found]
+        for name in names:
+            if names.count(name) > 1:
+                raise _error(self._text, f"column {name!r} is there twice")
+        return found
+
+    def _field(self) -> t.StructField:
+        name = self._take()
+        if name.startswith("`"):
+            name = name[1:-1].replace("``", "`")
+        elif not name.isidentifier():
+            self._at -= 1
+            self.fail()
+        self._skip(":")
+        kind = self.type()
+        nullable = not self._skip("not")
+        if not nullable:
+            self._take("null")
+        if self._skip("comment") and self._take()[:1] not in "'\"":
+            self._at -= 1
+            self.fail()
+        return t.StructField(name, kind, nullable)
+
+    def type(self) -> t.DataType:
+        name = self._take().lower()
+        if name in _PLAIN:
+            return _PLAIN[name]()
+        if name in _DECIMALS:
+            return self._decimal()
+        if name not in _NAMES:
+            hint = suggest(name, _NAMES)
+            fix = f"did you mean {hint!r}" if hint else f"the types are {', '.join(_NAMES)}"
+            raise _error(self._text, f"there is no type {name!r} for JSON values: {fix}")
+        self._take("<")
+        kind: t.DataType
+        if name == "array":
+            kind = t.ArrayType(self.type())
+        elif name == "map":
+            self._take("string")  # The names of a JSON object are text.
+            self._take(",")
+            kind = t.MapType(t.StringType(), self.type())
+        else:
+            kind = t.StructType(self.fields(">"))
+        self._take(">")
+        return kind
+
+    def _decimal(self) -> t.DataType:
+        precision, scale = 10, 0
+        if self._skip("("):
+            precision = self._number()
+            if self._skip(","):
+                scale = self._number()
+            self._take(")")
+        if not scale <= precision <= _MAX_PRECISION or precision == 0:
+            raise _error(
+                self._text,
+                f"DECIMAL({precision},{scale}) needs a precision of 1 to {_MAX_PRECISION}, and no "
+                f"larger scale",
+            )
+        return t.DecimalType(precision, scale)
+
+    def _number(self) -> int:
+        return int(self._take()) if self._peek().isdigit() else self.fail()

@@ -1,0 +1,96 @@
+"""JSON values by a schema: what a stream and a look return, and what becomes of values that do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from support.harness import Stream, finish, start
+
+from spark_mq import Queue
+from spark_mq.errors import InvalidOption
+
+SCHEMA = "id INT NOT NULL, items ARRAY<STRUCT<price DOUBLE>>"
+GOOD = ['{"id": 1, "items": [{"price": 2.5}]}', '{"id": 2}']
+BAD = '{"id": "3"}'
+ERROR = "$.id: expected int, found string"
+
+
+@pytest.fixture
+def parsed(stream: Stream, queue: Queue) -> Stream:
+    queue.publish([*GOOD, BAD])
+    stream.options["valueSchema"] = SCHEMA
+    return stream
+
+
+def test_a_look_returns_parsed_values_and_the_reason_of_others(
+    spark: Any, queue: Queue, parsed: Stream
+) -> None:
+    reader = spark.read.format("spark_mq").option("valueSchema", SCHEMA)
+    rows = reader.load(queue.path).orderBy("sequence").select("data", "data_error").collect()
+    assert [row.asDict(recursive=True) for row in rows] == [
+        {"data": {"id": 1, "items": [{"price": 2.5}]}, "data_error": None},
+        {"data": {"id": 2, "items": None}, "data_error": None},
+        {"data": None, "data_error": ERROR},
+    ]
+    narrow = reader.schema(f"data STRUCT<{SCHEMA}>").load(queue.path)
+    assert narrow.where("data.id = 1").count() == 1
+
+
+def test_a_wrong_schema_is_refused_before_the_query_starts(spark: Any, queue: Queue) -> None:
+    with pytest.raises(Exception, match=r"valueSchema='id INTT'.*did you mean 'int'"):
+        spark.readStream.format("spark_mq").option("valueSchema", "id INTT").load(queue.path)
+    with pytest.raises(Exception, match="The option valueSchema adds it"):
+        spark.read.format("spark_mq").schema("data STRUCT<id INT>").load(queue.path).collect()
+
+
+@pytest.mark.slow
+def test_a_plain_sink_gets_the_columns(
+    spark: Any, queue: Queue, parsed: Stream, tmp_path: Any
+) -> None:
+    frame = parsed.frame().selectExpr("data.id AS id", "data_error")
+    out = str(tmp_path / "out")
+    finish(start(frame.writeStream.format("delta").option("path", out), parsed.checkpoint))
+    rows = spark.read.format("delta").load(out).collect()
+    assert {(row.id, row.data_error) for row in rows} == {(1, None), (2, None), (None, ERROR)}
+
+
+def test_invalid_values_are_rejected_with_their_reason_before_process(
+    queue: Queue, parsed: Stream
+) -> None:
+    seen: list[Any] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        seen.extend(row.data.id for row in batch.orderBy("sequence").collect())
+        again = lease.read().where("data_error IS NULL").orderBy("sequence")
+        seen.extend(row.data.id for row in again.collect())
+
+    each = parsed.group.for_each_batch(process, on_error="raise", invalid="reject")
+    parsed.run(each)
+    assert seen == [1, 2, 1, 2]
+    stats = parsed.group.stats()
+    assert (stats.acked, stats.dead) == (2, 1)
+    queue.sweep()
+    letters = queue.redrive(dry_run=True).table
+    assert letters["value"].to_pylist() == [BAD.encode()]
+    assert letters["error"].to_pylist() == [ERROR]
+
+
+@pytest.mark.slow
+def test_without_the_column_the_query_ends_and_settles_nothing(
+    queue: Queue, stream: Stream
+) -> None:
+    queue.publish(BAD)
+    each = stream.group.for_each_batch(
+        lambda batch, lease: None, on_error="raise", invalid="reject"
+    )
+    with pytest.raises(StreamingQueryException, match="valueSchema"):
+        stream.run(each)
+    stats = stream.group.stats()
+    assert (stats.acked, stats.dead, stats.in_flight) == (0, 0, 1)
+
+
+def test_ack_first_cannot_reject_what_it_has_acked(queue: Queue) -> None:
+    with pytest.raises(InvalidOption, match="invalid='reject' cannot be used with ack='first'"):
+        queue.group().for_each_batch(lambda batch, lease: None, ack="first", invalid="reject")
