@@ -55,8 +55,10 @@ test: setup ## run the tests of daily work: each feature, in at most 6 minutes o
 
 # The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup .venv/.s3 .venv/connect/.installed ## run all tests; of test-s3, -cluster, -connect and -wheel the -short parts
-	@$(side_by_side) test-s3-short test-cluster-short test-connect-short test-wheel-short daily=
+test-all: setup .venv/.s3 .venv/connect/.installed ## run all tests; of test-s3, -cluster, -connect, -wheel and -web the -short parts
+	@! sh scripts/ensure-chromium --present >/dev/null || $(MAKE) --no-print-directory .venv/.browser
+	@$(side_by_side) test-s3-short test-cluster-short test-connect-short test-wheel-short \
+	  test-web-short daily=
 
 .PHONY: test-core
 test-core: setup ## the part of make test that needs no Spark; daily= adds the tests marked slow
@@ -126,6 +128,22 @@ test-wheel: wheel ## install the wheel with each extra in a bare environment, an
 .PHONY: test-wheel-short
 test-wheel-short: wheel ## a part of test-wheel, of two minutes
 	@$(python) -m pytest --wheel tests/wheel -m "not slow" --durations=10
+
+.venv/.browser: .venv/.installed
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	@touch $@
+
+.PHONY: test-web
+test-web: setup .venv/.browser ## open the web page in headless Chromium
+	@CHROMIUM=$$(sh scripts/ensure-chromium) && export CHROMIUM && \
+	  $(python) -m pytest --browser tests/browser --durations=10
+
+.PHONY: test-web-short
+test-web-short: setup ## a part of test-web, of half a minute, if there is a Chromium
+	@if CHROMIUM=$$(sh scripts/ensure-chromium --present); then \
+	  export CHROMIUM && $(MAKE) --no-print-directory .venv/.browser && \
+	  $(python) -m pytest --browser tests/browser -m "not slow" --durations=10; \
+	else echo "test-web-short is left out: there is no Chromium"; fi
 
 .PHONY: worlds
 worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them
