@@ -70,11 +70,12 @@ test-spark: setup ## the part of make test that needs Spark; daily= adds the tes
 	@$(with_spark) $(python) -m pytest -m "spark $(daily)" --durations=10
 
 KILLS := 200
+OUTAGES := 8
 SPARK := 1
 
 .PHONY: fault
-fault: setup ## kill everything at random and interrupt each line, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
-	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK)
+fault: setup ## kill everything at random and interrupt each line, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark OUTAGES=8 of the storage
+	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK) --outages $(OUTAGES)
 	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
 
 .venv/.s3: .venv/.installed
