@@ -55,6 +55,8 @@ class RowSizes:
         self._raw = files.open(path)
         _, self._footer, _ = open_file(files.root, path, self._raw)
         self._curves: dict[int, _Curve] = {}
+        self.rows: int = sum(self._footer.rows)
+        """The rows of the file."""
 
     def fitting(self, first: int, end: int, room: float) -> tuple[int, float]:
         """Return how many rows from `first` on take at most so many bytes, and their bytes.

@@ -55,7 +55,10 @@ __getattr__, __dir__ = lazy_names(globals(), _MODULES)
 
 
 def register(spark: object) -> None:
-    """Register ``format("spark_mq")`` with a session.
+    """Register ``format("spark_mq")`` and the table functions with a session.
+
+    The functions are ``spark_mq_stats(path)``, ``spark_mq_leases(path)``,
+    ``spark_mq_trace(path, sequence)`` and ``spark_mq_history(path)``.
 
     First it checks that the session's Python workers can load spark_mq. Spark finds the source by
     itself, as ``pyspark_mq``, if spark_mq is installed for the driver's Python.
@@ -76,6 +79,8 @@ def register(spark: object) -> None:
     """
     from spark_mq.spark.python_check import check_interpreter
     from spark_mq.spark.source import SparkMQDataSource
+    from spark_mq.spark.tables import register_tables
 
     check_interpreter(spark)
     spark.dataSource.register(SparkMQDataSource)  # type: ignore[attr-defined]
+    register_tables(spark)
