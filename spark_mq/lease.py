@@ -283,9 +283,13 @@ class Lease:
             self._ledger, self.lease_id, given, sequences=sequences, message_ids=message_ids
         )
         if sequences is None and message_ids is None:
-            with self._lock:
-                self._expires_at = max(self._expires_at, deadline)
+            self._move_deadline(deadline)
         return result
+
+    def _move_deadline(self, deadline: int) -> None:
+        """Note an extension of the whole lease. The deadline is in microseconds."""
+        with self._lock:
+            self._expires_at = max(self._expires_at, deadline)
 
     @contextlib.contextmanager
     def keep_alive(self, max_lease_duration: Duration = "30m") -> Iterator[Lease]:

@@ -34,11 +34,19 @@ from spark_mq.operations.work_report import reported_work
 from spark_mq.operations.work_summary import WorkSummary
 from spark_mq.util.notifier import Notifier
 
-__all__ = ["Handler", "WorkSummary", "WorkerLoop"]
+__all__ = ["Handler", "WorkSummary", "WorkerLoop", "has_ended"]
 
 _log = logging.getLogger("spark_mq.worker")
 
 Handler = Callable[[Lease], Any]
+
+
+def has_ended(ledger: GroupLedger, until: str) -> bool:
+    """Return whether a worker has reached its end, after a look found nothing to lease."""
+    if until == "empty":
+        return True
+    stats = ledger.stats()
+    return not (stats.ready or stats.delayed or stats.in_flight or stats.blocked)
 
 
 @dataclass(eq=False)
@@ -52,7 +60,8 @@ class WorkerLoop:
     limit: int
     stop: threading.Event
     poll: float
-    until_empty: bool
+    until: str | None
+    """None, "empty" or "settled"."""
     summary: WorkSummary = field(default_factory=WorkSummary)
     error: BaseException | None = None
     _ending: Notifier = field(default_factory=Notifier)
@@ -183,7 +192,8 @@ class WorkerLoop:
     def _time_left(self) -> float:
         if self.stop.is_set():
             return -1.0
-        return 0.0 if self.until_empty else float("inf")
+        ends = self.until is not None and has_ended(self.ledger, self.until)
+        return 0.0 if ends else float("inf")
 
     def _handle(self, lease: Lease) -> Lease | None:
         """Handle a lease. Returns the next one if its commit granted one."""

@@ -107,12 +107,18 @@ def work(
         str, option("--graceful-timeout", help="How long handlers have after SIGTERM.")
     ] = "30s",
     until_empty: Annotated[bool, option("--until-empty", help="End once nothing is due.")] = False,
+    create_group: Annotated[
+        bool,
+        option("--create-group/--no-create-group", help="Create the group if it is missing."),
+    ] = True,
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
     """Run a worker in plain Python: lease, call the function, settle, until SIGTERM."""
     function = load_handler(handler)
-    opened = open_queue(queue, storage_option).group(group)
+    opened = open_queue(queue, storage_option).group(group, create=create_group)
+    if create_group:
+        opened.ensure()
     with _progress(opened, function, until_empty) as counted:
         summary = opened.work(
             counted,

@@ -141,6 +141,8 @@ def notable_messages(
     validate_choice("by", by, BY)
     start = context.now() - validate_duration("since", since)
     found = [*_ended(context, group, start, n, by), *_living(context, group)]
+    if not found:
+        context.group(group).require_group()  # a group that was dropped has a history
     if by == "failing":
         found = [one for one in found if one.failure_count]
         found.sort(key=lambda one: (-one.failure_count, -one.delivery_count, one.first))

@@ -248,11 +248,19 @@ class QueueViews:
 
 
 class GroupViews:
-    """Looks at a group. They lease nothing and commit nothing."""
+    """Looks at a group. They lease nothing and commit nothing.
+
+    They raise GroupNotFound if there is no such group.
+    """
 
     name: str
     _context: QueueContext
     _ledger: GroupLedger
+
+    def _existing(self) -> GroupLedger:
+        """Return the ledger of the group. Raises GroupNotFound."""
+        self._ledger.require_group()
+        return self._ledger
 
     def _repr_html_(self) -> str:
         try:
@@ -265,11 +273,11 @@ class GroupViews:
 
         The oldest lease comes first.
         """
-        return Records(list_leases(self._ledger))
+        return Records(list_leases(self._existing()))
 
     def workers(self) -> Records[WorkerInfo]:
         """Return what each worker holds, the one with most messages first."""
-        return Records(list_workers(self._ledger))
+        return Records(list_workers(self._existing()))
 
     def last_errors(self, n: int = 10) -> Records[LastError]:
         """Return the errors of unsettled messages, the latest first.
@@ -279,7 +287,7 @@ class GroupViews:
         n
             The most errors to return. Default: 10.
         """
-        return Records(last_errors(self._ledger, validate_count("n", n)))
+        return Records(last_errors(self._existing(), validate_count("n", n)))
 
     def peek(
         self,
@@ -305,7 +313,13 @@ class GroupViews:
             Only messages after this sequence.
         """
         found = peek_group(
-            self._context, self._ledger, n, state=state, key=key, message_id=message_id, after=after
+            self._context,
+            self._existing(),
+            n,
+            state=state,
+            key=key,
+            message_id=message_id,
+            after=after,
         )
         return Records(found)
 
@@ -317,7 +331,7 @@ class GroupViews:
         to
             As for :meth:`seek`.
         """
-        return preview_seek(self._ledger, to)
+        return preview_seek(self._existing(), to)
 
     def slowest(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
         """Return the messages that took longest from their first delivery to their end.

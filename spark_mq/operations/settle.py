@@ -94,6 +94,8 @@ def settle(
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
     asked = [(one, command) for one, command in asked if command.intervals != []]
+    if not asked:
+        ledger.require_group()
     outcomes = ledger.settle([command for _, command in asked]) if asked else []
     asked, outcomes = _without_repeats(ledger, asked, outcomes)
     for (one, _), outcome in zip(asked, outcomes, strict=True):

@@ -80,11 +80,6 @@ class SparkMQListener(StreamingQueryListener):
         Called with each :class:`StreamProgress`, in a thread of Spark. Default: nothing. Its errors
         are logged.
 
-    Attributes
-    ----------
-    latest
-        The last progress by queue and group.
-
     Examples
     --------
     >>> listener = SparkMQListener()  # doctest: +SKIP
@@ -93,8 +88,11 @@ class SparkMQListener(StreamingQueryListener):
     12
     """
 
+    latest: dict[tuple[str, str], StreamProgress]
+    """The last progress by queue and group."""
+
     def __init__(self, on_progress: Callable[[StreamProgress], None] | None = None) -> None:
-        self.latest: dict[tuple[str, str], StreamProgress] = {}
+        self.latest = {}
         self._on_progress = on_progress
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:

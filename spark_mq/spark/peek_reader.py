@@ -64,10 +64,13 @@ class PeekReader(DataSourceReader):
         ------
         NotAQueue
             There is no queue at the path.
+        GroupNotFound
+            The option ``consumerGroup`` names a group that does not exist.
         """
-        plans = [
-            (group.queue_path, _all_pieces(group, self.filters)) for group in self.options.open()
-        ]
+        groups = self.options.open()
+        for group in groups if self.options.group_named else ():
+            group.require_group()
+        plans = [(group.queue_path, _all_pieces(group, self.filters)) for group in groups]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

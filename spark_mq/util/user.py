@@ -36,6 +36,15 @@ def current_user() -> str | None:
     return _USER.get()
 
 
-def with_user(info: Mapping[str, Any], user: str | None) -> Mapping[str, Any]:
-    """Return what a commit says about itself, with the person's name if there is one."""
-    return info if user is None else {"user": user, **info}
+def with_user(info: Mapping[str, Any], user: str | None = None) -> Mapping[str, Any]:
+    """Return what a commit says about itself, with the person's name if there is one.
+
+    Parameters
+    ----------
+    info
+        A name in it stays.
+    user
+        The name. None for the person who acts in this thread.
+    """
+    name = _USER.get() if user is None else user
+    return info if name is None else {"user": name, **info}

@@ -39,17 +39,13 @@ def test_the_first_failure_is_logged_at_once_and_the_others_are_summed_up(
     clock = Time()
     log = VerdictLog("billing", clock)
     log.add(*nack())
-    assert lines(caplog) == [
-        "group billing: 5 acked, 1 nacked. The first error: no customer"
-    ]
+    assert lines(caplog) == ["group billing: 5 acked, 1 nacked. The first error: no customer"]
     for _ in range(1_000):
         log.add(*nack("another"))
     assert len(lines(caplog)) == 1
     clock.now = 10.0
     log.add(*nack("a third"))
-    assert lines(caplog)[1:] == [
-        "group billing: 5005 acked, 1001 nacked. The first error: another"
-    ]
+    assert lines(caplog)[1:] == ["group billing: 5005 acked, 1001 nacked. The first error: another"]
 
 
 def test_dead_messages_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,7 +73,9 @@ def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
 
     def handler(lease: Lease) -> list[dict[str, Any]]:
         (message,) = lease.messages
-        return [{"sequence": message.sequence, "outcome": "reject", "error": f"bad {message.value!r}"}]
+        return [
+            {"sequence": message.sequence, "outcome": "reject", "error": f"bad {message.value!r}"}
+        ]
 
     queue.group("billing").work(handler, until_empty=True)
     first, rest = lines(caplog)
