@@ -55,10 +55,8 @@ test: setup ## run the tests of daily work: each feature, in at most 6 minutes o
 
 # The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup .venv/.s3 .venv/connect/.installed ## run all tests; of test-s3, -cluster, -connect, -wheel and -web the -short parts
-	@! sh scripts/ensure-chromium --present >/dev/null || $(MAKE) --no-print-directory .venv/.browser
-	@$(side_by_side) test-s3-short test-cluster-short test-connect-short test-wheel-short \
-	  test-web-short daily=
+test-all: setup .venv/.s3 .venv/connect/.installed browser-if-there ## run all tests; of test-s3, -cluster, -connect, -wheel and -web the -short parts
+	@$(side_by_side) test-s3-short test-cluster-short test-connect-short test-wheel-short test-web-short daily=
 
 .PHONY: test-core
 test-core: setup ## the part of make test that needs no Spark; daily= adds the tests marked slow
@@ -139,10 +137,14 @@ test-web: setup .venv/.browser ## open the web page in headless Chromium
 	@CHROMIUM=$$(sh scripts/ensure-chromium) && export CHROMIUM && \
 	  $(python) -m pytest --browser tests/browser --durations=10
 
+# No Chromium is installed for this: only its driver, if there is one.
+.PHONY: browser-if-there
+browser-if-there: setup
+	@! sh scripts/ensure-chromium --present >/dev/null 2>&1 || $(MAKE) --no-print-directory .venv/.browser
+
 .PHONY: test-web-short
-test-web-short: setup ## a part of test-web, of half a minute, if there is a Chromium
-	@if CHROMIUM=$$(sh scripts/ensure-chromium --present); then \
-	  export CHROMIUM && $(MAKE) --no-print-directory .venv/.browser && \
+test-web-short: browser-if-there ## a part of test-web, of a minute, if there is a Chromium
+	@if CHROMIUM=$$(sh scripts/ensure-chromium --present); then export CHROMIUM && \
 	  $(python) -m pytest --browser tests/browser -m "not slow" --durations=10; \
 	else echo "test-web-short is left out: there is no Chromium"; fi
 

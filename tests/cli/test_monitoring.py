@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from spark_mq import Queue
-from spark_mq.cli.metrics import _Collector
+from spark_mq.inspect.prometheus import QueueCollector
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
 _METRIC = re.compile(r"\b(spark_mq_\w+)(?:\{([^}]*)\})?")
@@ -31,7 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     queue.sweep()
     queue.group("billing").lease("w")
     found: Served = {}
-    for family in _Collector(queue).collect():
+    for family in QueueCollector(lambda: {queue.path: queue.describe()}).collect():
         for sample in family.samples:
             found.setdefault(sample.name, []).append(dict(sample.labels))
     return found

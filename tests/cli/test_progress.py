@@ -89,7 +89,7 @@ def test_a_worker_that_ends_counts_its_messages(
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(workers, "track", Track)
-    group = queue.group()
+    group = queue.group().ensure()
     handled: list[Any] = []
     with workers._progress(group, handled.append, until_empty) as counted:
         group.work(counted, max_messages=2, until_empty=True)
