@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.handles import lease
 
-from spark_mq import Lease, Queue, group, worker
-from spark_mq.streaming.options import StreamOptions
+from spark_mq import Lease, group
+from spark_mq.errors import InvalidOption
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.streaming.options import StreamOptions, check_attempts
 from spark_mq.testing import memory_queue
 from spark_mq.util.clock import SECOND
 from spark_mq.worker_loop import WorkerLoop
@@ -32,20 +33,9 @@ def recorded(patch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any
     return calls
 
 
-def work(queue: Queue) -> None:
-    queue.group().work(lambda _: None, until_empty=True)
-
-
-def run_worker(queue: Queue) -> None:
-    worker.run_worker(queue.group()._ledger, lambda _: None, until_empty=True)
-
-
-@pytest.mark.parametrize("run", [work, run_worker])
-def test_a_worker_runs_by_its_defaults(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[[Queue], None]
-) -> None:
+def test_a_worker_runs_by_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = recorded(monkeypatch, WorkerLoop, "run")
-    run(memory_queue())
+    memory_queue().group().work(lambda _: None, until_empty=True)
     ((loop, threads, grace),) = calls
     assert (threads, grace) == (1, 30.0)
     assert (loop.limit, loop.poll) == (30 * 60 * SECOND, 0.5)
@@ -87,6 +77,16 @@ def test_a_stream_takes_a_hundred_thousand_messages_for_half_an_hour() -> None:
     assert options.fail_on_data_loss
 
 
+@pytest.mark.parametrize(("attempts", "good"), [(2, False), (3, True), (None, True)])
+def test_a_stream_needs_three_attempts(attempts: int | None, good: bool) -> None:
+    settings = GroupSettings(max_delivery_attempts=attempts)
+    if good:
+        check_attempts("g", settings)
+    else:
+        with pytest.raises(InvalidOption, match="Set 3 or more"):
+            check_attempts("g", settings)
+
+
 def documented() -> dict[str, list[str]]:
     """The default values of the source's options, by option."""
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", OPTIONS.read_text(), re.M)
@@ -95,15 +95,16 @@ def documented() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("path", ["/tmp/queue", "s3://bucket/queue"])
 def test_the_source_has_the_defaults_that_its_page_names(path: str) -> None:
-    read_options = pytest.importorskip("spark_mq.spark.options").ReadOptions
-    table = documented()
-    defaults = {name: found[0] for name, found in table.items() if found and name != "value"}
-    defaults = {name: value for name, value in defaults.items() if name[0].islower()}
-    del defaults["visibilityTimeout"]  # the group's
+    source = pytest.importorskip("spark_mq.spark.options")
+    read_options = source.ReadOptions
+    table = {name: found for name, found in documented().items() if name in source.READ_OPTIONS}
+    defaults = {name: found[0] for name, found in table.items() if found}
+    del defaults["visibilityTimeout"], defaults["consumerGroup"]  # the group's, and noted if given
     defaults["maxPollInterval"] = table["maxPollInterval"]["://" in path]
     given = {name.lower(): value for name, value in defaults.items()}
     expected = read_options.parse({"path": path, **given})
     assert read_options.parse({"path": path}) == expected
+    assert [table["consumerGroup"][0]] == [expected.group]
     assert expected.max_poll == (SECOND // 2 if "://" in path else SECOND // 10)
     assert expected.min_poll == SECOND // 20
     assert expected.stream.max_messages == 100_000
