@@ -228,7 +228,7 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     assert "0 letters" in none.text
     assert "nope" in get(client, "/letters/orders", 400, where="nope = 1").text
     assert get(client, "/letters/orders", 400, where="true", limit=10_001)
-    (letter,) = queue.newest_dead_letters()["sequence"].to_pylist()
+    (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
     assert '"name": "bad"' in get(client, "/letters/orders", letter=letter).text
     assert "not there" in get(client, "/letters/orders", letter=letter + 1).text
     assert get(client, "/letters/orders", count="all")
@@ -293,7 +293,7 @@ def test_values_are_escaped_on_every_page(visit: Visit, queue: Queue) -> None:
     headers = {**own.headers, f"{HEADER_PREFIX}reason": EVIL, f"{HEADER_PREFIX}group": EVIL}
     queue.dead_letters.publish(Message(EVIL, headers=headers))
     queue.group("billing").pause(EVIL)
-    (letter,) = queue.newest_dead_letters(1)["sequence"].to_pylist()
+    (letter,) = queue.newest_dead_letters(1)["dead_letter_sequence"].to_pylist()
     client = visit(allow_changes=True, user=EVIL)
     name = group.name
     seen = 0
