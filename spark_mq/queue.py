@@ -15,6 +15,7 @@ from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
@@ -27,6 +28,7 @@ from spark_mq.message import Message, check_time, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import create_queue_tables, open_context, rehome
 from spark_mq.operations.identity import is_own_place, relative_place
+from spark_mq.operations.publish import publish_table
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
@@ -310,7 +312,7 @@ class Queue(QueueViews):
                 value=0,
             )
         try:
-            return context.messages.publish(table, mark=txn)
+            return publish_table(context, table, txn)
         except DuplicatePublish as error:
             # Only the latest number has a receipt: older ones need a look at the whole log.
             first = None
@@ -647,13 +649,13 @@ class Queue(QueueViews):
             of each group by name.
         """
         index = self._context.messages.index()
-        return {
-            "published": index.total,
-            "tail": index.last_sequence,
-            "version": index.version,
-            "horizon": self._context.horizon(),
-            "groups": self._group_stats(),
-        }
+        return QueueStats(
+            published=index.total,
+            tail=index.last_sequence,
+            version=index.version,
+            horizon=self._context.horizon(),
+            groups=self._group_stats(),
+        )
 
 
 def _publish_txn(

@@ -30,6 +30,8 @@ from spark_mq.operations.redrives import REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.util.html import MAX_ROWS, object_html, rows_html
+from spark_mq.util.records import Record
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
 __all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "redrive"]
@@ -50,12 +52,22 @@ _SELECT_BYTES: Final = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class RedriveResult:
+class RedriveResult(Record):
     """What a redrive did, or with ``dry_run`` would do: how many ``messages``, and, for a dry run,
     which (``table``, see COLUMNS)."""
 
     messages: int
     table: pa.Table | None = None
+
+    def to_arrow(self) -> pa.Table:
+        """Return the letters of a dry run, or else one row with the number."""
+        return pa.table({"messages": [self.messages]}) if self.table is None else self.table
+
+    def _repr_html_(self) -> str:
+        title = f"{self.messages} messages " + ("redriven" if self.table is None else "to redrive")
+        if self.table is None:
+            return object_html({"messages": self.messages}, title)
+        return rows_html(self.table.slice(0, MAX_ROWS + 1).to_pylist(), title=title)
 
 
 def redrive(

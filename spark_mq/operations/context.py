@@ -174,7 +174,11 @@ class QueueContext:
                 ledger = group.ledger_in(group.snapshot())
             except (SparkMQError, *STORE_ERRORS):
                 continue  # a damaged ledger does not stop the sweep of the others
-            group.check_same_log(ledger, index)
+            try:
+                group.check_same_log(ledger, index)
+            except TablesDisagree:  # or it has leased what was published after the index was read
+                index = self.messages.index()
+                group.check_same_log(ledger, index)
 
     def dead_letters(self) -> QueueContext:
         """Return the dead-letter queue. It is created if it is missing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -27,6 +27,8 @@ from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
 from spark_mq.operations.redrives import dead_letter_of, find_earlier, find_later
 from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.util.html import rows_html
+from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
@@ -57,7 +59,7 @@ _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
 @dataclass(frozen=True, slots=True)
-class TraceEvent:
+class TraceEvent(Record):
     """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
     ended, where it did. ``user``: the person who did it, if one did."""
 
@@ -95,7 +97,7 @@ class TraceEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Record):
     """A message's whole life: when and where it was published, and what happened to it in each
     group, in order. Prints well.
 
@@ -128,6 +130,14 @@ class Trace:
         before = [] if self.earlier is None else [str(self.earlier), "redriven as"]
         after = [text for one in self.later for text in ("redriven as", str(one))]
         return "\n".join([*before, own, *after])
+
+    def _rows(self) -> Sequence[TraceEvent]:
+        return self.events
+
+    def _repr_html_(self) -> str:
+        head, *_ = str(self).splitlines()
+        blocked = [{"group": group, "leases nothing": why} for group, why in self.blocked]
+        return rows_html(self.events, title=head) + (rows_html(blocked) if blocked else "")
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:

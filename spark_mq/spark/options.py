@@ -19,6 +19,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import open_context
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.spark.batch_publish import PRODUCER_OPTIONS, SinkProducer
 from spark_mq.spark.value_schema import parse_value_schema
 from spark_mq.streaming.options import StreamOptions
 from spark_mq.util.clock import SECOND
@@ -53,7 +54,7 @@ READ_OPTIONS: Final = (
     "maxPollInterval",
     "valueSchema",
 )
-WRITE_OPTIONS: Final = ("path",)
+WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
 """Spark's own options, which it passes on to a source or sink."""
 
@@ -156,6 +157,7 @@ class WriteOptions:
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    producer: SinkProducer | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -166,7 +168,7 @@ class WriteOptions:
             raise InvalidOption(
                 f"path={path!r} is a list. A write goes to one queue", option="path", value=path
             )
-        return cls(path, storage)
+        return cls(path, storage, SinkProducer.parse(own))
 
     def open(self) -> QueueContext:
         """Open the queue. Raise NotAQueue."""

@@ -264,3 +264,17 @@ def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
 
 def _die(*_: Any) -> None:
     raise Killed
+
+
+def test_the_warning_about_dead_messages_names_ten_groups(
+    delta_queue: Callable[..., Queue], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    for number in range(12):
+        queue.group(f"group-{number:02}").lease("w").reject(error="bad")
+    queue.redrive(dry_run=True)
+    (warning,) = [one.getMessage() for one in caplog.records if "redriven" in one.getMessage()]
+    assert "12 dead messages" in warning
+    assert "'group-09' and 2 others" in warning
+    assert "group-10" not in warning

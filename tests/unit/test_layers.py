@@ -22,6 +22,7 @@ LAYERS = [
     {"queue"},
     {"group"},
     {"worker"},
+    {"per_message"},
     {"worker_loop"},
     {"lease", "handler", "publisher"},
     {"inspect"},
@@ -31,6 +32,7 @@ LAYERS = [
     {"parquet"},
     {"ledger"},
     {"delta"},
+    {"telemetry"},
     {"util"},
     {"errors"},
 ]

@@ -358,6 +358,28 @@ def test_an_overview_is_read_once_a_second(queue: Queue) -> None:
     assert looks.overview("orders").published == 7
 
 
+def test_a_queue_is_found_at_once_after_it_was_created(queue: Queue) -> None:
+    now = [0.0]
+    looks = Looks(str(Path(queue.path).parent), clock=lambda: now[0])
+    assert list(looks.queues()) == ["orders"]
+    Queue.create(Path(queue.path).parent / "new", durable=False)
+    now[0] = 1.5
+    assert looks.overview("new").published == 0
+
+
+def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue) -> None:
+    client = visit()
+    assert get(client, "/queue/orders")
+    Queue.drop(queue.path, "orders")
+    Queue.create(queue.path, durable=False).publish("new")
+    assert "No message waits" in get(client, "/queue/orders").text
+    assert "new" in get(client, "/messages/orders").text
+    Queue.drop(queue.path, "orders")
+    Queue.create(queue.path, durable=False).publish("newer")
+    client.get("/messages/orders")
+    assert "newer" in get(client, "/messages/orders").text
+
+
 def test_samples_are_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     from spark_mq.web import looks as module
 

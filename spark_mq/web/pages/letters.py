@@ -160,8 +160,9 @@ def _one(view: View, sequence: int) -> Html:
         (name.replace("_", " "), when(shown) if hasattr(shown, "isoformat") else shown)
         for name, shown in letter.items()
     ]
-    where = f"dead_letter_sequence = {sequence}"
-    redrive = href("change", view.name, do="redrive", where=where, limit=1)
+    redrive = href(
+        "change", view.name, do="redrive", where=f"dead_letter_sequence = {sequence}", limit=1
+    )
     return page(
         f"Dead letter {sequence}",
         el("p", button("Redrive it", redrive), class_="buttons") if view.allow_changes else None,
