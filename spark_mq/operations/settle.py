@@ -156,6 +156,7 @@ def extend(
         What was extended, and the new deadline in microseconds.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
+    of = [one.lease_id for one in selected]
     selected = [one for one in selected if one.intervals != []]
     lease_ids = [one.lease_id for one in selected]
     named = [last for one in selected for _, last in one.intervals or ()]
@@ -175,7 +176,7 @@ def extend(
         return after if changed else None, (outcomes, deadline), info
 
     outcomes, deadline = ledger.update(compute, lease_ids=frozenset(lease_ids))
-    return _result(lease_ids, outcomes, missing), deadline
+    return _result(lease_ids, outcomes, missing, of=of), deadline
 
 
 def _resolve(

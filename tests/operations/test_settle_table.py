@@ -251,7 +251,7 @@ def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
     assert caught.value.data["lease_id"] == case.lease.lease_id
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+@pytest.mark.parametrize("verb", [*VERBS, "extend"])
 def test_a_lost_message_id_names_its_lease(case: Case, verb: str) -> None:
     first, second = case.leases[:2]
     for ids in ([first.lease_id], [first.lease_id, second.lease_id], ["no-such-lease"]):
