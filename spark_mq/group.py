@@ -50,22 +50,29 @@ class ConsumerGroup(GroupViews):
         context: QueueContext,
         name: str = "default",
         start: str | int | datetime = "earliest",
+        create: bool = True,
     ) -> None:
         self.name = validate_name("group", name)
         self._context = context
         self._start = validate_position("start", start)
-        self._ledger: GroupLedger = context.group(self.name, self._start)
+        self._ledger: GroupLedger = context.group(self.name, self._start, create=create)
 
     def __repr__(self) -> str:
         return f"ConsumerGroup({self._context.path!r}, {self.name!r})"
 
     def __reduce__(self) -> Any:
-        return type(self), (self._context, self.name, self._start)
+        return type(self), (self._context, self.name, self._start, self._ledger.create)
 
     # -- the group itself
 
     def ensure(self) -> ConsumerGroup:
-        """Create the group at its start position if it does not exist."""
+        """Create the group at its start position if it does not exist.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group, and the handle was made with ``create=False``.
+        """
         self._ledger.create_if_missing()
         return self
 
@@ -243,8 +250,14 @@ class ConsumerGroup(GroupViews):
         return self.stats().blocked_because
 
     def stats(self) -> GroupStats:
-        """Count the messages of the group by state, without a commit."""
-        return self._ledger.stats()
+        """Count the messages of the group by state, without a commit.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group. The first lease, or :meth:`ensure`, creates it.
+        """
+        return self._ledger.stats(required=True)
 
     def expire(self) -> int:
         """Fold expired leases now instead of with the next operation.
@@ -255,7 +268,13 @@ class ConsumerGroup(GroupViews):
         -------
         int
             The number of messages that the leases held.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group.
         """
+        self._ledger.require_group()
         return self._ledger.expire()
 
     # -- lease
@@ -309,6 +328,8 @@ class ConsumerGroup(GroupViews):
             counts. With `wait`, this is raised only after the wait.
         DataLossError
             The queue's hard limit dropped unsettled messages.
+        GroupNotFound
+            There is no such group, and the handle was made with ``create=False``.
         """
         validate_name("worker_id", worker_id)
         validate_count("max_messages", max_messages)

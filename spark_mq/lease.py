@@ -24,6 +24,7 @@ from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.html import object_html, rows_html
 from spark_mq.util.validation import validate_duration, validate_error
 
 __all__ = ["Lease"]
@@ -51,6 +52,19 @@ class Lease:
     def __repr__(self) -> str:
         expires_at = self.expires_at.isoformat()
         return f"Lease({self.lease_id!r}, {len(self)} messages, expires_at={expires_at})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "lease_id": self.lease_id,
+            "worker_id": self.worker_id,
+            "expires_at": self.expires_at,
+            "messages": len(self),
+            "unsettled": [f"{first} to {last}" for first, last in self._held.unsettled()],
+        }
+        shown = object_html(facts, "Lease")
+        # Not read for this: a read may release the lease.
+        messages = self.__dict__.get("messages")
+        return shown if messages is None else shown + rows_html(messages)
 
     def __len__(self) -> int:
         return sum(r.message_count for r in self._ranges)

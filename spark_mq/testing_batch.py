@@ -13,6 +13,7 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, commands_for, is_settle_result, parse_result
 from spark_mq.lease import Lease
 from spark_mq.operations.settle import SettleResult, summarize
+from spark_mq.storage.message_store import PublishReceipt
 
 __all__ = ["FakeBatchLease", "run_batch"]
 
@@ -60,6 +61,19 @@ class FakeBatchLease:
     def delta_options(self) -> dict[str, str]:
         """Options for a Delta sink: an application id for tests, and version 0."""
         return {"txnAppId": f"test/{self.lease_id}", "txnVersion": "0"}
+
+    @property
+    def publish_options(self) -> dict[str, str]:
+        """Options for a write to a queue: a producer for tests, and number 0."""
+        return {"producerId": f"test-{self.lease_id}", "producerSequence": "0"}
+
+    def publish(self, queue: Any, messages: Any, *, part: str | None = None) -> PublishReceipt:
+        """Publish messages, once for each queue and part."""
+        producer = f"test-{self.lease_id}" + ("" if part is None else f".{part}")
+        receipt: PublishReceipt = queue.publish(
+            messages, producer_id=producer, producer_sequence=0, on_duplicate="raise"
+        )
+        return receipt
 
     def read(self) -> Any:
         """Return the batch."""

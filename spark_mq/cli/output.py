@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,15 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +31,7 @@ from spark_mq.util.show import printable, show_age, show_time, show_value
 
 __all__ = [
     "Column",
+    "busy",
     "emit",
     "emit_one",
     "json_line",
@@ -174,6 +184,34 @@ def track(what: str, total: int | None = None, stream: TextIO | None = None) -> 
             print(f"{what}: {done:,}{of} messages", file=stream)
 
     yield update
+
+
+@contextmanager
+def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Show on stderr that something of unknown length runs, and for how long.
+
+    On a terminal it is a spinner. Otherwise it is one line every three seconds.
+    """
+    stream = stream or sys.stderr
+    if stream.isatty():
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+            bar.add_task(what)
+            yield
+        return
+    ended, started = threading.Event(), time.monotonic()
+
+    def report() -> None:
+        while not ended.wait(_PROGRESS_SECONDS):
+            print(f"{what}: {time.monotonic() - started:.0f} s", file=stream, flush=True)
+
+    thread = threading.Thread(target=report, name="spark_mq progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.util.clock import Duration
+from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_duration
 
 __all__ = ["ChangeRecord", "list_changes"]
@@ -26,7 +27,7 @@ _KEYS: Final = ["version", "committed_at", "consumer_group", "operation", "user"
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeRecord:
+class ChangeRecord(Record):
     """A change that a person made.
 
     Attributes

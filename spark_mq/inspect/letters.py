@@ -104,7 +104,7 @@ def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Tabl
         interval = (piece.first, piece.first + piece.rows - 1)
         for table in letter_tables(dead.messages, [interval], piece.rows, skip=True):
             own = table.filter(is_own_letter(context.settings, context.path, table))
-            found = pa.concat_tables([found, own.sort_by([("sequence", "descending")])])
+            found = pa.concat_tables([found, own.sort_by([("dead_letter_sequence", "descending")])])
         looked += piece.rows
         if found.num_rows >= n or looked >= _ROWS:
             break

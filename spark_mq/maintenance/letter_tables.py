@@ -35,7 +35,7 @@ _HEADER_COLUMNS: Final = (
     "last_leased_at",
 )
 COLUMNS: Final = (
-    "sequence",
+    "dead_letter_sequence",
     "message_id",
     "key",
     "value",
@@ -44,7 +44,7 @@ COLUMNS: Final = (
     "queue",
     "queue_id",
     "consumer_group",
-    "original_sequence",
+    "sequence",
     "delivery_count",
     "failure_count",
     "reason",
@@ -52,10 +52,10 @@ COLUMNS: Final = (
     "first_leased_at",
     "last_leased_at",
 )
-"""What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the
-queue; ``value`` is bytes."""
+"""What ``where`` may name. ``sequence`` is that in the queue, null if the letter does not name it.
+``dead_letter_sequence`` is that in the dead-letter queue. ``value`` is bytes."""
 
-_RENAMED: Final = {"group": "consumer_group", "sequence": "original_sequence"}
+_RENAMED: Final = {"group": "consumer_group"}
 _TYPES: Final = {
     "sequence": pa.int64(),
     "delivery_count": pa.int64(),
@@ -67,7 +67,7 @@ _TYPES: Final = {
 
 def letter_schema() -> pa.Schema:
     payload = [
-        pa.field("sequence", pa.int64()),
+        pa.field("dead_letter_sequence", pa.int64()),
         *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
     ]
     return pa.schema(
@@ -133,7 +133,7 @@ def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
         for one in headers
     ]
     columns = {
-        "sequence": sequences_of(pieces),
+        "dead_letter_sequence": sequences_of(pieces),
         "headers": pa.array(own, schema.field("headers").type),
     }
     for name in _HEADER_COLUMNS:

@@ -17,6 +17,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.past_leases import find_unsettled
 from spark_mq.storage.update import Update
+from spark_mq.util.records import Record
 from spark_mq.util.validation import short_repr, validate_lease_id
 
 __all__ = ["HeldLease", "HeldSelector", "SettleResult", "extend", "settle", "summarize"]
@@ -26,7 +27,7 @@ _MAX_NAMED = 400
 
 
 @dataclass(frozen=True, slots=True)
-class SettleResult:
+class SettleResult(Record):
     """How many messages a settle settled, and how many were settled before."""
 
     settled: int
@@ -93,6 +94,8 @@ def settle(
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
     asked = [(one, command) for one, command in asked if command.intervals != []]
+    if not asked:
+        ledger.require_group()
     outcomes = ledger.settle([command for _, command in asked]) if asked else []
     asked, outcomes = _without_repeats(ledger, asked, outcomes)
     for (one, _), outcome in zip(asked, outcomes, strict=True):

@@ -105,8 +105,8 @@ class _Sizes:
                 self._known = RowSizes(self._files, piece.path)
             except (OSError, pa.ArrowException):
                 self._known = None  # a reader of these rows says what is wrong
-        if self._known is None:
-            return rows, 0.0
+        if self._known is None or self._known.rows < piece.offset + piece.rows:
+            return rows, 0.0  # uncut: a reader refuses the whole slice of a file with fewer rows
         first = piece.offset + done
         return self._known.fitting(first, first + rows, room)
 

@@ -16,9 +16,21 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_mq.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Struct, decode, encode, get
+from spark_mq.parquet.claims import check_page
+from spark_mq.parquet.thrift import (
+    BINARY,
+    I32,
+    I64,
+    LIST,
+    STRUCT,
+    Struct,
+    decode,
+    encode,
+    get,
+    read_range,
+)
 
-__all__ = ["DAMAGE", "PageIndex", "PageReader", "read_range"]
+__all__ = ["DAMAGE", "PageIndex", "PageReader"]
 
 _MAGIC: Final = b"PAR1"
 DAMAGE: Final = (AttributeError, IndexError, KeyError, OverflowError, TypeError)
@@ -161,7 +173,9 @@ class PageReader:
         dictionary = read_range(self._raw, *chunk.dictionary) if chunk.dictionary else b""
         begin = chunk.at[low]
         pages = read_range(self._raw, begin, chunk.at[high - 1] + chunk.size[high - 1] - begin)
-        values = sum(_value_count(pages, at - begin) for at in chunk.at[low:high])
+        values = sum(_value_count(pages, at - begin, name) for at in chunk.at[low:high])
+        if dictionary:
+            check_page(decode(dictionary)[0], name)
         footer = self._footer_of(chunk, name, values, len(dictionary), len(pages))
         end = len(footer).to_bytes(4, "little")
         whole = b"".join((_MAGIC, dictionary, pages, footer, end, _MAGIC))
@@ -220,23 +234,13 @@ def _located(meta: Struct, pages: list[Struct], rows: int) -> _Chunk | None:
     return _Chunk(meta, (begin, ahead) if ahead > 0 else None, at, size, [*first, rows])
 
 
-def read_range(raw: Any, at: int, size: int) -> bytes:
-    """Return bytes of a file. Raise ValueError if it ends before them."""
-    if min(at, size) < 0 or at + size > raw.size():
-        raise ValueError(f"the file ends at byte {raw.size()}, before its metadata says")
-    raw.seek(at)
-    found: bytes = raw.read(size)
-    if len(found) < size:
-        raise ValueError(f"the file ends at byte {at + len(found)}, before its metadata says")
-    return found
-
-
-def _value_count(pages: bytes, at: int) -> int:
+def _value_count(pages: bytes, at: int, name: str) -> int:
     """Return the values in the page whose header begins at a byte.
 
     In a column that is not nested, values are rows.
     """
     header, _ = decode(pages, at)
+    check_page(header, name)
     return int(get(get(header, _PAGE_V1) or get(header, _PAGE_V2), 1))
 
 

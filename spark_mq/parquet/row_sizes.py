@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.footers import open_file
-from spark_mq.parquet.pages import DAMAGE, PageIndex, read_range
-from spark_mq.parquet.thrift import Struct, decode, get
+from spark_mq.parquet.pages import DAMAGE, PageIndex
+from spark_mq.parquet.thrift import Struct, decode, get, read_range
 
 __all__ = ["RowSizes"]
 
@@ -55,6 +55,8 @@ class RowSizes:
         self._raw = files.open(path)
         _, self._footer, _ = open_file(files.root, path, self._raw)
         self._curves: dict[int, _Curve] = {}
+        self.rows: int = sum(self._footer.rows)
+        """The rows of the file."""
 
     def fitting(self, first: int, end: int, room: float) -> tuple[int, float]:
         """Return how many rows from `first` on take at most so many bytes, and their bytes.

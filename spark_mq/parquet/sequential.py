@@ -7,6 +7,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_mq.parquet.claims import check_group
 from spark_mq.parquet.footers import expanding_columns
 
 __all__ = ["SequentialReader"]
@@ -20,6 +21,7 @@ class SequentialReader:
 
     def __init__(self, raw: object, group: int, names: tuple[str, ...]) -> None:
         metadata = pq.ParquetFile(raw, pre_buffer=False).metadata
+        check_group(raw, metadata.row_group(group), names)
         file = pq.ParquetFile(
             raw,
             metadata=metadata,

@@ -9,12 +9,16 @@ from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, SettleCommand
 from spark_mq.operations.settle import SettleResult
 from spark_mq.spark import settle_rows as rows
+from spark_mq.spark.batch_publish import BatchPublisher
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.streaming.offset import parse_lease_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from spark_mq.queue import Messages, Queue
+    from spark_mq.storage.message_store import PublishReceipt
 
 __all__ = ["BatchLease"]
 
@@ -37,6 +41,7 @@ class BatchLease:
         self._batch = batch
         self._base = found.base
         self._acked: list[list[Range]] | None = None
+        self._publisher = BatchPublisher()
         self.lease_ids = tuple(found.lease_ids)
         self.settled = 0
 
@@ -71,12 +76,68 @@ class BatchLease:
         parts = self._base or parse_lease_id(self.lease_id)
         if parts is None or (len(self.lease_ids) != 1 and self._base is None):
             raise InvalidOption(
-                f"delta_options are not available: this batch has {len(self.lease_ids)} leases. "
-                f"Write the rows of each queue by itself",
+                f"delta_options and publish_options are not available: this batch has "
+                f"{len(self.lease_ids)} leases. Write the rows of each queue by itself",
                 option="delta_options",
                 value=self.lease_ids,
             )
         return {"txnAppId": parts[0], "txnVersion": str(parts[1])}
+
+    @property
+    def publish_options(self) -> dict[str, str]:
+        """Options that let a queue take the messages of this batch only once.
+
+        ``producerId`` is made from the stream, ``producerSequence`` is the number of the batch. If
+        a batch writes to one queue twice, add ``.option("producerPart", name)`` to each write but
+        one.
+
+        Returns
+        -------
+        dict
+            Options of ``df.write.format("spark_mq")``.
+
+        Raises
+        ------
+        InvalidOption
+            The batch is a union of streams, so no number stands for all of it.
+
+        Examples
+        --------
+        >>> df.write.format("spark_mq").mode("append").options(**lease.publish_options).save(path)
+        ... # doctest: +SKIP
+        """
+        return self._publisher.options(*self.delta_options.values())
+
+    def publish(
+        self, queue: Queue, messages: Messages, *, part: str | None = None
+    ) -> PublishReceipt:
+        """Publish messages from the driver, once across a crash of this batch.
+
+        Parameters
+        ----------
+        queue
+            The queue to publish to.
+        messages
+            As for :meth:`spark_mq.Queue.publish`. A replay of the batch must give the same.
+        part
+            A name for this call, if the batch publishes to the queue more than once.
+
+        Returns
+        -------
+        PublishReceipt
+            With ``duplicate=True`` if an earlier run of the batch has published.
+
+        Raises
+        ------
+        InvalidOption
+            The batch is a union of streams, or it has published this part.
+
+        Examples
+        --------
+        >>> lease.publish(queue, [f"{batch.count()} orders"])  # doctest: +SKIP
+        """
+        stream, number = self.delta_options.values()
+        return self._publisher.publish(queue, messages, stream, number, part)
 
     def read(self) -> DataFrame:
         """Read what the leases hold now with Spark's own Parquet reader.

@@ -19,6 +19,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import open_context
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.spark.batch_publish import PRODUCER_OPTIONS, SinkProducer
 from spark_mq.spark.value_schema import parse_value_schema
 from spark_mq.streaming.options import StreamOptions
 from spark_mq.util.clock import SECOND
@@ -39,6 +40,7 @@ STORAGE_PREFIX: Final = "storageoptions."
 READ_OPTIONS: Final = (
     "path",
     "consumerGroup",
+    "createGroup",
     "maxMessagesPerTrigger",
     "maxBytesPerTrigger",
     "visibilityTimeout",
@@ -52,7 +54,7 @@ READ_OPTIONS: Final = (
     "maxPollInterval",
     "valueSchema",
 )
-WRITE_OPTIONS: Final = ("path",)
+WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
 """Spark's own options, which it passes on to a source or sink."""
 
@@ -68,6 +70,8 @@ class ReadOptions:
     several: bool = False
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     group: str = "default"
+    group_named: bool = False
+    create_group: bool = True
     start: str | int | datetime = "earliest"
     stream: StreamOptions = field(default_factory=StreamOptions)
     min_partitions: int = 1
@@ -118,6 +122,11 @@ class ReadOptions:
             several=several,
             storage_options=storage,
             group=validate_name("consumerGroup", own.get("consumergroup", "default")),
+            group_named="consumergroup" in own,
+            create_group=validate_choice(
+                "createGroup", own.get("creategroup", "true"), ("true", "false")
+            )
+            == "true",
             start=validate_position("startingPosition", own.get("startingposition", "earliest")),
             stream=stream,
             min_partitions=validate_count(
@@ -135,7 +144,9 @@ class ReadOptions:
     def open(self) -> list[GroupLedger]:
         """Return the group in the queue at each path. Raise NotAQueue."""
         return [
-            open_context(absolute_path(path), self.storage_options).group(self.group, self.start)
+            open_context(absolute_path(path), self.storage_options).group(
+                self.group, self.start, create=self.create_group
+            )
             for path in self.paths
         ]
 
@@ -146,6 +157,7 @@ class WriteOptions:
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    producer: SinkProducer | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -156,7 +168,7 @@ class WriteOptions:
             raise InvalidOption(
                 f"path={path!r} is a list. A write goes to one queue", option="path", value=path
             )
-        return cls(path, storage)
+        return cls(path, storage, SinkProducer.parse(own))
 
     def open(self) -> QueueContext:
         """Open the queue. Raise NotAQueue."""

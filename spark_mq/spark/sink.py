@@ -135,10 +135,17 @@ class QueueWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the files of all tasks in one commit.
 
-        Spark calls this once, near the driver, after all tasks have succeeded.
+        Spark calls this once, near the driver, after all tasks have succeeded. With a producer, a
+        number that was published before publishes nothing.
         """
-        if files := collect_files(messages):
-            self.options.open().messages.commit(files)
+        files, producer = collect_files(messages), self.options.producer
+        if not files:
+            return
+        log = self.options.open().messages
+        if producer is None:
+            log.commit(files)
+        elif not producer.commit(log, files):
+            log_unpublished(files)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the files that stay unpublished. Spark calls this once if the write failed."""
@@ -157,6 +164,12 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, options: WriteOptions) -> None:
+        if options.producer is not None:
+            raise InvalidOption(
+                "producerId is for df.write. A stream numbers its batches itself: drop the option",
+                option="producerId",
+                value=options.producer.name,
+            )
         self.options = options
         options.open()
 

@@ -143,6 +143,10 @@ class MessageStore(ABC):
                 )
         return None
 
+    def note(self, version: int) -> dict[str, Any]:
+        """Return what a commit of spark_mq notes about itself. Empty if that is unknown."""
+        return {}
+
     @property
     def trimmed(self) -> int:
         """The last sequence that a trim has dropped, as of the last look, or -1."""

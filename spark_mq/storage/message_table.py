@@ -209,6 +209,13 @@ class MessageTable(MessageStore):
             known = last == number and first > index.forgotten_to
             return _receipt(version, rows) if known else None
 
+    def note(self, version: int) -> dict[str, Any]:
+        with wrap_store_errors(self.path, "reading"):
+            try:
+                return self.log.read_commit(version).note
+            except FileNotFoundError:
+                return {}  # cleaned
+
     # -- the index
 
     def index(self, reach: int | None = None) -> MessageIndex:

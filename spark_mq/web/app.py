@@ -50,8 +50,12 @@ THREADS: Final = 8
 MAX_FORM: Final = 64 * 1024
 """Bytes of a form."""
 _FILES: Final = {
-    "style.css": "text/css", "htmx.min.js": "text/javascript", "htmx.LICENSE.txt": "text/plain",
-}  # fmt: skip
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    "htmx.min.js": "text/javascript",
+    "htmx.LICENSE.txt": "text/plain",
+}
+"""What the pages load, with its type. htmx is version 2.0.11, as npm has it."""
 _PAGES: Final[Mapping[str, Callable[[View], Html]]] = {
     "queue": queue_page,
     "group": group_page,
@@ -134,7 +138,7 @@ class _Pages:
 
         async def endpoint(request: Request) -> Response:
             view = self._view(request, dict(request.query_params))
-            return await run_in_threadpool(_answer, lambda: HTMLResponse(show(view)))
+            return await run_in_threadpool(_answer, view, lambda: HTMLResponse(show(view)))
 
         return endpoint
 
@@ -151,7 +155,7 @@ class _Pages:
         view = self._view(request, given)
         token = given.get("csrf", "")
         return await run_in_threadpool(
-            _answer, lambda: RedirectResponse(change(view, token), status_code=303)
+            _answer, view, lambda: RedirectResponse(change(view, token), status_code=303)
         )
 
     def healthz(self, request: Request) -> Response:
@@ -175,7 +179,7 @@ class _Pages:
         return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _answer(make: Callable[[], Response]) -> Response:
+def _answer(view: View, make: Callable[[], Response]) -> Response:
     """Make an answer. An error becomes a page that explains it."""
     try:
         return make()
@@ -183,6 +187,7 @@ def _answer(make: Callable[[], Response]) -> Response:
         status = next(code for kind, code in _STATUS if isinstance(error, kind))
         if status >= 500:
             _log.error("a page failed: %s", error)
+            view.looks.close(view.name)
         return _error(status, str(error) or type(error).__name__)
 
 

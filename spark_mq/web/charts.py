@@ -13,7 +13,7 @@ __all__ = ["Series", "line_chart", "state_bar"]
 
 WIDTH: Final = 420
 HEIGHT: Final = 150
-_LEFT: Final = 46
+_LEFT: Final = 54
 _RIGHT: Final = 6
 _TOP: Final = 10
 _BOTTOM: Final = 22

@@ -12,7 +12,19 @@ from spark_mq import __version__
 from spark_mq.util.show import show_age, show_time
 from spark_mq.web.html import Child, Html, el, join, text_of
 
-__all__ = ["button", "count", "facts", "field", "href", "lazy", "page", "payload", "table", "when"]
+__all__ = [
+    "button",
+    "count",
+    "facts",
+    "field",
+    "href",
+    "lazy",
+    "page",
+    "payload",
+    "size",
+    "table",
+    "when",
+]
 
 TABS: Final = (
     ("queue", "Queue"),
@@ -24,6 +36,8 @@ TABS: Final = (
 """The pages of a queue: the first part of the path, and the name."""
 MAX_SHOWN: Final = 64 * 1024
 """Bytes of a payload that a page shows."""
+_LONG: Final = 30
+"""Characters from which a text of a table may break within a word."""
 _HTMX: Final = json.dumps(
     {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True,
      "historyCacheSize": 0}
@@ -58,6 +72,7 @@ def page(title: str, *content: Child, queue: str | None = None, view: str = "") 
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="htmx-config", content=_HTMX),
         el("title", f"{title} - spark_mq"),
+        el("link", rel="icon", href="/static/icon.svg"),
         el("link", rel="stylesheet", href="/static/style.css"),
         el("script", src="/static/htmx.min.js", defer=True),
     )
@@ -83,19 +98,26 @@ def table(
     headings: Sequence[str], rows: Iterable[Sequence[Child]], *, empty: str = "None."
 ) -> Html:
     """Return a table. Numbers stand on the right."""
-    lines = [el("tr", [_cell(value) for value in row]) for row in rows]
-    if not lines:
+    found = list(rows)
+    if not found:
         return el("p", empty, class_="note")
-    top = el("thead", el("tr", [el("th", one, scope="col") for one in headings]))
-    return el("div", el("table", top, el("tbody", lines)), class_="scroll", tabindex=0)
+    kinds = ["number" if _is_number(value) else None for value in found[0]]
+    top = el("tr", [el("th", one, scope="col", class_=kind)
+                    for one, kind in zip(headings, kinds, strict=True)])  # fmt: skip
+    lines = [el("tr", [_cell(value) for value in row]) for row in found]
+    return el("div", el("table", el("thead", top), el("tbody", lines)), class_="scroll", tabindex=0)
 
 
 def _cell(value: Child) -> Html:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return el("td", count(value), class_="number")
     if isinstance(value, str) and not isinstance(value, Html):
-        return el("td", el("bdi", value))
+        return el("td", el("bdi", value), class_="text" if len(value) > _LONG else None)
     return el("td", value)
+
+
+def _is_number(value: Child) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def count(value: int | float | None) -> str:
@@ -103,6 +125,14 @@ def count(value: int | float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def size(value: int) -> str:
+    """Return a number of bytes for people."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value >= 2**power:
+            return f"{value / 2**power:,.1f} {unit}"
+    return f"{value} bytes"
 
 
 def when(at: datetime | None, now: datetime | None = None) -> Html:

@@ -93,10 +93,16 @@ class Looks:
         self._known: dict[str, _Known] = {}
         self._samples: OrderedDict[tuple[str, str | None], deque[Sample]] = OrderedDict()
 
-    def queues(self) -> dict[str, str]:
-        """Return the path of each queue by its name on the page."""
+    def queues(self, max_age: float = FIND_SECONDS) -> dict[str, str]:
+        """Return the path of each queue by its name on the page.
+
+        Parameters
+        ----------
+        max_age
+            How many seconds old the list may be. Default: 10.
+        """
         with self._lock:
-            if self._clock() - self._found_at > FIND_SECONDS:
+            if self._clock() - self._found_at > max_age:
                 paths = Queue.find_all(
                     self.path, storage_options=self._options, max_depth=self._max_depth
                 )
@@ -111,7 +117,7 @@ class Looks:
         return self._opened(name).queue
 
     def _opened(self, name: str) -> _Known:
-        path = self.queues().get(name)
+        path = self.queues().get(name) or self.queues(FRESH_SECONDS).get(name)
         if path is None:
             raise QueueNotFound(f"there is no queue {name!r} here", path=name)
         known = self._known.get(name)
@@ -122,7 +128,17 @@ class Looks:
 
     def overview(self, name: str) -> QueueOverview:
         """Return an overview that is a second old at most. Raises QueueNotFound and others."""
-        known = self._opened(name)
+        was_open = name in self._known
+        try:
+            return self._overview(name, self._opened(name))
+        except SparkMQError:
+            self.close(name)
+            if not was_open:
+                raise
+        # The handle is of a queue that was dropped and made again, perhaps.
+        return self._overview(name, self._opened(name))
+
+    def _overview(self, name: str, known: _Known) -> QueueOverview:
         with known.lock:
             if known.overview is None or self._clock() - known.at > FRESH_SECONDS:
                 known.overview = known.queue.describe()
@@ -135,6 +151,10 @@ class Looks:
         """Look again at the next request, because the queue was changed."""
         if (known := self._known.get(name)) is not None:
             known.at = float("-inf")
+
+    def close(self, name: str) -> None:
+        """Open the queue again at the next request."""
+        self._known.pop(name, None)
 
     def all(self) -> dict[str, QueueOverview | SparkMQError]:
         """Return an overview of each queue by name, or the error of its look."""

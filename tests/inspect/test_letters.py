@@ -44,13 +44,13 @@ def test_dead_letters_are_counted_by_reason_and_group(queue: Queue) -> None:
 
 def test_dead_letters_are_listed_from_the_newest_on(queue: Queue) -> None:
     assert queue.newest_dead_letters().num_rows == 0
-    everything = with_letters(queue).list_dead_letters()["sequence"].to_pylist()
-    newest = queue.newest_dead_letters(3)["sequence"].to_pylist()
+    everything = with_letters(queue).list_dead_letters()["dead_letter_sequence"].to_pylist()
+    newest = queue.newest_dead_letters(3)["dead_letter_sequence"].to_pylist()
     assert newest == everything[::-1][:3]
-    rest = queue.newest_dead_letters(9, before=newest[-1])["sequence"].to_pylist()
+    rest = queue.newest_dead_letters(9, before=newest[-1])["dead_letter_sequence"].to_pylist()
     assert newest + rest == everything[::-1]
-    queue.redrive(where=f"sequence = {newest[0]}")
-    assert queue.newest_dead_letters(1)["sequence"].to_pylist() == newest[1:2]
+    queue.redrive(where=f"dead_letter_sequence = {newest[0]}")
+    assert queue.newest_dead_letters(1)["dead_letter_sequence"].to_pylist() == newest[1:2]
     assert queue.dead_letter_reasons().counted == 6
     with pytest.raises(InvalidOption, match="n="):
         queue.newest_dead_letters(0)

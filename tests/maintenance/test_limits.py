@@ -109,6 +109,22 @@ def test_the_calls_of_a_sweep_grow_by_the_same_for_each_group(
     assert (needed[1] - needed[0]) / 20 <= 16
 
 
+def test_a_sweep_reads_each_of_10_000_ledgers_once(tmp_path: Path, calls: list[str]) -> None:
+    """A handle kept 2,000 ledgers, so with more groups a sweep read each of them three times."""
+    queue = with_groups(tmp_path / "queue", 20)
+    ledgers = Queue.open(tmp_path / "queue")._context.ledgers
+    ledger = queue.group("g0")._ledger.current()
+    for number in range(10_000 - 20):
+        ledgers._cache[f"other{number}"] = (("file",), ledger)
+    for name in ledgers.groups():
+        ledgers.read(name)
+    calls.clear()
+    for name in (*ledgers.groups(), "other0"):
+        ledgers.read(name)
+    assert "read_parquet" not in calls
+    assert len(ledgers._cache) == 10_000
+
+
 def steps_of(queue: Queue, group: str) -> int:
     """The calls of Python functions that a lease and an ack make."""
     count = 0

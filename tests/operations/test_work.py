@@ -241,6 +241,7 @@ def test_wrong_options_are_refused_before_anything_is_leased(
     queue: Queue, given: dict[str, Any]
 ) -> None:
     queue.publish(["a"])
+    queue.group().ensure()
     with pytest.raises(InvalidOption):
         drain(queue, lambda _: None, **given)
     assert counts(queue) == {"ready": 1}
@@ -250,6 +251,7 @@ def test_a_handler_of_the_wrong_signature_is_refused_before_anything_is_leased(
     queue: Queue,
 ) -> None:
     queue.publish("a")
+    queue.group().ensure()
     for handler in (lambda: None, lambda taken, more: None, "no function"):
         with pytest.raises(InvalidOption, match=r"^handler=.*lease\)") as caught:
             drain(queue, handler)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def values(lease: Lease) -> list[bytes]:
 
 
 def stats(queue: Queue, group: str = "default") -> GroupStats:
-    return queue.group(group).stats()
+    return queue.group(group).ensure().stats()
 
 
 # -- publishing
@@ -574,7 +574,8 @@ def test_stats_tell_every_message_once(queue: Queue, clock: ManualClock) -> None
 def test_an_empty_queue_has_nothing_to_lease(queue: Queue) -> None:
     assert queue.group().lease("w") is None
     assert queue.stats()["published"] == 0
-    assert queue.group("other").stats().ready == 0
+    with pytest.raises(errors.GroupNotFound, match=r"'other'.*has default"):
+        queue.group("other").stats()
     assert queue.groups() == ["default"]
 
 

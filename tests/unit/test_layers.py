@@ -32,6 +32,7 @@ LAYERS = [
     {"parquet"},
     {"ledger"},
     {"delta"},
+    {"telemetry"},
     {"util"},
     {"errors"},
 ]

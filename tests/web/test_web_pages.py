@@ -228,7 +228,7 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     assert "0 letters" in none.text
     assert "nope" in get(client, "/letters/orders", 400, where="nope = 1").text
     assert get(client, "/letters/orders", 400, where="true", limit=10_001)
-    (letter,) = queue.newest_dead_letters()["sequence"].to_pylist()
+    (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
     assert '"name": "bad"' in get(client, "/letters/orders", letter=letter).text
     assert "not there" in get(client, "/letters/orders", letter=letter + 1).text
     assert get(client, "/letters/orders", count="all")
@@ -293,7 +293,7 @@ def test_values_are_escaped_on_every_page(visit: Visit, queue: Queue) -> None:
     headers = {**own.headers, f"{HEADER_PREFIX}reason": EVIL, f"{HEADER_PREFIX}group": EVIL}
     queue.dead_letters.publish(Message(EVIL, headers=headers))
     queue.group("billing").pause(EVIL)
-    (letter,) = queue.newest_dead_letters(1)["sequence"].to_pylist()
+    (letter,) = queue.newest_dead_letters(1)["dead_letter_sequence"].to_pylist()
     client = visit(allow_changes=True, user=EVIL)
     name = group.name
     seen = 0
@@ -356,6 +356,28 @@ def test_an_overview_is_read_once_a_second(queue: Queue) -> None:
     queue.publish("newer")
     looks.forget("orders")
     assert looks.overview("orders").published == 7
+
+
+def test_a_queue_is_found_at_once_after_it_was_created(queue: Queue) -> None:
+    now = [0.0]
+    looks = Looks(str(Path(queue.path).parent), clock=lambda: now[0])
+    assert list(looks.queues()) == ["orders"]
+    Queue.create(Path(queue.path).parent / "new", durable=False)
+    now[0] = 1.5
+    assert looks.overview("new").published == 0
+
+
+def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue) -> None:
+    client = visit()
+    assert get(client, "/queue/orders")
+    Queue.drop(queue.path, "orders")
+    Queue.create(queue.path, durable=False).publish("new")
+    assert "No message waits" in get(client, "/queue/orders").text
+    assert "new" in get(client, "/messages/orders").text
+    Queue.drop(queue.path, "orders")
+    Queue.create(queue.path, durable=False).publish("newer")
+    client.get("/messages/orders")
+    assert "newer" in get(client, "/messages/orders").text
 
 
 def test_samples_are_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

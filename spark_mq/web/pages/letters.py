@@ -95,7 +95,7 @@ def _quoted(text: str) -> str:
 def _table(view: View, letters: list[dict[str, Any]]) -> Html:
     rows: list[list[Child]] = [
         [
-            _letter(view, one["sequence"]), _origin(view, one["original_sequence"]),
+            _letter(view, one["dead_letter_sequence"]), _origin(view, one["sequence"]),
             one["consumer_group"] or "", one["delivery_count"], one["reason"] or "",
             one["error"] or "", one["key"] or "", when(one["published_at"]),
             show_value(one["value"]),
@@ -118,7 +118,7 @@ def _origin(view: View, sequence: int | None) -> Child:
 def _more(view: View, letters: list[dict[str, Any]]) -> Child:
     if len(letters) < ROWS:
         return None
-    address = href("letters", view.name, before=letters[-1]["sequence"])
+    address = href("letters", view.name, before=letters[-1]["dead_letter_sequence"])
     return el("p", el("a", "Older", href=address), class_="turn")
 
 
@@ -150,17 +150,19 @@ def trial(view: View, where: str, limit: int, *, offer: bool = True) -> Html:
 
 def _one(view: View, sequence: int) -> Html:
     rows = view.queue.newest_dead_letters(1, before=sequence + 1).to_pylist()
-    if not rows or rows[0]["sequence"] != sequence:
+    if not rows or rows[0]["dead_letter_sequence"] != sequence:
         note = el("p", "The letter is not there. It may have been redriven.", class_="note")
         return page(f"Dead letter {sequence}", note, queue=view.name, view="letters")
     letter = rows[0]
     value, headers = letter.pop("value"), dict(letter.pop("headers") or ())
-    letter["original_sequence"] = _origin(view, letter["original_sequence"])
+    letter["sequence"] = _origin(view, letter["sequence"])
     pairs = [
         (name.replace("_", " "), when(shown) if hasattr(shown, "isoformat") else shown)
         for name, shown in letter.items()
     ]
-    redrive = href("change", view.name, do="redrive", where=f"sequence = {sequence}", limit=1)
+    redrive = href(
+        "change", view.name, do="redrive", where=f"dead_letter_sequence = {sequence}", limit=1
+    )
     return page(
         f"Dead letter {sequence}",
         el("p", button("Redrive it", redrive), class_="buttons") if view.allow_changes else None,

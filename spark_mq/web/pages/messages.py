@@ -169,7 +169,7 @@ def _event(one: TraceEvent) -> list[Child]:
     error = ": ".join(filter(None, (one.reason, one.error)))
     return [
         show_time(one.at), one.group, one.event, one.outcome or one.state, one.delivery_count,
-        one.failure_count, who, el("code", one.lease_id), error,
+        one.failure_count, who, el("code", (one.lease_id or "")[:8], title=one.lease_id), error,
     ]  # fmt: skip
 
 

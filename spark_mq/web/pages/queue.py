@@ -11,7 +11,7 @@ from spark_mq.ledger.stats import GroupStats
 from spark_mq.util.show import show_age
 from spark_mq.web.charts import Series, line_chart, state_bar
 from spark_mq.web.html import Child, Html, el, join
-from spark_mq.web.layout import count, facts, field, href, lazy, page, table, when
+from spark_mq.web.layout import count, facts, field, href, lazy, page, size, table, when
 from spark_mq.web.looks import Sample
 from spark_mq.web.view import View
 
@@ -71,7 +71,7 @@ def _sizes(view: View, overview: QueueOverview) -> Html:
     sweeps = overview.sweeps
     return facts([
         ("Published", overview.published),
-        ("Retained", f"{count(overview.retained)} ({overview.retained_bytes / 2**20:,.1f} MiB)"),
+        ("Retained", f"{count(overview.retained)} ({size(overview.retained_bytes)})"),
         ("Last publish", when(overview.last_published_at, view.now)),
         ("Dead letters", overview.dead_letters),
         ("Last sweep", when(sweeps.last_change_at, view.now)),

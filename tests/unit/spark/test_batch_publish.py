@@ -1,0 +1,76 @@
+"""What the numbers of a batch do to a write, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_mq import Queue
+from spark_mq.errors import DuplicatePublish, InvalidOption
+from spark_mq.parquet.writer import write_file
+from spark_mq.spark.batch_publish import BatchPublisher, SinkProducer
+from spark_mq.spark.options import WriteOptions
+from spark_mq.spark.sink import QueueStreamWriter
+from spark_mq.testing import memory_queue
+from spark_mq.testing_batch import FakeBatchLease
+
+STREAM = "8a8b4c2e-0000-4000-8000-000000000000"
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue.create(tmp_path / "queue", durable=False)
+
+
+def write(queue: Queue, producer: SinkProducer) -> bool:
+    log = queue._context.messages
+    return producer.commit(log, [write_file(log.files, pa.table({"value": [b"a"]}))])
+
+
+def producer(publisher: BatchPublisher, number: str = "1") -> SinkProducer:
+    options = publisher.options(STREAM, number)
+    found = SinkProducer.parse({name.lower(): value for name, value in options.items()})
+    assert found is not None
+    return found
+
+
+def test_a_replay_is_skipped_and_a_second_write_of_a_run_is_an_error(queue: Queue) -> None:
+    first, replay = BatchPublisher(), BatchPublisher()
+    assert write(queue, producer(first))
+    with pytest.raises(InvalidOption, match="producerPart"):
+        write(queue, producer(first))
+    assert not write(queue, producer(replay))
+    assert write(queue, producer(replay, "2"))
+    assert queue.group("look").ensure().stats().ready == 2
+
+
+def test_a_call_of_a_driver_that_failed_may_be_repeated(queue: Queue) -> None:
+    publisher = BatchPublisher()
+    with pytest.raises(InvalidOption):
+        publisher.publish(queue, [object()], STREAM, "1", None)  # type: ignore[list-item]
+    receipt = publisher.publish(queue, ["a"], STREAM, "1", None)
+    assert not receipt.duplicate
+    again = BatchPublisher().publish(queue, ["a"], STREAM, "1", None)
+    assert (again.duplicate, again.sequences) == (True, receipt.sequences)
+
+
+def test_a_stream_takes_no_number_of_its_user(queue: Queue) -> None:
+    options = WriteOptions(queue.path, producer=SinkProducer("p", 1))
+    with pytest.raises(InvalidOption, match="A stream numbers its batches itself"):
+        QueueStreamWriter(options)
+
+
+def test_a_fake_lease_publishes_each_part_once() -> None:
+    source, target = memory_queue(), memory_queue()
+    source.publish("a")
+    lease = source.group().lease("w")
+    assert lease is not None
+    fake = FakeBatchLease(lease)
+    assert set(fake.publish_options) == {"producerId", "producerSequence"}
+    fake.publish(target, ["one"])
+    fake.publish(target, ["two"], part="two")
+    with pytest.raises(DuplicatePublish):
+        fake.publish(target, ["three"])
+    assert target.group("look").ensure().stats().ready == 2
