@@ -23,6 +23,7 @@ __all__ = [
     "InvalidOption",
     "InvalidSchema",
     "LeaseLost",
+    "MessagesHeld",
     "NotAQueue",
     "ProducerFenced",
     "PublishFailed",
@@ -223,6 +224,18 @@ class LeaseLost(SparkMQError):
         The ids of the lost messages, as far as they are known.
     result : SettleResult
         The result for the other messages.
+    """
+
+
+class MessagesHeld(SparkMQError):
+    """Raised if the owner would change messages that a lease or a sweep holds.
+
+    Attributes
+    ----------
+    group : str
+        The name of the group.
+    held : list
+        ``(first, last, who)`` of the held sequences. Nothing was changed.
     """
 
 

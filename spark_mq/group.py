@@ -6,19 +6,21 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Unpack
 
 from spark_mq.errors import GroupBlocked, InvalidOption
 from spark_mq.inspect.views import GroupViews
 from spark_mq.lease import Lease
+from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
 from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.acquire import Acquired, LeaseOptions, wait_for_lease
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.interventions import change_messages, find_messages
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
@@ -129,6 +131,96 @@ class ConsumerGroup(GroupViews):
             The number of messages.
         """
         return self._ledger.unblock(to, sequences)
+
+    def discard(
+        self,
+        sequences: int | Iterable[int] | None = None,
+        *,
+        message_id: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        force: bool = False,
+        reason: str | None = None,
+        by: str | None = None,
+    ) -> int:
+        """Settle messages without a lease. No worker of the group gets them again.
+
+        Their outcome is "dropped". Name them by one of sequences, message_id or key.
+
+        Parameters
+        ----------
+        sequences
+            One sequence or several.
+        message_id
+            One id or several.
+        key
+            One key or several: all messages with it that the group has not settled.
+        force
+            Also take messages from their leases, which cannot settle them then. Default: refuse.
+        reason
+            Why, for people.
+        by
+            Who does it, for the history. Default: the user and the host of this process.
+
+        Returns
+        -------
+        int
+            The number of messages. Those that are settled already do not count.
+
+        Raises
+        ------
+        MessagesHeld
+            A lease holds some of them, or a sweep copies them. Nothing was changed.
+        GroupNotFound
+            There is no such group.
+        """
+        found = find_messages(self._ledger, sequences, message_id, key)
+        why = validate_error(reason, "reason")
+        return change_messages(self._ledger, DISCARD, found, reason=why, force=force, by=by)
+
+    def retry_now(
+        self,
+        sequences: int | Iterable[int] | None = None,
+        *,
+        message_id: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        force: bool = False,
+        by: str | None = None,
+    ) -> int:
+        """Make delayed, dead or blocked messages due now, without a lease.
+
+        Delayed ones keep their counts. Dead and blocked ones start with counts from zero. See
+        :meth:`discard` for the parameters.
+
+        Returns
+        -------
+        int
+            The number of messages. Those that are due or settled already do not count.
+        """
+        found = find_messages(self._ledger, sequences, message_id, key)
+        return change_messages(self._ledger, RETRY_NOW, found, force=force, by=by)
+
+    def dead_letter(
+        self,
+        sequences: int | Iterable[int] | None = None,
+        *,
+        message_id: str | Sequence[str] | None = None,
+        key: str | Sequence[str] | None = None,
+        force: bool = False,
+        reason: str | None = None,
+        by: str | None = None,
+    ) -> int:
+        """Make messages dead without a lease. The sweep routes them to the dead-letter queue.
+
+        See :meth:`discard` for the parameters. `reason` is the error of the dead letter.
+
+        Returns
+        -------
+        int
+            The number of messages. Those that are dead or settled already do not count.
+        """
+        found = find_messages(self._ledger, sequences, message_id, key)
+        why = validate_error(reason, "reason")
+        return change_messages(self._ledger, DEAD_LETTER, found, reason=why, force=force, by=by)
 
     def pause(self, reason: str | None = None) -> None:
         """Stop new leases of the group, in every process, until :meth:`resume`.

@@ -29,8 +29,9 @@ State     Entered by                             Left by
 unread    publish                                a worker's lease, or expires_at
 leased    a worker's lease, counted              a settle, or the next operation after expiry
 waiting   nack, release, expiry, deliver_at,     a worker's lease, from available_at on
-          or a file out of reach
-dead      reject, a limit, or a damaged file     the sweep, which routes it
+          a file out of reach, or the owner
+dead      reject, a limit, a damaged file, or    the sweep, which routes it, or the owner
+          the owner
 blocked   a limit in a group that blocks         the owner's unblock
 routing   the sweep or a redrive                 the same, after the copy is published
 settled   ack, routed, drop, skip, expires_at    the next commit, if nothing lies before it
@@ -38,6 +39,7 @@ settled   ack, routed, drop, skip, expires_at    the next commit, if nothing lie
 
 A waiting range can also be settled: by its lease's late ack, by expires_at, or by a trim.
 A late nack or release expires its range first, unless another operation has done so before.
+The owner may discard, retry or make dead any message that is not in routing.
 A seek may move any range but a routing one to settled or unread.
 
 Each rule has one module:
@@ -54,7 +56,8 @@ Each rule has one module:
 - ``routing`` freezes ranges for a copy to another queue, and settles them after it.
 - ``schedule`` applies deliver_at and expires_at.
 - ``unreadable`` sets messages aside whose payload cannot be read.
-- ``admin`` applies what the owner does: seek, unblock, pause, resume, and the loss of trimmed
+- ``interventions`` changes single messages for the owner: discard, retry now, dead letter.
+- ``admin`` applies what else the owner does: seek, unblock, pause, resume, and the loss of trimmed
   messages.
 - ``stats`` counts messages by state.
 

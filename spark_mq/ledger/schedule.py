@@ -23,6 +23,7 @@ __all__ = [
     "split_by_time",
     "split_due",
     "unread_range",
+    "was_due",
 ]
 
 
@@ -65,7 +66,7 @@ def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeS
         times = index.file_at(piece.first).times
         last = piece.first + piece.rows - 1
         part = r._replace(first=piece.first, last=last, message_count=piece.rows)
-        delivered = r.delivery_count > 0  # a message that was delivered was due
+        delivered = was_due(r)
         if times is None or (_none_expired(times, now) and (delivered or times.due_to <= cutoff)):
             _append(out.due, part, index)
         elif _none_expired(times, now) and times.due_from > cutoff:
@@ -73,6 +74,11 @@ def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeS
         else:
             _split_file(out, part, index, now, cutoff)
     return out
+
+
+def was_due(r: Range) -> bool:
+    """Return whether messages were due before: they were delivered, or made due by the owner."""
+    return r.delivery_count > 0 or r.reason is not None
 
 
 def _none_expired(times: DeliveryTimes, now: int) -> bool:
@@ -110,7 +116,7 @@ def _spans(part: Range, index: MessageIndex, now: int, cutoff: int) -> list[_Tim
         kind, at = "due", None
         if expires_at is not None and expires_at <= now:
             kind = "expired"
-        elif deliver_at is not None and deliver_at > cutoff and part.delivery_count == 0:
+        elif deliver_at is not None and deliver_at > cutoff and not was_due(part):
             kind, at = "later", deliver_at
         if spans and spans[-1][0] == kind:
             _, first, _, least = spans[-1]

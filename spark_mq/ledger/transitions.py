@@ -14,6 +14,7 @@ __all__ = [
     "AGE_LIMIT",
     "ATTEMPT_LIMIT",
     "FAILURE_LIMIT",
+    "REQUESTED",
     "exhaust",
     "exhausted_limit",
     "expire_leases",
@@ -33,6 +34,8 @@ __all__ = [
 ATTEMPT_LIMIT: Final = "max_delivery_attempts"
 FAILURE_LIMIT: Final = "max_failures"
 AGE_LIMIT: Final = "max_retry_age"
+REQUESTED: Final = "requested"
+"""The reason of messages that the owner made dead, or due before their time."""
 
 
 def expire_leases(
@@ -81,7 +84,8 @@ def expire_leases(
             leased.append(r)
             editor.add(expired(r, rules), r, "lease_expired")
         else:
-            limit = r.reason or _limit_name(r, rules)
+            limit = r.reason if r.state == BLOCKED else None
+            limit = limit or _limit_name(r, rules)
             editor.add(exhaust(r, rules, limit, r.error), r, "exhausted")
     record_expired_leases(editor, leased, rules)
     return editor.build()

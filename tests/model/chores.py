@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from spark_mq.errors import LeaseLost, TablesDisagree
+from spark_mq.errors import LeaseLost, MessagesHeld, TablesDisagree
 from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.ledger.settle import NACK, REJECT, SettleCommand
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.recover import recover_tables
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.retention import trim
+from spark_mq.operations.interventions import change_messages
 
 from .actors import Context, Proc, Program, Worker
 from .explorer import EFFECT
@@ -139,6 +140,34 @@ class Pauser(Chore):
         ctx.group().resume()
         ctx.emit("paused", False)
         return ENDED
+
+
+class Owner(Chore):
+    """Changes the first message without a lease, once: as it may, and then by force."""
+
+    def __init__(self, name: str, who: int, how: str) -> None:
+        super().__init__(name, who)
+        self.how = how
+
+    def start(self, proc: Proc, store: Store) -> Proc | None:
+        return proc._replace(pc="work", local=()) if store.book("g") is not None else None
+
+    def work(self, ctx: Context) -> str:
+        m = ctx.store.log.messages[0]
+        try:
+            self.change(ctx, m, force=False)
+        except MessagesHeld:
+            return "take"
+        return ENDED
+
+    def take(self, ctx: Context) -> str:
+        self.change(ctx, ctx.store.log.messages[0], force=True)
+        return ENDED
+
+    def change(self, ctx: Context, m: int, *, force: bool) -> None:
+        changed = change_messages(ctx.group()._ledger, self.how, [(m, m)], force=force, by="owner")
+        if changed:
+            ctx.emit("intervened", m, self.how, force)
 
 
 class Restorer(Chore):

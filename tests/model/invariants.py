@@ -313,6 +313,26 @@ class _Noting:
                     f"{verb} of message {at} by {lease} is refused, though it is settled already"
                 )
 
+    def intervened(self, m: int, how: str, force: bool) -> None:
+        """The owner has changed a message. A lease that held it may not settle it any more."""
+        at = self.at[m]
+        row = self._before(at)
+        held = row is not None and row.state == LEASED
+        live = held and (row.expires_at or 0) + self.onlooker.skew >= self.now  # type: ignore[union-attr]
+        if live and not force:
+            raise Violation(f"message {at} is taken from {row}, and nobody has forced it")
+        if self.holder[at] is not None:
+            self.given.add((str(self.holder[at]), at))
+        self.touched.add(at)
+        now = self.view[at]
+        wanted = {"discard": SETTLED, "dead letter": DEAD, "retry now": WAITING}[how]
+        if now is None or now.state != wanted or (now.available_at or 0) > self.now:
+            raise Violation(f"the owner's {how} of message {at} has left it as {now}")
+        self.excused.add(at)
+        self.blamed[at] = True
+        self.due_from[at] = self.now
+        self.trouble.add((batch_of(str(self.holder[at])), -1 - at))
+
     def paused(self, now: bool) -> None:
         self.breaker = self.breaker._replace(paused=now)
 

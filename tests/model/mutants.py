@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_mq.ledger import acquire as selection
 from spark_mq.ledger import admin as moving
-from spark_mq.ledger import breaker, log_marks, order, routing
+from spark_mq.ledger import breaker, interventions, log_marks, order, routing
 from spark_mq.ledger import editor as draft
 from spark_mq.ledger import extend as extending
 from spark_mq.ledger import held_messages as held
@@ -147,6 +147,16 @@ ALL = [
            "self", "broken"),
     Mutant(LEDGER, "only leases of different messages count", breaker.Breaker.with_failure, "if first in self.failed:", "if False:", "broken"),
     Mutant(LEDGER, "a paused group leases nothing", breaker.Breaker.why, "if self.paused_at is not None:", "if False:", "paused"),
+    Mutant(LEDGER, "the owner takes no message from a lease unasked", interventions._Change.held, "r.state == LEASED and not force",
+           "False", "discarding"),
+    Mutant(LEDGER, "a lease that lost a message to the owner cannot settle it", interventions._Change._after,
+           "lease_size=size, reason=", "lease_size=size, lease_id=r.lease_id, reason=", "retrying"),
+    Mutant(LEDGER, "what the owner retries is due at once", interventions._Change._after, "to_waiting(r, self.now, r.error)",
+           "to_waiting(r, r.available_at or self.now + 10**9, r.error)", "retrying"),
+    Mutant(LEDGER, "what the owner makes dead is dead", interventions._Change._after, "to_dead(r, REQUESTED, self.error or r.error)",
+           "r.as_settled()", "making_dead"),
+    Mutant(LEDGER, "what the owner discards is over", interventions._Change._after, "return r.as_settled()",
+           "return to_waiting(r, self.now, r.error)", "discarding"),
     Mutant(LEDGER, "a resumed group leases again", moving.resume, "Breaker()", "ledger.head.breaker", "paused"),
     Mutant(LEDGER, "an extension revives what has expired", extending._Extension.apply, "if r.state == WAITING:", "if False:", "fickle"),
     Mutant(LEDGER, "an extension never shortens", extending._Extension.apply, "max(expires_at, r.expires_at or 0)", "expires_at", "capped"),

@@ -462,6 +462,43 @@ class Naive:
                 m.forget("waiting", available_at=now, first_leased_at=m.info["first_leased_at"])
         return len(wanted)
 
+    def intervene(self, how: str, seqs: list[int], now: int, force: bool) -> tuple[int, set[int]]:
+        """Returns how many messages changed, and those that must not."""
+        named = [m for m in self.messages if m.seq in seqs]
+        barred = {m.seq for m in named if m.state == "routing" or (m.state == "leased" and not force)}
+        if barred:
+            return 0, barred
+        changed = 0
+        for m in named:
+            waits = m.state == "waiting" and m.info["available_at"] > now
+            if m.state == "settled" or (how == "dead letter" and m.state == "dead"):
+                continue
+            if how == "retry now" and not waits and m.state not in ("dead", "blocked", "leased"):
+                continue
+            if m.state == "unread":
+                self._write_down(m.seq)
+            self._intervene_one(how, m, now)
+            changed += 1
+        return changed, set()
+
+    def _intervene_one(self, how: str, m: Message, now: int) -> None:
+        if how == "discard":
+            m.forget("settled")
+            self.count("dropped", 1)
+        elif how == "dead letter":
+            m.die("requested")
+        elif m.state in ("dead", "blocked"):
+            m.own_failure = False
+            kept = m.info["first_leased_at"]
+            m.forget("waiting", available_at=now, first_leased_at=kept, reason="requested")
+        else:
+            keeps = m.info["suspect"] and m.state == "waiting"
+            size = m.info["lease_size"] if keeps else None
+            never = m.info["delivery_count"] == 0
+            reason = "requested" if never else m.info["reason"]
+            m.end_lease("waiting", available_at=now, reason=reason)
+            m.info["lease_size"] = size
+
     def cut(self, horizon: int) -> int:
         gone = [
             m for m in self.by_state("unread", "waiting", "dead", "blocked") if m.seq <= horizon

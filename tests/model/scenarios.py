@@ -22,6 +22,7 @@ from .actors import (
 from .chores import (
     Broke,
     Joiner,
+    Owner,
     Patient,
     Pauser,
     Redriver,
@@ -179,6 +180,28 @@ def paused(large: bool) -> World:
         Bounds(crashes=0, ticks=1 if large else 0),
         messages=(3,) if large else (2,),
     )
+
+
+def discarding(large: bool) -> World:
+    """An owner discards a message, by force if a worker holds it."""
+    return _owned("discard", large)
+
+
+def retrying(large: bool) -> World:
+    """An owner makes a message due, by force if a worker holds it."""
+    return _owned("retry now", large)
+
+
+def making_dead(large: bool) -> World:
+    """An owner makes a message dead, by force if a worker holds it."""
+    return _owned("dead letter", large)
+
+
+def _owned(how: str, large: bool) -> World:
+    verbs = ("nack one", "leave", "snooze")
+    workers = [Fickle("v", 1, moves=2 if large else 1, verbs=verbs), Worker("w", 2)]
+    bounds = Bounds(crashes=0, ticks=1 if large else 0)
+    return Delivery([*workers, Owner("o", 3, how)], bounds, messages=(2,))
 
 
 def last_attempts(large: bool) -> World:
@@ -417,7 +440,7 @@ WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
         crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, left, left_by_a_zombie, capped, apart,
-        singly, snoozing, in_places, three_in_places, isolated, dropping, broken, paused,
+        singly, snoozing, in_places, three_in_places, isolated, dropping, broken, paused, discarding, retrying, making_dead,
         last_attempts,
         killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie,
         failing_batches, releasing, outages, plain_sink,

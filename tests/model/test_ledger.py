@@ -14,6 +14,7 @@ from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.extend import extend
+from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -359,6 +360,26 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, total = admin.unblock(self.ledger, self.index, self.now, how, intervals)
         assert total == self.naive.unblock(how, self.now, seqs)
 
+    @rule(
+        how=st.sampled_from([DISCARD, RETRY_NOW, DEAD_LETTER]),
+        names=st.lists(numbers, min_size=1, max_size=6),
+        near=st.booleans(),
+        force=st.booleans(),
+    )
+    def intervene(self, how, names, near, force):
+        """The owner's changes of single messages, wherever they stand."""
+        self.expire_leases()
+        pool = [m.seq for m in self.naive.messages if m.state != "settled"] if near else []
+        pool = pool or self.pool()
+        seqs = [pool[name % len(pool)] for name in names]
+        self.ledger, done = intervene(
+            self.ledger, self.index, self.now, how, [(seq, seq) for seq in seqs], force=force
+        )
+        barred = {seq for first, last, _ in done.held for seq in range(first, last + 1)}
+        expected, held = self.naive.intervene(how, seqs, self.now, force)
+        assert done.changed == expected
+        assert {m.seq for m in self.naive.messages if m.seq in barred} == held
+
     @rule(really=st.sampled_from([False] * 7 + [True]))
     def pause(self, really):
         if not really:  # most of what is to be seen needs leases
@@ -477,7 +498,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (breaker.failed_probes, breaker.paused_at) == (naive.probes_failed, naive.paused)
         for m in messages:
             assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
-            if m.info["reason"] not in (None, "rejected", UNREADABLE):
+            if m.info["reason"] not in (None, "rejected", UNREADABLE, transitions.REQUESTED):
                 assert m.own_failure, f"an innocent died: {m.seq:x} by {m.info['reason']}"
 
     @invariant()

@@ -25,7 +25,7 @@ LEGAL = {
     "unread": {"leased", "waiting", "dead", "routing", "settled"},
     "leased": {"waiting", "dead", "blocked", "settled"},
     "waiting": {"leased", "dead", "blocked", "routing", "settled"},
-    "dead": {"routing", "settled"},
+    "dead": {"waiting", "routing", "settled"},
     "blocked": {"waiting", "dead", "settled"},
     "routing": {"settled"},
     "settled": set(),

@@ -1,0 +1,198 @@
+"""Change single messages for the group's owner, without a lease: discard, retry, make dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_range import range_between
+from spark_mq.ledger.ranges import (
+    BLOCKED,
+    DEAD,
+    LEASED,
+    ROUTING,
+    SETTLED,
+    UNREAD,
+    WAITING,
+    Ledger,
+    Range,
+)
+from spark_mq.ledger.schedule import split_by_time
+from spark_mq.ledger.transitions import REQUESTED, to_dead, to_waiting
+from spark_mq.util.validation import truncate_error
+
+__all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervention", "intervene"]
+
+DISCARD: Final = "discard"
+RETRY_NOW: Final = "retry now"
+DEAD_LETTER: Final = "dead letter"
+_EVENTS: Final = {DISCARD: "discarded", RETRY_NOW: "retried", DEAD_LETTER: "made_dead"}
+
+
+@dataclass(slots=True)
+class Intervention:
+    """What an owner's change did."""
+
+    changed: int = 0
+    """Messages in another state now, or due earlier."""
+    ranges: list[Interval] = field(default_factory=list)
+    """Their sequences."""
+    held: list[tuple[int, int, str]] = field(default_factory=list)
+    """``(first, last, who)`` of messages that must not change. Then nothing was changed."""
+
+
+def intervene(
+    ledger: Ledger,
+    index: MessageIndex,
+    now: int,
+    how: str,
+    intervals: Sequence[Interval],
+    *,
+    error: str | None = None,
+    force: bool = False,
+) -> tuple[Ledger, Intervention]:
+    """Change the unsettled messages of some intervals, whoever has leased them before.
+
+    Messages that a lease holds are refused, unless it is forced. Then the lease loses them.
+    Messages in routing are always refused.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger. The caller has expired leases already.
+    index
+        The message index.
+    now
+        The current time in microseconds.
+    how
+        DISCARD settles them. RETRY_NOW makes them due now; dead and blocked ones start with counts
+        from zero. DEAD_LETTER makes them dead.
+    intervals
+        Sequences, inclusive.
+    error
+        Why they are dead.
+    force
+        Whether to take messages from their leases.
+
+    Returns
+    -------
+    tuple of Ledger and Intervention
+        The next ledger and what changed.
+    """
+    change = _Change(ledger, index, now, how, intervals=normalise(intervals), error=error)
+    change.done.held = list(change.held(force))
+    if change.done.held:
+        return ledger, change.done
+    change.change_tracked()
+    change.change_unread()
+    return (change.editor.build() if change.done.changed else ledger), change.done
+
+
+class _Change:
+    """One change in progress."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        index: MessageIndex,
+        now: int,
+        how: str,
+        *,
+        intervals: list[Interval],
+        error: str | None,
+    ) -> None:
+        self.ledger, self.index, self.now, self.how = ledger, index, now, how
+        self.intervals = intervals
+        self.error = None if error is None else truncate_error(error)
+        self.editor = LedgerEditor(ledger)
+        self.done = Intervention()
+
+    def held(self, force: bool) -> Iterator[tuple[int, int, str]]:
+        """Yield the messages that must not change, and who has them."""
+        for row in self._rows():
+            r = self.ledger.range_at(row)
+            if r.state == ROUTING or (r.state == LEASED and not force):
+                who = "a sweep or redrive copies it" if r.state == ROUTING else (
+                    f"lease {r.lease_id} of {r.worker_id} holds it"
+                )  # fmt: skip
+                for piece in self._inside(r):
+                    yield piece.first, piece.last, who
+
+    def change_tracked(self) -> None:
+        """Change the messages that the ledger knows."""
+        for row in self._rows():
+            r = self.ledger.range_at(row)
+            pieces = [] if r.state in (SETTLED, ROUTING) else self._inside(r)
+            if not pieces:
+                continue
+            self.editor.remove([row])
+            for piece in pieces:
+                self._change(piece)
+            for first, last in subtract([(r.first, r.last)], [(p.first, p.last) for p in pieces]):
+                self.editor.add(r.slice(first, last, self.index), r)
+
+    def change_unread(self) -> None:
+        """Change unread messages. Those before them are in the ledger from then on."""
+        first = self.ledger.tracked_up_to + 1
+        unread = range_between(self.index, first, self.intervals[-1][1], UNREAD)
+        pieces = [piece for r in ([unread] if unread else []) for piece in self._inside(r)]
+        if self.how == RETRY_NOW:
+            split = (split_by_time(piece, self.index, self.now, self.now) for piece in pieces)
+            pieces = [later for parts in split for later in parts.later]
+        if unread is None or not pieces:
+            return
+        for piece in pieces:
+            self._change(piece)
+        reach = [(unread.first, pieces[-1].last)]
+        for low, high in subtract(reach, [(piece.first, piece.last) for piece in pieces]):
+            if before := range_between(self.index, low, high, WAITING):
+                self.editor.add(before._replace(available_at=0), unread)
+
+    def _rows(self) -> list[int]:
+        touched = [self.ledger.overlapping(first, last) for first, last in self.intervals]
+        return sorted(set().union(*touched))
+
+    def _inside(self, r: Range) -> list[Range]:
+        whole = [(r.first, r.last)]
+        wanted = subtract(whole, subtract(whole, self.intervals))
+        pieces = (r.slice(first, last, self.index) for first, last in wanted)
+        return [piece for piece in pieces if piece.message_count]
+
+    def _change(self, r: Range) -> None:
+        after = self._after(r)
+        if after == r:
+            self.editor.add(r, r)
+            return
+        if r.state == LEASED:
+            self.editor.record_event("fenced", r._replace(state=WAITING))
+        self.editor.add(after, r, _EVENTS[self.how])
+        self.done.changed += r.message_count
+        self.done.ranges.append((r.first, r.last))
+
+    def _after(self, r: Range) -> Range:
+        if self.how == DISCARD:
+            return r.as_settled()
+        if self.how == DEAD_LETTER:
+            return r if r.state == DEAD else to_dead(r, REQUESTED, self.error or r.error)
+        if r.state in (DEAD, BLOCKED):
+            return Range(
+                r.first, r.last, WAITING, r.message_count,
+                first_leased_at=r.first_leased_at, available_at=self.now,
+                reason=REQUESTED, error=r.error,
+            )  # fmt: skip
+        if r.state == WAITING and self._is_due(r):
+            return r
+        size = r.lease_size if r.suspect and r.state == WAITING else None
+        return to_waiting(r, self.now, r.error)._replace(
+            lease_size=size, reason=REQUESTED if r.delivery_count == 0 else r.reason
+        )
+
+    def _is_due(self, r: Range) -> bool:
+        """Return whether a waiting range is due. One with later times may be so in part only."""
+        if (r.available_at or 0) > self.now:
+            return False
+        return not split_by_time(r, self.index, self.now, self.now).later

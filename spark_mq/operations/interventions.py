@@ -1,0 +1,168 @@
+"""Change single messages of a group without a lease, and note who did it."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.errors import CorruptLog, InvalidOption, MessagesHeld
+from spark_mq.ledger.intervals import Interval, format_intervals, from_sequences
+from spark_mq.ledger.interventions import Intervention, intervene
+from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.update import Update, update_ledger
+from spark_mq.util.user import acting_as, current_user
+
+__all__ = ["change_messages", "find_messages"]
+
+
+def find_messages(
+    ledger: GroupLedger,
+    sequences: int | Iterable[int] | None,
+    message_id: str | Iterable[str] | None,
+    key: str | Iterable[str] | None,
+) -> list[Interval]:
+    """Return the messages that one of three options names.
+
+    Raises
+    ------
+    InvalidOption
+        None or several of the options are given, or no message has a named sequence or id.
+    """
+    given = {"sequences": sequences, "message_id": message_id, "key": key}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise InvalidOption(
+            f"{' and '.join(named) or 'no message'} given: name messages by one of sequences, "
+            "message_id or key",
+            option=named[0] if named else "sequences",
+            value=None,
+        )
+    if sequences is not None:
+        several = [sequences] if isinstance(sequences, int | str | bytes) else sequences
+        return _checked(ledger, from_sequences(several))
+    return _search(ledger, named[0], given[named[0]])
+
+
+def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
+    """Return intervals. Raises InvalidOption if one of them has no message at all."""
+    index = ledger.messages.index(max((last for _, last in intervals), default=0))
+    for first, last in intervals:
+        if not index.count(first, last) and first > index.forgotten_to:
+            raise InvalidOption(
+                f"sequences={first}: no message of {ledger.queue_path} has it; the last one "
+                f"published is {index.last_sequence}",
+                option="sequences",
+                value=first,
+            )
+    return intervals
+
+
+def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
+    """Return the messages from the ack floor on with one of some ids or keys."""
+    values = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(values, Sequence) or not all(isinstance(one, str) for one in values):
+        raise InvalidOption(
+            f"{column}={wanted!r} is not text: give one, or a list", option=column, value=wanted
+        )
+    chosen = pa.array(values, pa.string())
+    index, floor = ledger.messages.index(), ledger.current().head.ack_floor
+    reader = MessageReader(ledger.messages.files, [column])
+    found: list[int] = []
+    for piece in index.slices(max(floor, ledger.horizon()) + 1, index.last_sequence):
+        try:
+            rows = reader.read(piece)[column]
+        except CorruptLog:
+            continue  # a damaged file has no ids
+        mask = pc.is_in(rows, value_set=chosen)
+        found += [piece.first + row for row in pc.indices_nonzero(mask).to_pylist()]
+    if not found:
+        raise InvalidOption(
+            f"{column}={wanted!r}: no message of {ledger.queue_path} has it, or group "
+            f"{ledger.name!r} has settled it and all before it",
+            option=column,
+            value=wanted,
+        )
+    return from_sequences(found)
+
+
+def change_messages(
+    ledger: GroupLedger,
+    how: str,
+    intervals: list[Interval],
+    *,
+    reason: str | None = None,
+    force: bool = False,
+    by: str | None = None,
+) -> int:
+    """Change messages in one commit of its own. Returns how many changed.
+
+    Parameters
+    ----------
+    ledger
+        The group.
+    how
+        DISCARD, RETRY_NOW or DEAD_LETTER.
+    intervals
+        The messages.
+    reason
+        Why, for people.
+    force
+        Whether to take messages from their leases.
+    by
+        Who does it. Default: the user and the host of this process.
+
+    Raises
+    ------
+    MessagesHeld
+        A lease holds some of them, or a sweep copies them. Nothing was changed.
+    GroupNotFound
+        There is no such group.
+    """
+    if not intervals:
+        return 0
+
+    def compute(view: GroupView) -> Update[Intervention]:
+        folded = expire_leases(view.ledger, view.now, view.settings)
+        index = ledger.index_for(folded, max(last for _, last in intervals))
+        after, done = intervene(folded, index, view.now, how, intervals, error=reason, force=force)
+        info = {
+            "operation": how, "messages": done.changed, "ranges": format_intervals(done.ranges),
+            **({"reason": reason} if reason else {}),
+        }  # fmt: skip
+        return after if done.changed else None, done, info
+
+    def step(snapshot: LedgerSnapshot) -> Update[Intervention]:
+        return compute(ledger.view(snapshot))
+
+    with acting_as(by or current_user() or _this_user()):
+        # Not shared with other threads: the whole commit names the user.
+        done = update_ledger(ledger.ledgers, ledger.name, step)
+    if done.held:
+        raise _held(ledger.name, how, done)
+    return done.changed
+
+
+def _this_user() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in some containers
+        name = "unknown"
+    return f"{name}@{socket.gethostname()}"
+
+
+def _held(group: str, how: str, done: Intervention) -> MessagesHeld:
+    each = [f"{first}..{last}: {who}" for first, last, who in done.held[:5]]
+    more = f" and {len(done.held) - 5} more" if len(done.held) > 5 else ""
+    return MessagesHeld(
+        f"{how} in group {group!r} changed nothing: {'; '.join(each)}{more}. Wait, or use "
+        "force=True to take messages from their leases",
+        group=group,
+        held=list(done.held),
+    )

@@ -1,0 +1,197 @@
+"""What an owner does with single messages, without a lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from support.handles import again, lease, route
+
+from spark_mq import Message, Queue, SettleResult
+from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, MessagesHeld
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+CHANGES = ("discard", "retry_now", "dead_letter")
+
+
+def states(queue: Queue) -> dict[str, int]:
+    stats = again(queue).group().stats()
+    names = ("ready", "delayed", "in_flight", "dead", "blocked", "acked", "dropped")
+    return {name: value for name in names if (value := getattr(stats, name))}
+
+
+def test_a_discarded_message_reaches_no_worker(queue: Queue) -> None:
+    s = queue.publish(["a", "b", "c"]).sequences
+    group = queue.group().ensure()
+    assert group.discard(s[1]) == 1
+    assert group.discard(s[1]) == 0, "it is settled already"
+    assert [m.sequence for m in lease(queue).messages] == [s[0], s[2]]
+    assert states(queue) == {"in_flight": 2, "dropped": 1}
+
+
+def test_several_are_discarded_in_one_commit(queue: Queue) -> None:
+    s = queue.publish([str(n) for n in range(10)]).sequences
+    group = queue.group().ensure()
+    before = group._ledger.snapshot().ledger
+    assert group.discard([s[0], s[4], s[5]]) == 3
+    after = group._ledger.snapshot().ledger
+    assert before is not None
+    assert after is not None
+    assert after.head.revision == before.head.revision + 1
+    assert [m.sequence for m in lease(queue).messages] == [
+        one for one in s if one not in (s[0], s[4], s[5])
+    ]
+
+
+def test_messages_are_named_by_id_or_key(queue: Queue) -> None:
+    queue.publish([Message("a", key="k"), Message("b", message_id="one"), Message("c", key="k")])
+    group = queue.group().ensure()
+    assert group.dead_letter(key="k", reason="wrong customer") == 2
+    assert group.discard(message_id=["one"]) == 1
+    assert states(queue) == {"dead": 2, "dropped": 1}
+    errors = {r.error for r in group._ledger.current() if r.state == "dead"}
+    assert errors == {"wrong customer"}
+
+
+def test_a_dead_lettered_message_is_routed_with_its_reason(queue: Queue) -> None:
+    s = queue.publish(["a", "b"]).sequences
+    group = queue.group().ensure()
+    assert group.dead_letter(s[0], reason="by request") == 1
+    assert group.dead_letter(s[0]) == 0
+    assert route(group) == 1
+    letters = lease(queue.dead_letters).messages
+    assert [m.value for m in letters] == [b"a"]
+    assert letters[0].headers["spark_mq.reason"] == "requested"
+    assert letters[0].headers["spark_mq.error"] == "by request"
+
+
+def test_retry_now_ends_a_delay_and_keeps_the_counts(queue: Queue, clock: ManualClock) -> None:
+    sequence = queue.publish("a").sequences[0]
+    held = lease(queue)
+    held.nack([sequence], delay="1h", error="busy")
+    group = queue.group()
+    assert states(queue) == {"delayed": 1}
+    assert group.retry_now(sequence) == 1
+    assert group.retry_now(sequence) == 0, "it is due already"
+    assert lease(queue).messages[0].delivery_count == 2
+
+
+def test_retry_now_delivers_before_deliver_at(queue: Queue, clock: ManualClock) -> None:
+    delay = timedelta(hours=1)
+    s = queue.publish([Message(str(n), deliver_at=delay) for n in range(3)]).sequences
+    group = queue.group().ensure()
+    assert group.retry_now([s[1]]) == 1
+    again_leased = lease(queue)
+    assert [m.sequence for m in again_leased.messages] == [s[1]]
+    again_leased.release()
+    assert [m.sequence for m in lease(queue).messages] == [s[1]], "also after a release"
+    clock.advance("61m")
+    assert group.retry_now(list(s)) == 0, "all are due"
+    assert sorted(m.sequence for m in lease(again(queue)).messages) == list(s)
+
+
+@pytest.mark.parametrize("how", ["dead", "blocked"])
+def test_retry_now_gives_dead_and_blocked_messages_new_attempts(make: Make, how: str) -> None:
+    queue = make(max_delivery_attempts=1, on_exhausted={"dead": "dead_letter"}.get(how, "block"))
+    sequence = queue.publish("a").sequences[0]
+    lease(queue, 1).nack([sequence])
+    assert states(queue) == {how: 1}
+    assert queue.group().retry_now(sequence) == 1
+    held = lease(queue, 1)
+    assert held.messages[0].delivery_count == 1
+    assert held.ack() == SettleResult(1)
+    assert states(queue) == {"acked": 1}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_held_message_is_refused_and_nothing_changes(queue: Queue, how: str) -> None:
+    s = queue.publish(["a", "b"]).sequences
+    held = lease(queue, 1)
+    with pytest.raises(MessagesHeld, match="force") as refused:
+        getattr(queue.group(), how)(list(s))
+    assert [place for *place, _ in refused.value.data["held"]] == [[s[0], s[0]]]
+    assert held.lease_id in str(refused.value)
+    assert states(queue) == {"in_flight": 1, "ready": 1}
+    assert held.ack() == SettleResult(1)
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
+def test_a_forced_change_fences_the_lease(queue: Queue, how: str, verb: str) -> None:
+    s = queue.publish(["a", "b"]).sequences
+    held = lease(queue, 2)
+    assert getattr(queue.group(), how)(s[0], force=True) == 1
+    expected = {"discard": "dropped", "retry_now": "ready", "dead_letter": "dead"}[how]
+    assert states(queue) == {"in_flight": 1, expected: 1}
+    if how == "discard" and verb != "extend":
+        assert getattr(held, verb)([s[0]]) == SettleResult(0, 1)
+    elif how == "discard":
+        assert held.extend("1m", [s[0]]) == SettleResult(0, 1)
+    else:
+        with pytest.raises(LeaseLost):
+            held.extend("1m", [s[0]]) if verb == "extend" else getattr(held, verb)([s[0]])
+    assert states(queue) == {"in_flight": 1, expected: 1}
+    assert held.ack([s[1]]) == SettleResult(1)
+
+
+def test_a_late_lease_does_not_hold_its_messages(queue: Queue, clock: ManualClock) -> None:
+    sequence = queue.publish("a").sequences[0]
+    lease(queue)
+    clock.advance("62s")
+    assert queue.group().discard(sequence) == 1
+    assert states(queue) == {"dropped": 1}
+
+
+def test_the_history_says_who_did_it(delta_queue: Make) -> None:
+    queue = delta_queue()
+    s = queue.publish(["a", "b"]).sequences
+    held = lease(queue, 1)
+    queue.group().discard(s[0], force=True, by="alice", reason="test data")
+    queue.group().dead_letter(s[1])
+    first = [(e.event, e.lease_id, e.user) for e in queue.trace(s[0]).events]
+    assert first == [
+        ("leased", held.lease_id, None),
+        ("fenced", held.lease_id, "alice"),
+        ("discarded", held.lease_id, "alice"),
+    ]
+    (made_dead,) = queue.trace(s[1]).events
+    assert made_dead.event == "made_dead"
+    assert "@" in str(made_dead.user), "the user and the host of this process"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sequences": 1, "key": "k"},
+        {"sequences": "1"},
+        {"sequences": [-1]},
+        {"sequences": 1 << 40},
+        {"message_id": "nobody"},
+        {"key": 5},
+    ],
+)
+@pytest.mark.parametrize("how", CHANGES)
+def test_messages_that_nothing_names_are_refused(
+    queue: Queue, how: str, given: dict[str, object]
+) -> None:
+    queue.publish("a")
+    queue.group().ensure()
+    with pytest.raises(InvalidOption):
+        getattr(queue.group(), how)(**given)
+    assert states(queue) == {"ready": 1}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_group_that_does_not_exist_is_not_made(queue: Queue, how: str) -> None:
+    sequence = queue.publish("a").sequences[0]
+    with pytest.raises(GroupNotFound):
+        getattr(queue.group("biling"), how)(sequence)
+    assert queue.groups() == []
+
+
+def test_an_empty_list_changes_nothing(queue: Queue) -> None:
+    queue.publish("a")
+    assert queue.group().ensure().discard([]) == 0
