@@ -27,6 +27,7 @@ from spark_mq.message import Message, check_time, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import create_queue_tables, open_context, rehome
 from spark_mq.operations.identity import is_own_place, relative_place
+from spark_mq.operations.publish import publish_table
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
@@ -75,6 +76,7 @@ class Queue(QueueViews):
         message_ttl: Duration | None = None,
         dead_letter_path: Path | None = None,
         durable: bool = True,
+        dedup_window: Duration | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         exist_ok: bool = False,
@@ -104,6 +106,8 @@ class Queue(QueueViews):
         durable
             Whether commits on a local disk are synced before they are reported. Default: True.
             Without it, a power cut may lose the last second.
+        dedup_window
+            How long a ``dedup_id`` counts after its publish. Default: none, and messages have none.
         storage_options
             Options of the object store.
         clock
@@ -141,6 +145,7 @@ class Queue(QueueViews):
             message_ttl=message_ttl,
             dead_letter_path=dead_letters,
             durable=durable,
+            dedup_window=dedup_window,
         )
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
         queue = cls(open_context(root, options, clock))
@@ -279,7 +284,8 @@ class Queue(QueueViews):
         Returns
         -------
         PublishReceipt
-            The version of ``messages/`` and the sequences.
+            The version of ``messages/`` and the sequences. ``duplicates`` are the positions of
+            messages whose ``dedup_id`` was published within the ``dedup_window``.
 
         Raises
         ------
@@ -304,7 +310,7 @@ class Queue(QueueViews):
                 value=0,
             )
         try:
-            return context.messages.publish(table, mark=txn)
+            return publish_table(context, table, txn)
         except DuplicatePublish as error:
             # Only the latest number has a receipt: older ones need a look at the whole log.
             first = None
