@@ -11,8 +11,8 @@ import json
 import secrets
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Mapping
-from itertools import groupby
 from typing import Any, Final
 
 from spark_mq.delta.object_store import ObjectStore
@@ -133,12 +133,11 @@ class IdFiles:
 
 def _encoded(window: IdWindow) -> bytes:
     block, *older = window.blocks
-    by_time = sorted(block.ids.items(), key=lambda pair: pair[1])
-    ids = b"".join(one for one, _ in by_time)
+    ids = b"".join(sorted(block.ids, key=lambda one: block.ids[one]))
     header = {
         "format": _FORMAT,
         "older": [[one.ref.name, one.ref.count, one.ref.newest] for one in older],
-        "times": [[at, sum(1 for _ in run)] for at, run in groupby(by_time, lambda pair: pair[1])],
+        "times": sorted(Counter(block.ids.values()).items()),
         "crc": zlib.crc32(ids),
     }
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + ids
