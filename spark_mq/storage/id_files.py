@@ -133,7 +133,8 @@ class IdFiles:
 
 def _encoded(window: IdWindow) -> bytes:
     block, *older = window.blocks
-    ids = b"".join(sorted(block.ids, key=lambda one: block.ids[one]))
+    by_time: list[bytes] = sorted(block.ids, key=lambda one: block.ids[one])
+    ids = b"".join(by_time)
     header = {
         "format": _FORMAT,
         "older": [[one.ref.name, one.ref.count, one.ref.newest] for one in older],
