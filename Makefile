@@ -47,17 +47,16 @@ demo: setup .venv/.demo-data ## run the demonstration
 log :=
 # Empty in make test-all, so that the tests marked slow run, too.
 daily := and not slow
-side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going test-spark test-core log=.venv/test-core.log
+side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going log=.venv/test-core.log test-core test-spark
 
 .PHONY: test
 test: setup ## run the tests of daily work: each feature, in at most 6 minutes on 2 cores
 	@$(side_by_side)
 
+# The installations come first: none may change .venv while a test runs.
 .PHONY: test-all
-test-all: setup ## run all tests; of test-s3, -cluster, -connect and -wheel the -short parts
-	@$(side_by_side) daily=; status=$$?; \
-	$(MAKE) --no-print-directory --keep-going test-s3-short test-cluster-short test-connect-short \
-	  test-wheel-short && exit $$status
+test-all: setup .venv/.s3 .venv/connect/.installed browser-if-there ## run all tests; of test-s3, -cluster, -connect, -wheel and -web the -short parts
+	@$(side_by_side) test-s3-short test-cluster-short test-connect-short test-wheel-short test-web-short daily=
 
 .PHONY: test-core
 test-core: setup ## the part of make test that needs no Spark; daily= adds the tests marked slow
@@ -69,11 +68,12 @@ test-spark: setup ## the part of make test that needs Spark; daily= adds the tes
 	@$(with_spark) $(python) -m pytest -m "spark $(daily)" --durations=10
 
 KILLS := 200
+OUTAGES := 8
 SPARK := 1
 
 .PHONY: fault
-fault: setup ## kill everything at random and interrupt each line, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark
-	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK)
+fault: setup ## kill everything at random and interrupt each line, then check that nothing is lost or owned twice; KILLS=200 SPARK=1 workers of Spark OUTAGES=8 of the storage
+	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK) --outages $(OUTAGES)
 	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
 
 .venv/.s3: .venv/.installed
@@ -127,6 +127,26 @@ test-wheel: wheel ## install the wheel with each extra in a bare environment, an
 .PHONY: test-wheel-short
 test-wheel-short: wheel ## a part of test-wheel, of two minutes
 	@$(python) -m pytest --wheel tests/wheel -m "not slow" --durations=10
+
+.venv/.browser: .venv/.installed
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	@touch $@
+
+.PHONY: test-web
+test-web: setup .venv/.browser ## open the web page in headless Chromium
+	@CHROMIUM=$$(sh scripts/ensure-chromium) && export CHROMIUM && \
+	  $(python) -m pytest --browser tests/browser --durations=10
+
+# No Chromium is installed for this: only its driver, if there is one.
+.PHONY: browser-if-there
+browser-if-there: setup
+	@! sh scripts/ensure-chromium --present >/dev/null 2>&1 || $(MAKE) --no-print-directory .venv/.browser
+
+.PHONY: test-web-short
+test-web-short: browser-if-there ## a part of test-web, of a minute, if there is a Chromium
+	@if CHROMIUM=$$(sh scripts/ensure-chromium --present); then export CHROMIUM && \
+	  $(python) -m pytest --browser tests/browser -m "not slow" --durations=10; \
+	else echo "test-web-short is left out: there is no Chromium"; fi
 
 .PHONY: worlds
 worlds: setup ## look at the small worlds of tests/model with larger bounds: hours in all; WORLD=... for one of them

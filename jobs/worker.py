@@ -95,6 +95,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ack-mode", metavar="onCommit|manual",
                         help="what happens to a batch of which the function saw no row. Default: onCommit, acked; "
                         "with --ack manual: manual, it expires")  # fmt: skip
+    parser.add_argument("--create-group", choices=("true", "false"),
+                        help="whether the first lease creates the group. With false a group that is missing ends the job. Default: true")  # fmt: skip
     parser.add_argument("--starting-position", metavar="POSITION",
                         help="where a new group begins: earliest (default), latest, a sequence, an instant")  # fmt: skip
     parser.add_argument(
@@ -119,6 +121,7 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
         "visibilityTimeout": args.visibility_timeout,
         "maxLeaseDuration": args.max_lease_duration,
         "ackMode": args.ack_mode or ("manual" if args.ack == "manual" else None),
+        "createGroup": args.create_group,
         "startingPosition": args.starting_position,
         "failOnDataLoss": args.fail_on_data_loss,
         "minPartitions": args.min_partitions,
@@ -194,7 +197,9 @@ def main() -> None:
     options = source_options(args)
     read = ReadOptions.parse(options)
     queues = [Queue.open(path, storage_options=read.storage_options) for path in read.paths]
-    group, *others = (queue.group(read.group, start=read.start) for queue in queues)
+    group, *others = (
+        queue.group(read.group, start=read.start, create=read.create_group) for queue in queues
+    )
 
     spark = session(APP, module_path=directory)
     each = for_each_batch(group, handler, on_error=args.on_error, also=others, ack=args.ack)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spark_mq.message import Message, ReceivedMessage
     from spark_mq.operations.settle import SettleResult
     from spark_mq.operations.trace import Trace, TraceEvent
+    from spark_mq.per_message.decisions import Reject, Retry, Snooze
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
     from spark_mq.storage.message_store import PublishReceipt
@@ -43,7 +44,10 @@ __all__ = [
     "ReceivedMessage",
     "RecoveryReport",
     "RedriveResult",
+    "Reject",
+    "Retry",
     "SettleResult",
+    "Snooze",
     "SweepReport",
     "Trace",
     "TraceEvent",
@@ -68,7 +72,10 @@ _MODULES = {
     "ReceivedMessage": "message",
     "RecoveryReport": "maintenance.recover",
     "RedriveResult": "maintenance.redrive",
+    "Reject": "per_message.decisions",
+    "Retry": "per_message.decisions",
     "SettleResult": "operations.settle",
+    "Snooze": "per_message.decisions",
     "SweepReport": "maintenance.sweep",
     "Trace": "operations.trace",
     "TraceEvent": "operations.trace",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Unpack
 
-from spark_mq.errors import GroupBlocked
+from spark_mq.errors import GroupBlocked, InvalidOption
 from spark_mq.inspect.views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
@@ -22,14 +22,14 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
+    short_repr,
     validate_count,
     validate_duration,
     validate_error,
-    validate_lease_id,
     validate_name,
     validate_position,
 )
-from spark_mq.worker import Handler, WorkSummary, run_worker
+from spark_mq.worker import WorkOptions, WorkSummary, run_worker
 
 __all__ = ["ConsumerGroup", "LeaseSelector"]
 
@@ -48,22 +48,29 @@ class ConsumerGroup(GroupViews):
         context: QueueContext,
         name: str = "default",
         start: str | int | datetime = "earliest",
+        create: bool = True,
     ) -> None:
         self.name = validate_name("group", name)
         self._context = context
         self._start = validate_position("start", start)
-        self._ledger: GroupLedger = context.group(self.name, self._start)
+        self._ledger: GroupLedger = context.group(self.name, self._start, create=create)
 
     def __repr__(self) -> str:
         return f"ConsumerGroup({self._context.path!r}, {self.name!r})"
 
     def __reduce__(self) -> Any:
-        return type(self), (self._context, self.name, self._start)
+        return type(self), (self._context, self.name, self._start, self._ledger.create)
 
     # -- the group itself
 
     def ensure(self) -> ConsumerGroup:
-        """Create the group at its start position if it does not exist."""
+        """Create the group at its start position if it does not exist.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group, and the handle was made with ``create=False``.
+        """
         self._ledger.create_if_missing()
         return self
 
@@ -151,8 +158,14 @@ class ConsumerGroup(GroupViews):
         return self.stats().blocked_because
 
     def stats(self) -> GroupStats:
-        """Count the messages of the group by state, without a commit."""
-        return self._ledger.stats()
+        """Count the messages of the group by state, without a commit.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group. The first lease, or :meth:`ensure`, creates it.
+        """
+        return self._ledger.stats(required=True)
 
     def expire(self) -> int:
         """Fold expired leases now instead of with the next operation.
@@ -163,7 +176,13 @@ class ConsumerGroup(GroupViews):
         -------
         int
             The number of messages that the leases held.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group.
         """
+        self._ledger.require_group()
         return self._ledger.expire()
 
     # -- lease
@@ -193,7 +212,8 @@ class ConsumerGroup(GroupViews):
             How soon a waiting call notices other processes. Default: 500 ms. It notices changes of
             this process and of time at once.
         visibility_timeout
-            How long the lease lasts. Default: the group's setting.
+            How long the lease lasts. Default: the group's setting. Its messages are due again
+            after the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
         auto_ack
             Ack at once, so that each message is delivered at most once.
         fail_on_data_loss
@@ -216,6 +236,8 @@ class ConsumerGroup(GroupViews):
             counts. With `wait`, this is raised only after the wait.
         DataLossError
             The queue's hard limit dropped unsettled messages.
+        GroupNotFound
+            There is no such group, and the handle was made with ``create=False``.
         """
         validate_name("worker_id", worker_id)
         validate_count("max_messages", max_messages)
@@ -251,11 +273,14 @@ class ConsumerGroup(GroupViews):
 
     def work(
         self,
-        handler: Handler,
+        handler: Callable[[Any], Any],
         *,
+        each: str = "lease",
+        also: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]] = (),
         worker_id: str | None = None,
         threads: int = 1,
-        max_messages: int = 1,
+        concurrency: int | None = None,
+        max_messages: int | None = None,
         visibility_timeout: Duration | None = None,
         max_lease_duration: Duration = "30m",
         on_error: str = "nack",
@@ -263,29 +288,44 @@ class ConsumerGroup(GroupViews):
         graceful_timeout: Duration = "30s",
         stop: threading.Event | None = None,
         max_poll_interval: Duration = "500ms",
+        max_settle_delay: Duration = "100ms",
+        until: str | None = None,
         until_empty: bool = False,
         fail_on_data_loss: bool = True,
     ) -> WorkSummary:
-        """Call ``handler(lease)`` for one lease after the other and settle the rest of each.
+        """Call a handler for one lease or message after the other, and settle.
 
-        The lease is extended while its handler runs. The loop ends when `stop` is set, on SIGTERM
-        (in the main thread), or with `until_empty` once nothing is due. It then leases nothing
-        more, releases what no handler got, and waits for running handlers. It waits out a failing
-        store and a group that blocks. A handler that meets a failing store is no failure: its lease
-        is released, uncounted.
+        A lease is extended while it is worked on. The loop ends when `stop` is set, on SIGTERM (in
+        the main thread), or as `until` says. It then leases nothing more, releases what no handler
+        got, and waits for running handlers. It waits out a failing store and a group that blocks. A
+        handler that meets a failing store is no failure: its messages are released, uncounted.
 
         Parameters
         ----------
         handler
-            Called with a :class:`Lease`. It may return verdicts on single messages: an Arrow table
-            or a list of dicts with ``sequence``, and ``outcome`` ("ack", "nack", "reject"; none: a
-            failure), ``delay`` (seconds, or "30s") and ``error``. All others are acked.
+            With ``each="lease"``: called with a :class:`Lease`. It may return verdicts on single
+            messages: an Arrow table or a list of dicts with ``sequence``, and ``outcome`` ("ack",
+            "nack", "reject"; none: a failure), ``delay`` (seconds, or "30s") and ``error``. All
+            others are acked. It may also return the results of its own settles, as
+            ``return lease.ack()`` does.
+            With ``each="message"``: called with a :class:`ReceivedMessage`. It may be ``async``.
+            :class:`Retry`, :class:`Reject` and :class:`Snooze`, returned or raised, decide about
+            the message. Any other return acks it, and any other exception is a failure.
+        each
+            "lease" (default) or "message". With "message", many messages are leased and settled
+            together, but no more than the handlers need for about a second.
+        also
+            With ``each="message"``: more groups, also of other queues, for the same handler or
+            each with its own: ``{group: handler}``.
         worker_id
             A label for people. Default: host and process.
         threads
             How many threads call the handler. Default: 1.
+        concurrency
+            How many calls of an async handler run at a time. Default: 100.
         max_messages
-            The most messages in a lease. Default: 1.
+            The most messages in a lease. Default: 1. With ``each="message"``: the most messages of
+            a group that the worker holds. Default: 1,000.
         visibility_timeout
             How long a lease lasts without an extension. Default: the group's setting.
         max_lease_duration
@@ -294,14 +334,22 @@ class ConsumerGroup(GroupViews):
             "nack" (default), "reject" or "raise": see :class:`~spark_mq.handler.HandlerPolicy`.
         ack
             "after" (default), "first" or "manual": see :class:`~spark_mq.handler.HandlerPolicy`.
+            "manual" needs ``each="lease"``.
         graceful_timeout
             How long running handlers have at the end. Default: 30 seconds.
         stop
             Ends the loop once it is set.
         max_poll_interval
             How soon the loop notices other processes. Default: 500 ms.
+        max_settle_delay
+            With ``each="message"``: how long a finished message may wait for others, to be settled
+            together. Default: 100 ms.
+        until
+            "empty": end once nothing is due. "settled": end once no message is left, so also wait
+            for delayed ones, retries, and leases of others. Dead messages count as settled, and
+            blocked ones do not. Default: do not end.
         until_empty
-            End once nothing is due.
+            The same as ``until="empty"``.
         fail_on_data_loss
             Raise if the queue's hard limit dropped unsettled messages.
 
@@ -313,15 +361,15 @@ class ConsumerGroup(GroupViews):
         Raises
         ------
         InvalidHandlerResult
-            The handler returned something else: a mistake in the program.
+            The handler returned something that it must not return: a mistake in the program.
         DataLossError
             The queue's hard limit dropped unsettled messages.
         """
-        return run_worker(
-            self._ledger,
-            handler,
+        options = WorkOptions(
+            each=each,
             worker_id=worker_id,
             threads=threads,
+            concurrency=concurrency,
             max_messages=max_messages,
             visibility_timeout=visibility_timeout,
             max_lease_duration=max_lease_duration,
@@ -330,9 +378,12 @@ class ConsumerGroup(GroupViews):
             graceful_timeout=graceful_timeout,
             stop=stop,
             max_poll_interval=max_poll_interval,
+            max_settle_delay=max_settle_delay,
+            until=until,
             until_empty=until_empty,
             fail_on_data_loss=fail_on_data_loss,
         )
+        return run_worker(_served(self, handler, also), options)
 
     # -- settle: each call is one commit at most, and those of several threads share one
 
@@ -350,14 +401,21 @@ class ConsumerGroup(GroupViews):
         leases
             A lease id, a Lease, several of these, or {lease id: sequences, or None for all}.
         sequences
-            Messages of one lease. Default: all that it holds.
+            Messages of one lease. Default: all that it holds. A ``range`` means all messages in
+            between.
         message_ids
             All held messages with one of these ids.
+
+        Returns
+        -------
+        SettleResult
+            How many messages this call settled. A repeat settles none.
 
         Raises
         ------
         LeaseLost
-            Some messages are not held any more. The rest is settled.
+            Some messages are not held any more, or there was no such lease within the last day.
+            The rest is settled.
         """
         return settle(
             self._ledger, _held(leases), ACK, sequences=sequences, message_ids=message_ids
@@ -417,22 +475,64 @@ class ConsumerGroup(GroupViews):
             error=validate_error(error),
         )
 
-    def release(self, leases: LeaseSelector) -> SettleResult:
-        """Give leases back, uncounted, as if they had never been. See :meth:`ack`."""
-        return settle(self._ledger, _held(leases), RELEASE)
-
-    def extend(self, lease_id: str, timeout: Duration | None = None) -> SettleResult:
-        """Move the deadline of a lease to now + `timeout`, never earlier.
+    def release(
+        self,
+        leases: LeaseSelector,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+        delay: Duration | None = None,
+    ) -> SettleResult:
+        """Give messages back, uncounted, as if they had never been leased.
 
         Parameters
         ----------
-        lease_id
-            The lease.
+        leases, sequences, message_ids
+            As for :meth:`ack`.
+        delay
+            When they are due again. Default: at once.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is released.
+        """
+        return settle(
+            self._ledger,
+            _held(leases),
+            RELEASE,
+            sequences=sequences,
+            message_ids=message_ids,
+            delay=None if delay is None else validate_duration("delay", delay, zero=True),
+        )
+
+    def extend(
+        self,
+        leases: LeaseSelector,
+        timeout: Duration | None = None,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> SettleResult:
+        """Move the deadline of leases to now + `timeout`, never earlier.
+
+        Parameters
+        ----------
+        leases, sequences, message_ids
+            As for :meth:`ack`. The default is all that the leases hold, also if a Lease object has
+            settled some of it.
         timeout
             Default: the group's visibility timeout.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is extended.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
-        return extend(self._ledger, validate_lease_id(lease_id), given)[0]
+        return extend(
+            self._ledger, _held(leases), given, sequences=sequences, message_ids=message_ids
+        )[0]
 
     # -- in a stream
 
@@ -461,6 +561,23 @@ class ConsumerGroup(GroupViews):
             reader=reader,
             invalid=invalid,
         )
+
+
+def _served(
+    group: ConsumerGroup,
+    handler: Callable[[Any], Any],
+    also: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]],
+) -> list[tuple[GroupLedger, Callable[[Any], Any]]]:
+    """Return the groups of one call of work, each with its handler."""
+    more = list(also.items()) if isinstance(also, Mapping) else [(one, handler) for one in also]
+    for one, _ in more:
+        if not isinstance(one, ConsumerGroup):
+            raise InvalidOption(
+                f"also={short_repr(one)} is no group: give groups, or {{group: handler}}",
+                option="also",
+                value=one,
+            )
+    return [(one._ledger, each) for one, each in [(group, handler), *more]]
 
 
 def _held(leases: LeaseSelector) -> HeldSelector:

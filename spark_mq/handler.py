@@ -15,6 +15,7 @@ from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.ledger.intervals import Interval, from_sequences, normalise, subtract
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, SETTLED, WAITING
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
+from spark_mq.operations.settle import SettleResult
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.validation import validate_choice, validate_duration
 
@@ -24,6 +25,7 @@ __all__ = [
     "MessageVerdict",
     "commands_for",
     "describe_held",
+    "is_settle_result",
     "log_outcomes",
     "parse_result",
     "verdict",
@@ -129,10 +131,10 @@ def verdict(
 def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list[MessageVerdict]:
     """Return the verdicts of a Python handler. Raises InvalidHandlerResult.
 
-    It may return None, an Arrow table, or a list of dicts with ``sequence`` and more of COLUMNS.
-    ``held`` is what the lease was granted.
+    It may return None, the results of its own settles, an Arrow table, or a list of dicts with
+    ``sequence`` and more of COLUMNS. ``held`` is what the lease was granted.
     """
-    if returned is None:
+    if returned is None or is_settle_result(returned):
         return []
     rows = _rows(returned)
     try:
@@ -150,6 +152,12 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
                 **{name: row.get(name) for name in COLUMNS if name != "sequence"})
         for row in rows
     ]  # fmt: skip
+
+
+def is_settle_result(returned: Any) -> bool:
+    """Return whether a handler returned what its own settles returned."""
+    several = returned if isinstance(returned, list | tuple) else [returned]
+    return bool(several) and all(isinstance(one, SettleResult) for one in several)
 
 
 def _rows(returned: Any) -> list[Mapping[str, Any]]:

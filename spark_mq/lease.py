@@ -24,6 +24,7 @@ from spark_mq.operations.settle import HeldLease, SettleResult, extend, settle
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA
 from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.html import object_html, rows_html
 from spark_mq.util.validation import validate_duration, validate_error
 
 __all__ = ["Lease"]
@@ -51,6 +52,19 @@ class Lease:
     def __repr__(self) -> str:
         expires_at = self.expires_at.isoformat()
         return f"Lease({self.lease_id!r}, {len(self)} messages, expires_at={expires_at})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "lease_id": self.lease_id,
+            "worker_id": self.worker_id,
+            "expires_at": self.expires_at,
+            "messages": len(self),
+            "unsettled": [f"{first} to {last}" for first, last in self._held.unsettled()],
+        }
+        shown = object_html(facts, "Lease")
+        # Not read for this: a read may release the lease.
+        messages = self.__dict__.get("messages")
+        return shown if messages is None else shown + rows_html(messages)
 
     def __len__(self) -> int:
         return sum(r.message_count for r in self._ranges)
@@ -148,7 +162,8 @@ class Lease:
         Parameters
         ----------
         sequences
-            The messages. Default: all that this object has not settled yet.
+            The messages. Default: all that this object has not settled yet. A ``range`` means all
+            messages in between.
         message_ids
             The same, by message id.
 
@@ -211,28 +226,70 @@ class Lease:
             error=validate_error(error),
         )
 
-    def release(self) -> SettleResult:
-        """Give the unsettled messages back, uncounted, as if they had not been leased."""
-        return settle(self._ledger, self._held, RELEASE)
+    def release(
+        self,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+        delay: Duration | None = None,
+    ) -> SettleResult:
+        """Give messages back, uncounted, as if they had not been leased.
 
-    def extend(self, timeout: Duration | None = None) -> SettleResult:
+        Parameters
+        ----------
+        sequences, message_ids
+            The messages. Default: all that this object has not settled yet.
+        delay
+            When they are due again. Default: at once.
+
+        Raises
+        ------
+        LeaseLost
+            Some messages are not held any more. The rest is released.
+        """
+        return settle(
+            self._ledger,
+            self._held,
+            RELEASE,
+            sequences=sequences,
+            message_ids=message_ids,
+            delay=None if delay is None else validate_duration("delay", delay, zero=True),
+        )
+
+    def extend(
+        self,
+        timeout: Duration | None = None,
+        sequences: Iterable[int] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> SettleResult:
         """Move the deadline to now + `timeout`, never earlier.
 
         Parameters
         ----------
         timeout
             Default: the group's visibility timeout.
+        sequences, message_ids
+            The messages. Default: all that the lease holds. ``expires_at`` of this object is the
+            deadline of the whole lease, so it does not show an extension of named messages.
 
         Raises
         ------
         LeaseLost
-            Nothing is held any more.
+            Some messages are not held any more. The rest is extended.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
-        result, deadline = extend(self._ledger, self.lease_id, given)
+        result, deadline = extend(
+            self._ledger, self.lease_id, given, sequences=sequences, message_ids=message_ids
+        )
+        if sequences is None and message_ids is None:
+            self._move_deadline(deadline)
+        return result
+
+    def _move_deadline(self, deadline: int) -> None:
+        """Note an extension of the whole lease. The deadline is in microseconds."""
         with self._lock:
             self._expires_at = max(self._expires_at, deadline)
-        return result
 
     @contextlib.contextmanager
     def keep_alive(self, max_lease_duration: Duration = "30m") -> Iterator[Lease]:

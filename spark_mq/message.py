@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.parquet.publishable import check_publishable, simple_type
 from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA, TIME_COLUMNS
-from spark_mq.util.clock import EARLIEST, LATEST, to_datetime, to_micros
+from spark_mq.util.clock import EARLIEST, LATEST, SECOND, Duration, to_datetime, to_micros
 from spark_mq.util.validation import short_repr, validate_duration
 
 __all__ = [
@@ -33,6 +33,12 @@ _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLU
 _PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
 _IDS: Final = 1_000_000
 """Ids in one array. Their text fits into it."""
+_UNIX_TIME: Final = 1e9
+"""Seconds from which on a number is a Unix time, since nobody delays a message for 31 years."""
+_NO_TIME: Final = (
+    "no datetime with a time zone, nor a time from now: give seconds, a timedelta, or text like "
+    "'5s', from 0 to 100 years"
+)
 _VERSION: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 """Octet 6 of a UUID by RFC 9562, section 5.4."""
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
@@ -54,8 +60,9 @@ class Message:
     message_id
         Any text. Default: a random UUID.
     deliver_at
-        No worker leases the message before. An aware datetime, or a timedelta from the publish.
-        It is rounded up to a second. Default: at once.
+        No worker leases the message before. An aware datetime, or a duration from the publish:
+        seconds, a timedelta, or text such as "5s". A time in the future is rounded up to a second.
+        Default: at once.
     expires_at
         No worker leases the message from then on. As `deliver_at`. Default: never.
     dedup_id
@@ -64,7 +71,7 @@ class Message:
 
     Examples
     --------
-    >>> Message("hello", key="k", deliver_at=timedelta(minutes=5)).key
+    >>> Message("hello", key="k", deliver_at="5m").key
     'k'
     """
 
@@ -72,8 +79,8 @@ class Message:
     key: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     message_id: str | None = None
-    deliver_at: datetime | timedelta | None = None
-    expires_at: datetime | timedelta | None = None
+    deliver_at: datetime | Duration | None = None
+    expires_at: datetime | Duration | None = None
     dedup_id: str | None = None
 
 
@@ -139,7 +146,7 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
     for name in table.schema.names:
         table = _with(table, name, _cast(table[name], _PUBLISH_SCHEMA.field(name)))
     _check_instants(table)
-    return table
+    return _due_at_once(table, now)
 
 
 def _check_table(table: pa.Table) -> None:
@@ -173,6 +180,20 @@ def _check_instants(table: pa.Table) -> None:
             raise InvalidSchema(
                 f"column {name!r} has an instant out of range: use years 1 to 9999", column=name
             )
+
+
+def _due_at_once(table: pa.Table, now: int) -> pa.Table:
+    """Round each deliver_at of the current second that has passed down to that second.
+
+    A reader rounds up, so the message would wait for the next second.
+    """
+    if "deliver_at" not in table.schema.names:
+        return table
+    at, second = table["deliver_at"].cast(pa.int64()), pa.scalar(now - now % SECOND, pa.int64())
+    passed = pc.and_(pc.greater(at, second), pc.less_equal(at, now))
+    if not pc.any(passed).as_py():
+        return table
+    return _with(table, "deliver_at", pc.if_else(passed, second, at).cast(INSTANT))
 
 
 def _repeated_instant(at: int, rows: int) -> pa.Array:
@@ -218,15 +239,32 @@ def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
 def _from_values(messages: Any, now: int) -> pa.Table:
     if isinstance(messages, bytes | str | Message):
         messages = [messages]
-    if not isinstance(messages, Iterable):
+    # Some containers would iterate over something else than messages, as a dict does over its keys.
+    odd = isinstance(messages, Mapping | Set | bytearray | memoryview)
+    if odd or not isinstance(messages, Iterable) or hasattr(messages, "columns"):
         raise InvalidOption(
             f"cannot publish {type(messages).__name__}: give bytes, str, Message, a list of "
-            f"these, or a pyarrow.Table",
+            f"these, or a pyarrow.Table{_example(messages)}",
             option="messages",
             value=type(messages).__name__,
         )
     rows = enumerate(messages)
     return from_rows(to_row(message, f"message {at}", lambda: now) for at, message in rows)
+
+
+def _example(value: Any) -> str:
+    """Return how to publish a value of a wrong type, for an error. Never include its contents."""
+    if isinstance(value, Mapping):
+        return ", such as queue.publish(json.dumps(value))"
+    if isinstance(value, Set):
+        return ", such as queue.publish(sorted(values)): a set has no order"
+    if isinstance(value, bytearray | memoryview):
+        return ", such as queue.publish(bytes(value))"
+    if isinstance(value, int | float):
+        return ", such as queue.publish(str(value))"
+    if hasattr(value, "columns"):
+        return ", such as queue.publish(pyarrow.table(value))"
+    return ", such as queue.publish('text')"
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
@@ -269,7 +307,8 @@ def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
 def _problem(m: Message) -> str | None:
     """Return what is wrong with a message. Never include its contents."""
     if not isinstance(m.value, bytes | str):
-        return f"a value of type {type(m.value).__name__}: give bytes or str"
+        text = f"a value of type {type(m.value).__name__}: give bytes or str"
+        return text + _example(m.value)
     for name, given in (("key", m.key), ("message_id", m.message_id), ("dedup_id", m.dedup_id)):
         if given is not None and not isinstance(given, str):
             return f"a {name} of type {type(given).__name__}: give str"
@@ -302,27 +341,27 @@ def check_time(option: str, at: Any, now: int) -> int:
     return now + validate_duration(option, at, zero=True)
 
 
-def _at(given: datetime | timedelta | None, now: Callable[[], int]) -> datetime | None:
-    if isinstance(given, timedelta):
-        return to_datetime(now() + validate_duration("time", given, zero=True))
-    return given
+def _at(given: datetime | Duration | None, now: Callable[[], int]) -> datetime | None:
+    if given is None or isinstance(given, datetime):
+        return given
+    return to_datetime(now() + validate_duration("time", given, zero=True))
 
 
 def _time_problem(at: Any) -> str:
     if at is None:
         return ""
-    if isinstance(at, timedelta):
-        try:
-            validate_duration("time", at, zero=True)
-        except InvalidOption:
-            return "no time from now: use a timedelta of none or more, up to 100 years"
-        return ""
-    if not (isinstance(at, datetime) and at.tzinfo is not None):
-        return "no datetime with a time zone, nor a timedelta from now"
+    if isinstance(at, int | float) and at >= _UNIX_TIME:
+        return "no time from now but a Unix time: give datetime.fromtimestamp(..., UTC)"
     try:
-        to_micros(at)
+        if not isinstance(at, datetime):
+            validate_duration("time", at, zero=True)
+        elif at.tzinfo is not None:
+            to_micros(at)
+        else:
+            return _NO_TIME
     except InvalidOption:
-        return "out of range in UTC: use years 1 to 9999"
+        known = isinstance(at, datetime)
+        return "out of range in UTC: use years 1 to 9999" if known else _NO_TIME
     return ""
 
 

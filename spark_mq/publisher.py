@@ -26,7 +26,8 @@ from spark_mq.errors import (
 from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.producer import Producer
-from spark_mq.operations.publish import check_dedup, draft_of
+from spark_mq.operations.publish import report_send, with_own_context
+from spark_mq.operations.unique_publish import check_dedup, draft_of
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.draft import Draft
 from spark_mq.storage.message_store import PublishReceipt
@@ -171,7 +172,7 @@ class BufferedPublisher:
         published, and PublisherClosed.
         """
         self._process.check()
-        row = to_row(message, "the message", self._context.now)
+        row = with_own_context(to_row(message, "the message", self._context.now))
         if "dedup_id" in row:
             check_dedup(self._context.settings.dedup_window)
         size = len(row["value"]) + (
@@ -250,7 +251,9 @@ class BufferedPublisher:
 
     def _run(self) -> None:
         while (batch := self._next()) is not None:
-            outcome = self._stopped or self._send(batch)
+            outcome = self._stopped or report_send(
+                self._context, batch.rows, lambda: self._send(batch)
+            )
             if isinstance(outcome, BaseException):
                 batch.sequences.set_exception(outcome)
             else:

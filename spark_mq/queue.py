@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeAlias, Unpack
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import DuplicatePublish, InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
 from spark_mq.maintenance.dead_letters import Copy
@@ -32,7 +33,12 @@ from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
-from spark_mq.util.validation import validate_choice, validate_count, validate_name
+from spark_mq.util.validation import (
+    short_repr,
+    validate_choice,
+    validate_count,
+    validate_name,
+)
 
 __all__ = ["Queue"]
 
@@ -89,7 +95,8 @@ class Queue(QueueViews):
         path
             Where the queue lies: a path or a URI.
         visibility_timeout
-            How long a lease lasts. Default: 60 seconds.
+            How long a lease lasts. Default: 60 seconds. After ``clock_skew`` more, by default 1
+            second, its messages are due again.
         max_delivery_attempts
             Deliveries of a message before it is dead. Default: 5. None: no limit.
         retention
@@ -263,7 +270,7 @@ class Queue(QueueViews):
         producer_id: str | None = None,
         producer_sequence: int | None = None,
         on_duplicate: str = "raise",
-        deliver_at: datetime | timedelta | None = None,
+        deliver_at: datetime | Duration | None = None,
     ) -> PublishReceipt:
         """Publish messages as one commit: all or nothing.
 
@@ -279,7 +286,7 @@ class Queue(QueueViews):
             receipt with ``duplicate=True``.
         deliver_at
             When messages without their own deliver_at may be leased first: an aware datetime, or a
-            timedelta from now. Default: the queue's ``delivery_delay``.
+            duration from now. 0: at once. Default: the queue's ``delivery_delay``.
 
         Returns
         -------
@@ -371,7 +378,11 @@ class Queue(QueueViews):
     # -- groups
 
     def group(
-        self, name: str = "default", *, start: str | int | datetime = "earliest"
+        self,
+        name: str = "default",
+        *,
+        start: str | int | datetime = "earliest",
+        create: bool = True,
     ) -> ConsumerGroup:
         """Return a consumer group. Its first lease creates it.
 
@@ -382,8 +393,17 @@ class Queue(QueueViews):
         start
             Where a new group starts: "earliest" (default), "latest", a sequence, or an instant: an
             aware datetime, or text with a zone such as "2026-01-31T12:00:00Z".
+        create
+            Whether the first lease creates the group. Default: True. With False the group must
+            exist, now and at each later call. That finds a misspelt name.
+
+        Raises
+        ------
+        GroupNotFound
+            There is no such group, and `create` is False.
         """
-        return ConsumerGroup(self._context, name, start)
+        group = ConsumerGroup(self._context, name, start, create)
+        return group if create else group.ensure()
 
     def groups(self) -> list[str]:
         """Return the names of the groups that exist."""
@@ -476,7 +496,7 @@ class Queue(QueueViews):
         limit
             The most messages to redrive. Default: no limit.
         dry_run
-            Only return which.
+            Only return which. They are all in memory, so set a limit for large backlogs.
         rate
             The most messages a second. Default: no limit.
 
@@ -541,17 +561,49 @@ class Queue(QueueViews):
         """
         return recover(self._context, dry_run)
 
-    def trace(self, sequence: int) -> Trace:
+    def trace(
+        self,
+        sequence: int | None = None,
+        *,
+        message_id: str | None = None,
+        key: str | None = None,
+    ) -> Trace:
         """Return a message's whole life over all groups, as far back as ``history/`` goes.
 
-        Print it to read it.
+        Print it to read it. ``earlier`` and ``later`` follow redrives of the message.
+
+        Parameters
+        ----------
+        sequence
+            The message.
+        message_id, key
+            Instead of a sequence: the newest message with this id, or with this key. :meth:`find`
+            returns the others.
 
         Raises
         ------
         InvalidOption
-            No message has this sequence.
+            There is no such message, or not exactly one of the three is given.
         """
-        return trace(self._context, sequence)
+        given = {"sequence": sequence, "message_id": message_id, "key": key}
+        if sum(value is not None for value in given.values()) != 1:
+            raise InvalidOption(
+                "trace takes one message: give a sequence, message_id=... or key=...",
+                option="sequence",
+                value=sequence,
+            )
+        if sequence is not None:
+            return trace(self._context, sequence)
+        found = self.find(key=key, message_id=message_id, n=1)
+        if not found:
+            name = "key" if message_id is None else "message_id"
+            raise InvalidOption(
+                f"{name}={short_repr(given[name])}: no message that {self.path} still has has it. "
+                "Give the sequence of a message that was trimmed",
+                option=name,
+                value=given[name],
+            )
+        return trace(self._context, found[0])
 
     def finished(
         self,
@@ -602,13 +654,13 @@ class Queue(QueueViews):
             of each group by name.
         """
         index = self._context.messages.index()
-        return {
-            "published": index.total,
-            "tail": index.last_sequence,
-            "version": index.version,
-            "horizon": self._context.horizon(),
-            "groups": self._group_stats(),
-        }
+        return QueueStats(
+            published=index.total,
+            tail=index.last_sequence,
+            version=index.version,
+            horizon=self._context.horizon(),
+            groups=self._group_stats(),
+        )
 
 
 def _publish_txn(

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_mq.errors import InvalidSchema
 from spark_mq.group import ConsumerGroup
-from spark_mq.handler import HandlerPolicy, commands_for, parse_result
+from spark_mq.handler import HandlerPolicy, commands_for, is_settle_result, parse_result
 from spark_mq.lease import Lease
 from spark_mq.operations.settle import SettleResult, summarize
 from spark_mq.storage.message_store import PublishReceipt
@@ -159,7 +159,8 @@ def run_batch(
         lease.ack()
     try:
         returned = process(batch, fake)
-        rows = None if returned is None else _verdict_rows(returned)
+        settled = returned is None or is_settle_result(returned)
+        rows = None if settled else _verdict_rows(returned)
         result: Any = parse_result(rows, lease.lease_id, granted)
     except Exception as error:
         if on_error == "raise":

@@ -1,4 +1,4 @@
-"""The worker loop for plain Python: lease, call the handler, settle, until it is stopped."""
+"""Validate the options of a worker for plain Python, and run it."""
 
 from __future__ import annotations
 
@@ -6,59 +6,180 @@ import os
 import re
 import socket
 import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+from spark_mq.errors import InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.operations.acquire import LeaseOptions
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.per_message.feed import GroupFeed
+from spark_mq.per_message.pool import CoroutinePool, Pool, ThreadPool, is_async
+from spark_mq.per_message.state import FeedOptions, WorkState
+from spark_mq.per_message.work import MessageWork
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
     validate_callable,
+    validate_choice,
     validate_count,
     validate_duration,
     validate_name,
 )
 from spark_mq.worker_loop import Handler, WorkerLoop, WorkSummary
 
-__all__ = ["Handler", "WorkSummary", "run_worker"]
+__all__ = ["Handler", "WorkOptions", "WorkSummary", "run_worker"]
+
+EACH: Final = ("lease", "message")
+UNTIL: Final = ("empty", "settled")
+MOST_IN_HAND: Final = 1_000
+"""Messages that a worker for single messages holds at most, by default."""
+MOST_COROUTINES: Final = 100
+"""Async handlers that run at a time, by default."""
 
 
-def run_worker(
-    ledger: GroupLedger,
-    handler: Handler,
-    *,
-    worker_id: str | None = None,
-    threads: int = 1,
-    max_messages: int = 1,
-    visibility_timeout: Duration | None = None,
-    max_lease_duration: Duration = "30m",
-    on_error: str = "nack",
-    ack: str = "after",
-    graceful_timeout: Duration = "30s",
-    stop: threading.Event | None = None,
-    max_poll_interval: Duration = "500ms",
-    until_empty: bool = False,
-    fail_on_data_loss: bool = True,
-) -> WorkSummary:
-    """Run a handler for one lease after the other: see :meth:`spark_mq.ConsumerGroup.work`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOptions:
+    """The options of :meth:`spark_mq.ConsumerGroup.work`, as they were given."""
+
+    each: str = "lease"
+    worker_id: str | None = None
+    threads: int = 1
+    concurrency: int | None = None
+    max_messages: int | None = None
+    visibility_timeout: Duration | None = None
+    max_lease_duration: Duration = "30m"
+    on_error: str = "nack"
+    ack: str = "after"
+    graceful_timeout: Duration = "30s"
+    stop: threading.Event | None = None
+    max_poll_interval: Duration = "500ms"
+    max_settle_delay: Duration = "100ms"
+    until: str | None = None
+    until_empty: bool = False
+    fail_on_data_loss: bool = True
+
+    def policy(self) -> HandlerPolicy:
+        """Return what failures mean, and when to ack."""
+        return HandlerPolicy.validated(self.on_error, self.ack)
+
+    def lease_options(self, most: int) -> LeaseOptions:
+        """Return what to ask for. ``most`` is the default of ``max_messages``."""
+        timeout = None
+        if self.visibility_timeout is not None:
+            timeout = validate_duration("visibility_timeout", self.visibility_timeout)
+        name = validate_name("worker_id", self.worker_id or _default_worker_id())
+        messages = validate_count(
+            "max_messages", most if self.max_messages is None else self.max_messages
+        )
+        return LeaseOptions(name, messages, timeout, self.fail_on_data_loss)
+
+    def end(self) -> str | None:
+        """Return when the work ends by itself: None, "empty" or "settled"."""
+        if self.until is None:
+            return "empty" if self.until_empty else None
+        return validate_choice("until", self.until, UNTIL)
+
+    def seconds(self, option: str, *, zero: bool = False) -> float:
+        """Return an option that is a duration, in seconds."""
+        return validate_duration(option, getattr(self, option), zero=zero) / SECOND
+
+
+Served = Sequence[tuple[GroupLedger, Callable[[Any], Any]]]
+"""Groups, each with its handler."""
+
+
+def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
+    """Run handlers of leases or of messages: see :meth:`spark_mq.ConsumerGroup.work`."""
+    if validate_choice("each", options.each, EACH) == "message":
+        return _run_for_messages(served, options)
+    return _run_for_leases(served, options)
+
+
+def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
+    (ledger, handler), *others = served
     validate_callable("handler", handler, "lease")
-    limit = validate_duration("max_lease_duration", max_lease_duration)
-    timeout = None
-    if visibility_timeout is not None:
-        timeout = validate_duration("visibility_timeout", visibility_timeout)
-    name = validate_name("worker_id", worker_id or _default_worker_id())
-    messages = validate_count("max_messages", max_messages)
+    for option, given in (
+        ("also", bool(others)),
+        ("concurrency", options.concurrency is not None),
+        ("an async handler", is_async(handler)),
+    ):
+        if given:
+            raise InvalidOption(
+                f"{option} needs each='message': a handler of leases is called in threads, for one "
+                "group. Use each='message', or call work for each group in a thread of its own.",
+                option=option.split()[-1],
+                value=None,
+            )
     loop = WorkerLoop(
         ledger,
         handler,
-        LeaseOptions(name, messages, timeout, fail_on_data_loss),
-        HandlerPolicy.validated(on_error, ack),
-        limit,
-        stop or threading.Event(),
-        validate_duration("max_poll_interval", max_poll_interval) / SECOND,
-        until_empty,
+        options.lease_options(1),
+        options.policy(),
+        validate_duration("max_lease_duration", options.max_lease_duration),
+        options.stop or threading.Event(),
+        options.seconds("max_poll_interval"),
+        options.end(),
     )
-    grace = validate_duration("graceful_timeout", graceful_timeout, zero=True) / SECOND
-    return loop.run(validate_count("threads", threads, most=1_000), grace)
+    grace = options.seconds("graceful_timeout", zero=True)
+    return loop.run(validate_count("threads", options.threads, most=1_000), grace)
+
+
+def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
+    for _, handler in served:
+        validate_callable("handler", handler, "message")
+    if options.ack == "manual":
+        raise InvalidOption(
+            "ack='manual' needs each='lease': a handler of single messages decides by what it "
+            "returns or raises. Use ack='after' or ack='first'.",
+            option="ack",
+            value="manual",
+        )
+    policy, poll = options.policy(), options.seconds("max_poll_interval")
+    feeding = FeedOptions(
+        options.lease_options(MOST_IN_HAND),
+        policy,
+        validate_duration("max_lease_duration", options.max_lease_duration),
+        poll,
+        options.seconds("max_settle_delay", zero=True),
+        options.end(),
+    )
+    grace = options.seconds("graceful_timeout", zero=True)
+    state = WorkState(options.stop or threading.Event())
+    pool = _pool([handler for _, handler in served], options, state.stop)
+    feeds = [GroupFeed(ledger, handler, feeding, pool, state) for ledger, handler in served]
+    return MessageWork(feeds, pool, state, poll).run(grace)
+
+
+def _pool(
+    handlers: Sequence[Callable[[Any], Any]], options: WorkOptions, stop: threading.Event
+) -> Pool:
+    """Return the pool for handlers, which are all async or all not."""
+    kinds = {is_async(handler) for handler in handlers}
+    if len(kinds) > 1:
+        raise InvalidOption(
+            "some handlers are async and some are not: call work once for each kind",
+            option="handler",
+            value=None,
+        )
+    threads = validate_count("threads", options.threads, most=1_000)
+    if kinds == {False}:
+        if options.concurrency is not None:
+            raise InvalidOption(
+                f"concurrency={options.concurrency!r} is for async handlers: give threads, or "
+                "declare the handler with async def",
+                option="concurrency",
+                value=options.concurrency,
+            )
+        return ThreadPool(threads, stop)
+    if threads != 1:
+        raise InvalidOption(
+            f"threads={threads} is not for async handlers: give concurrency",
+            option="threads",
+            value=threads,
+        )
+    given = MOST_COROUTINES if options.concurrency is None else options.concurrency
+    return CoroutinePool(validate_count("concurrency", given, most=100_000))
 
 
 def _default_worker_id() -> str:

@@ -29,38 +29,24 @@ from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_patiently
 from spark_mq.operations.settle import summarize
 from spark_mq.operations.shared_ledger import LedgerOperation
+from spark_mq.operations.verdict_log import VerdictLog
+from spark_mq.operations.work_report import reported_work
+from spark_mq.operations.work_summary import WorkSummary
 from spark_mq.util.notifier import Notifier
 
-__all__ = ["Handler", "WorkSummary", "WorkerLoop"]
+__all__ = ["Handler", "WorkSummary", "WorkerLoop", "has_ended"]
 
 _log = logging.getLogger("spark_mq.worker")
 
 Handler = Callable[[Lease], Any]
 
 
-@dataclass(slots=True)
-class WorkSummary:
-    """What a worker loop did. Messages that a handler settled itself are not counted.
-
-    Attributes
-    ----------
-    leases
-        Leases handed to the handler.
-    failed
-        Those of them whose handler failed.
-    settled
-        Messages settled.
-    nacked
-        Messages of these given back. They are redelivered, except after their last attempt.
-    rejected
-        Messages of these made dead. The rest was acked.
-    """
-
-    leases: int = 0
-    failed: int = 0
-    settled: int = 0
-    nacked: int = 0
-    rejected: int = 0
+def has_ended(ledger: GroupLedger, until: str) -> bool:
+    """Return whether a worker has reached its end, after a look found nothing to lease."""
+    if until == "empty":
+        return True
+    stats = ledger.stats()
+    return not (stats.ready or stats.delayed or stats.in_flight or stats.blocked)
 
 
 @dataclass(eq=False)
@@ -74,7 +60,8 @@ class WorkerLoop:
     limit: int
     stop: threading.Event
     poll: float
-    until_empty: bool
+    until: str | None
+    """None, "empty" or "settled"."""
     summary: WorkSummary = field(default_factory=WorkSummary)
     error: BaseException | None = None
     _ending: Notifier = field(default_factory=Notifier)
@@ -89,6 +76,10 @@ class WorkerLoop:
     _outages: int = 0
     """Handlers in a row that met a failing store."""
     _alive: dict[str, LeaseKeepAlive] = field(default_factory=dict)
+    _verdicts: VerdictLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._verdicts = VerdictLog(self.ledger.name)
 
     def run(self, threads: int, grace: float) -> WorkSummary:
         running = [
@@ -125,6 +116,7 @@ class WorkerLoop:
         for thread in running:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._over.set()
+        self._verdicts.flush()
         with self._lock:
             late = list(self._alive.values())
         for alive in late:
@@ -163,8 +155,7 @@ class WorkerLoop:
             self._news.put(False)
 
     def _next(self) -> Lease | None:
-        """Return the next lease, or None at the end. A lease that comes after the end is
-        released."""
+        """Return the next lease, or None at the end."""
         pause = self.poll
         while not self.stop.is_set():
             try:
@@ -201,25 +192,27 @@ class WorkerLoop:
     def _time_left(self) -> float:
         if self.stop.is_set():
             return -1.0
-        return 0.0 if self.until_empty else float("inf")
+        ends = self.until is not None and has_ended(self.ledger, self.until)
+        return 0.0 if ends else float("inf")
 
     def _handle(self, lease: Lease) -> Lease | None:
         """Handle a lease. Returns the next one if its commit granted one."""
         with self._lock:
             self.summary.leases += 1
         try:
-            return self._call(lease)
+            with reported_work([(self.ledger, lambda: lease._ranges)], lease.worker_id) as run:
+                return self._call(lease, run)
         finally:
             with self._lock:
                 alive = self._alive.pop(lease.lease_id)
             alive.stop()
 
-    def _call(self, lease: Lease) -> Lease | None:
+    def _call(self, lease: Lease, run: Callable[..., Any]) -> Lease | None:
         if self.policy.ack == "first" and not self._ack_first(lease):
             return None
         try:
             granted = [(r.first, r.last) for r in lease._ranges]
-            result = parse_result(self.handler(lease), lease.lease_id, granted)
+            result = parse_result(run(self.handler, lease), lease.lease_id, granted)
         except InvalidHandlerResult:
             raise
         except Exception as error:
@@ -322,6 +315,7 @@ class WorkerLoop:
         for command, outcome in zip(commands, outcomes, strict=True):
             lease._held.mark_settled(outcome.ranges)
             self._count(command.verb, outcome.settled)
+        self._verdicts.add(commands, outcomes)
         if isinstance(result, Exception):
             done = zip(commands, outcomes, strict=True)
             log_outcomes(self.ledger.name, self.ledger.now(), done)

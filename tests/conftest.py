@@ -39,7 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _is_daily(config: pytest.Config) -> bool:
     elsewhere = any(
-        config.getoption(name) for name in ("--s3", "--cluster", "--connect", "--wheel")
+        config.getoption(name)
+        for name in ("--s3", "--cluster", "--connect", "--wheel", "--browser")
     )
     return "not slow" in config.option.markexpr and not elsewhere
 
@@ -81,6 +82,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--wheel", action="store_true", help="install the wheel in dist/ in bare environments"
     )
     parser.addoption(
+        "--browser", action="store_true", help="open the web page in headless Chromium"
+    )
+    parser.addoption(
         "--large-worlds",
         action="store_true",
         help="look at larger worlds in tests/model: some take an hour",
@@ -96,7 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in ("cluster", "connect", "jobs", "notebooks", "spark") or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
         needed = "s3" if "s3" in fixtures else folder
-        there = needed not in ("cluster", "connect", "s3", "wheel") or config.getoption(
+        there = needed not in ("browser", "cluster", "connect", "s3", "wheel") or config.getoption(
             f"--{needed}"
         )
         (wanted if there else others).append(item)

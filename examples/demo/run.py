@@ -147,7 +147,7 @@ class Demo:
         say(f"published {self.queue.stats()['published']:,} messages in one commit")
 
     def consume(self) -> None:
-        group = self.queue.group("delays")
+        group = self.queue.group("delays").ensure()
         workers = {name: self.worker(name) for name in ("worker-1", "worker-2")}
         say(f"two workers share the group 'delays', {BATCH:,} messages a batch")
 

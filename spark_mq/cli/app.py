@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from spark_mq.cli import dead_letters, groups, health, messages, metrics, queues, top, workers
+from spark_mq.cli import dead_letters, groups, health, messages, metrics, queues, top, web, workers
 from spark_mq.cli.exits import INTERRUPTED, OK, USAGE, exit_code_of
 from spark_mq.cli.options import option
 
@@ -30,7 +30,7 @@ app = typer.Typer(
         "4 the store failed, 130 interrupted."
     ),
 )
-for part in (messages, workers, top, health, metrics):
+for part in (messages, workers, top, health, metrics, web):
     part.register(app)
 app.add_typer(queues.app, name="queue")
 app.add_typer(groups.app, name="group")

@@ -24,7 +24,7 @@ __all__ = ["app"]
 app = typer.Typer(help="Look at dead letters and redrive them.", no_args_is_help=True)
 
 _COLUMNS = [
-    ("SEQUENCE", "sequence"), ("ORIGINAL", "original_sequence"), ("GROUP", "consumer_group"),
+    ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("GROUP", "consumer_group"),
     ("DELIVERIES", "delivery_count"), ("REASON", "reason"), ("ERROR", "error"),
     ("KEY", "key"), ("VALUE", "value"),
 ]  # fmt: skip
@@ -52,18 +52,18 @@ def list_letters(
 @app.command()
 def show(
     queue: QueuePath,
-    sequence: Annotated[
+    letter: Annotated[
         int,
-        typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The letter's SEQUENCE in `dlq list`."),
+        typer.Argument(envvar="SPARK_MQ_LETTER", help="The LETTER of `dlq list`."),
     ],
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
     """Show one dead letter with its headers and its value."""
     opened = open_queue(queue, storage_option)
-    rows = opened.list_dead_letters(where=f"sequence = {sequence}", limit=1).to_pylist()
+    rows = opened.list_dead_letters(where=f"dead_letter_sequence = {letter}", limit=1).to_pylist()
     if not rows:
-        typer.echo(f"spark-mq: error: no dead letter has the sequence {sequence}", err=True)
+        typer.echo(f"spark-mq: error: no dead letter has the number {letter}", err=True)
         raise typer.Exit(NOT_FOUND)
     row = {**rows[0], "headers": dict(rows[0]["headers"] or ())}
     emit_one(row, output)

@@ -133,15 +133,7 @@ def open_queue(path: str, storage_options: Sequence[str] | None = None) -> Queue
 
 def existing_group(queue: Queue, name: str) -> ConsumerGroup:
     """Return a group that exists. Raises GroupNotFound."""
-    from spark_mq.errors import GroupNotFound
-
-    group = queue.group(name)
-    if not group.exists():
-        there = ", ".join(queue.groups()[:10]) or "none"
-        raise GroupNotFound(
-            f"there is no group {name!r} in {queue.path}. Groups: {there}", group=name
-        )
-    return group
+    return queue.group(name, create=False)
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,14 +14,24 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from spark_mq.cli.options import OutputFormat
+from spark_mq.util.show import printable, show_age, show_time, show_value
 
 __all__ = [
     "Column",
+    "busy",
     "emit",
     "emit_one",
     "json_line",
@@ -35,8 +46,6 @@ __all__ = [
 Column = tuple[str, str]
 """The heading of a column, and the name of its value in a row."""
 
-_MAX_CELL: Final = 60
-"""Characters of a text in a table."""
 _NUMBERS: Final = (int, float)
 _PROGRESS_SECONDS: Final = 3.0
 """Where stderr is no terminal, progress is one line this often."""
@@ -146,38 +155,6 @@ def _show_flag(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def show_time(at: datetime | None) -> str:
-    """Return a time for people."""
-    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
-
-
-def show_age(seconds: float | None) -> str:
-    """Return an age for people, such as 3m12s."""
-    if seconds is None:
-        return "-"
-    whole = int(seconds)
-    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d{hours:02}h"
-    if whole >= 3600:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
-
-
-def show_value(value: bytes | None, limit: int = _MAX_CELL) -> str:
-    """Return the start of a payload as text."""
-    if value is None:
-        return "-"
-    text = value[: 4 * limit].decode("utf-8", "replace")
-    shown = printable(text)[:limit]
-    return shown if len(text) <= limit and len(value) <= 4 * limit else shown + "…"
-
-
-def printable(text: str) -> str:
-    """Return a text without control characters, which could steer a terminal."""
-    return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
-
-
 @contextmanager
 def track(what: str, total: int | None = None, stream: TextIO | None = None) -> Iterator[Any]:
     """Show progress on stderr. Yields a function that takes the messages done so far.
@@ -207,6 +184,34 @@ def track(what: str, total: int | None = None, stream: TextIO | None = None) -> 
             print(f"{what}: {done:,}{of} messages", file=stream)
 
     yield update
+
+
+@contextmanager
+def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Show on stderr that something of unknown length runs, and for how long.
+
+    On a terminal it is a spinner. Otherwise it is one line every three seconds.
+    """
+    stream = stream or sys.stderr
+    if stream.isatty():
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+            bar.add_task(what)
+            yield
+        return
+    ended, started = threading.Event(), time.monotonic()
+
+    def report() -> None:
+        while not ended.wait(_PROGRESS_SECONDS):
+            print(f"{what}: {time.monotonic() - started:.0f} s", file=stream, flush=True)
+
+    thread = threading.Thread(target=report, name="spark_mq progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (

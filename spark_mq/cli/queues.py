@@ -20,7 +20,7 @@ from spark_mq.cli.options import (
     parse_pairs,
     parse_setting,
 )
-from spark_mq.cli.output import emit, emit_one, json_line, show_age, show_time
+from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_time
 
 __all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 
@@ -176,7 +176,9 @@ def purge(
     opened = open_queue(queue, storage_option)
     messages = opened.describe().retained
     confirm(f"Purge {opened.path}: drop {messages:,} messages for all groups?", yes)
-    emit_one({"queue": opened.path, "files_dropped": opened.purge(opened.name)}, output)
+    with busy("purging"):
+        dropped = opened.purge(opened.name)
+    emit_one({"queue": opened.path, "files_dropped": dropped}, output)
 
 
 @app.command()

@@ -26,8 +26,9 @@ from spark_mq.cli.options import (
     open_queue,
     option,
 )
-from spark_mq.cli.output import emit, emit_one
+from spark_mq.cli.output import busy, emit, emit_one, track
 from spark_mq.errors import InvalidOption
+from spark_mq.group import ConsumerGroup
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import validate_duration
 
@@ -51,7 +52,8 @@ def sweep(
     pause = None if every is None else validate_duration("--every", every) / SECOND
     with stopping() as stop:
         while True:
-            report = asdict(opened.sweep())
+            with busy("sweeping"):
+                report = asdict(opened.sweep())
             if pause is None or output is OutputFormat.json:
                 emit_one(report, output)
             else:
@@ -105,16 +107,21 @@ def work(
         str, option("--graceful-timeout", help="How long handlers have after SIGTERM.")
     ] = "30s",
     until_empty: Annotated[bool, option("--until-empty", help="End once nothing is due.")] = False,
+    create_group: Annotated[
+        bool,
+        option("--create-group/--no-create-group", help="Create the group if it is missing."),
+    ] = True,
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
     """Run a worker in plain Python: lease, call the function, settle, until SIGTERM."""
     function = load_handler(handler)
-    summary = (
-        open_queue(queue, storage_option)
-        .group(group)
-        .work(
-            function,
+    opened = open_queue(queue, storage_option).group(group, create=create_group)
+    if create_group:
+        opened.ensure()
+    with _progress(opened, function, until_empty) as counted:
+        summary = opened.work(
+            counted,
             worker_id=worker_id,
             threads=threads,
             max_messages=max_messages,
@@ -125,8 +132,30 @@ def work(
             graceful_timeout=graceful_timeout,
             until_empty=until_empty,
         )
-    )
     emit_one(summary, output)
+
+
+@contextmanager
+def _progress(
+    group: ConsumerGroup, handler: Callable[[Any], Any], until_empty: bool
+) -> Iterator[Callable[[Any], Any]]:
+    """Show the progress of a worker that ends. Yields the handler that counts messages."""
+    if not until_empty:
+        yield handler
+        return
+    lock, done = threading.Lock(), 0
+    with track("worked", group.stats().ready) as show:
+
+        def counted(lease: Any) -> Any:
+            nonlocal done
+            try:
+                return handler(lease)
+            finally:
+                with lock:
+                    done += len(lease)
+                    show(done)
+
+        yield counted
 
 
 def load_handler(text: str) -> Callable[[Any], Any]:

@@ -6,8 +6,10 @@ use it, through the methods of :class:`~spark_mq.Queue` and :class:`~spark_mq.Co
 
 from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, MessageRecord
 from spark_mq.inspect.blockers import Blocker
+from spark_mq.inspect.changes import ChangeRecord
 from spark_mq.inspect.find import find_queues
 from spark_mq.inspect.leases import LeaseInfo, MessagePosition
+from spark_mq.inspect.letters import DeadLetterReason, DeadLetterReasons
 from spark_mq.inspect.overview import Health, Problem, QueueOverview
 from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.inspect.positions import STATE_NAMES
@@ -19,6 +21,9 @@ __all__ = [
     "STATE_NAMES",
     "THROUGHPUT_SCHEMA",
     "Blocker",
+    "ChangeRecord",
+    "DeadLetterReason",
+    "DeadLetterReasons",
     "Health",
     "LastError",
     "LeaseInfo",

@@ -14,6 +14,7 @@ from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_duration
 
 __all__ = ["THROUGHPUT_SCHEMA", "MessageRecord", "notable_messages", "throughput"]
@@ -36,7 +37,7 @@ MAX_BUCKETS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class MessageRecord:
+class MessageRecord(Record):
     """Messages ``first..last`` that had the same life in a group.
 
     Attributes
@@ -140,6 +141,8 @@ def notable_messages(
     validate_choice("by", by, BY)
     start = context.now() - validate_duration("since", since)
     found = [*_ended(context, group, start, n, by), *_living(context, group)]
+    if not found:
+        context.group(group).require_group()  # a group that was dropped has a history
     if by == "failing":
         found = [one for one in found if one.failure_count]
         found.sort(key=lambda one: (-one.failure_count, -one.delivery_count, one.first))

@@ -14,6 +14,7 @@ from spark_mq.ledger.ranges import BLOCKED
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.context import QueueContext
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.records import Record
 
 __all__ = ["Blocker", "find_blockers"]
 
@@ -22,7 +23,7 @@ MAX_RANGES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Blocker:
+class Blocker(Record):
     """Something that stops something else.
 
     Attributes

@@ -15,6 +15,7 @@ from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.records import Record
 
 __all__ = ["LeaseInfo", "MessagePosition", "list_leases", "locate"]
 
@@ -23,7 +24,7 @@ MAX_POSITIONS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseInfo:
+class LeaseInfo(Record):
     """A lease, as the ledger has it.
 
     Attributes
@@ -56,7 +57,7 @@ class LeaseInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class MessagePosition:
+class MessagePosition(Record):
     """Where one message stands in one group.
 
     Attributes

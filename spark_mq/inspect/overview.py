@@ -16,6 +16,7 @@ from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
 from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_count, validate_duration
 
 __all__ = ["Health", "Problem", "QueueOverview", "check_health", "count_dead_letters", "describe"]
@@ -26,7 +27,7 @@ _BUSY: Final = "max_in_flight"
 
 
 @dataclass(frozen=True, slots=True)
-class QueueOverview:
+class QueueOverview(Record):
     """A queue at one look.
 
     Attributes
@@ -74,7 +75,7 @@ class QueueOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Record):
     """One reason why a queue is unhealthy.
 
     Attributes
@@ -93,7 +94,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class Health(Record):
     """Whether a queue is healthy.
 
     Attributes

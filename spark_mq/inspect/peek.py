@@ -18,6 +18,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_count
 
 __all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue"]
@@ -31,7 +32,7 @@ _MAX_SEQUENCE: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class PeekedMessage:
+class PeekedMessage(Record):
     """A message as it lies in the queue, with its state in a group.
 
     Attributes

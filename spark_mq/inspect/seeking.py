@@ -8,13 +8,14 @@ from datetime import datetime
 from spark_mq.ledger.admin import unsettled_ranges
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.operations.group_ledger import GroupLedger, StartPosition
+from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_position
 
 __all__ = ["SeekPreview", "preview_seek"]
 
 
 @dataclass(frozen=True, slots=True)
-class SeekPreview:
+class SeekPreview(Record):
     """What a seek would do to a group.
 
     Attributes

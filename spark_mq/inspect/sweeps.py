@@ -7,12 +7,13 @@ from datetime import datetime
 
 from spark_mq.operations.context import QueueContext
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.records import Record
 
 __all__ = ["SweepState", "sweep_state"]
 
 
 @dataclass(frozen=True, slots=True)
-class SweepState:
+class SweepState(Record):
     """What sweeps have done, and what waits for the next one.
 
     A sweep that finds nothing to do leaves no trace, so ``last_change_at`` of an idle queue may be

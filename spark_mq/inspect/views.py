@@ -8,7 +8,15 @@ import pyarrow as pa
 
 from spark_mq.inspect.activity import MessageRecord, notable_messages, throughput
 from spark_mq.inspect.blockers import Blocker, find_blockers
+from spark_mq.inspect.changes import ChangeRecord, list_changes
 from spark_mq.inspect.leases import LeaseInfo, MessagePosition, list_leases, locate
+from spark_mq.inspect.letters import DeadLetterReasons, count_reasons, newest_letters
+from spark_mq.inspect.notebook import (
+    NOTEBOOK_ERRORS,
+    failed_html,
+    group_html,
+    overview_html,
+)
 from spark_mq.inspect.overview import Health, QueueOverview, check_health, describe
 from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_group, peek_queue
 from spark_mq.inspect.seeking import SeekPreview, preview_seek
@@ -20,6 +28,7 @@ from spark_mq.maintenance.redrive import letter_schema, redrive
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.clock import Duration
+from spark_mq.util.records import Records
 from spark_mq.util.validation import validate_count
 
 if TYPE_CHECKING:
@@ -47,6 +56,12 @@ class QueueViews:
         for name in damaged:
             self._context.group(name).stats()  # raises the error
         return found
+
+    def _repr_html_(self) -> str:
+        try:
+            return overview_html(self.describe())
+        except NOTEBOOK_ERRORS as error:
+            return failed_html(repr(self), error)
 
     def describe(self) -> QueueOverview:
         """Return sizes, groups and sweeps of the queue.
@@ -104,7 +119,7 @@ class QueueViews:
         key: str | None = None,
         message_id: str | None = None,
         after: int | None = None,
-    ) -> list[PeekedMessage]:
+    ) -> Records[PeekedMessage]:
         """Return messages as they lie in the queue, without a lease.
 
         Parameters
@@ -116,7 +131,8 @@ class QueueViews:
         after
             Only messages after this sequence.
         """
-        return peek_queue(self._context, n, key=key, message_id=message_id, after=after)
+        found = peek_queue(self._context, n, key=key, message_id=message_id, after=after)
+        return Records(found)
 
     def find(
         self, *, key: str | None = None, message_id: str | None = None, n: int = 10
@@ -135,7 +151,7 @@ class QueueViews:
             return []
         return find_sequences(self._context, n, key=key, message_id=message_id)
 
-    def locate(self, sequence: int) -> list[MessagePosition]:
+    def locate(self, sequence: int) -> Records[MessagePosition]:
         """Return where a message stands in each group: its state, lease and worker.
 
         Parameters
@@ -144,7 +160,7 @@ class QueueViews:
             The message.
         """
         validate_count("sequence", sequence, least=0, most=2**63 - 1)
-        return locate(self._context, sequence)
+        return Records(locate(self._context, sequence))
 
     def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> pa.Table:
         """Return the dead letters that were not redriven, without a commit.
@@ -159,6 +175,43 @@ class QueueViews:
         if self._context.existing_dead_letters() is None:
             return letter_schema().empty_table()
         return redrive(self._context, where, limit, True, None).table
+
+    def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> pa.Table:
+        """Return dead letters that were not redriven, the newest first, without a commit.
+
+        It looks at 10,000 letters at most. A dead-letter queue may have those of several queues.
+
+        Parameters
+        ----------
+        n
+            The most letters to return. Default: 50.
+        before
+            Only letters before this sequence of the dead-letter queue. Default: all.
+        """
+        return newest_letters(self._context, validate_count("n", n), before)
+
+    def dead_letter_reasons(self, n: int | None = 10_000) -> DeadLetterReasons:
+        """Count dead letters that were not redriven by reason and group.
+
+        Parameters
+        ----------
+        n
+            How many letters to look at, from the newest on. Default: 10,000. None: all, in
+            constant memory.
+        """
+        return count_reasons(self._context, None if n is None else validate_count("n", n))
+
+    def changes(self, n: int = 100, *, since: Duration = "1d") -> Records[ChangeRecord]:
+        """Return the changes that people made to the queue, the newest first.
+
+        Parameters
+        ----------
+        n
+            The most changes to return. Default: 100.
+        since
+            How far to look back. Default: 1 day.
+        """
+        return Records(list_changes(self._context, validate_count("n", n), since))
 
     def throughput(
         self, *, since: Duration = "1h", every: Duration = "1m", group: str | None = None
@@ -181,13 +234,13 @@ class QueueViews:
         """
         return throughput(self._context, since=since, every=every, group=group)
 
-    def blockers(self) -> list[Blocker]:
+    def blockers(self) -> Records[Blocker]:
         """Return what blocks what.
 
         A cap or a blocked message stops a group. The first unsettled message of the slowest group
         holds back the trim of old messages.
         """
-        return find_blockers(self._context, self.describe().groups)
+        return Records(find_blockers(self._context, self.describe().groups))
 
     def sweep_state(self) -> SweepState:
         """Return when sweeps have changed the queue, and what waits for the next one."""
@@ -195,24 +248,38 @@ class QueueViews:
 
 
 class GroupViews:
-    """Looks at a group. They lease nothing and commit nothing."""
+    """Looks at a group. They lease nothing and commit nothing.
+
+    They raise GroupNotFound if there is no such group.
+    """
 
     name: str
     _context: QueueContext
     _ledger: GroupLedger
 
-    def leases(self) -> list[LeaseInfo]:
+    def _existing(self) -> GroupLedger:
+        """Return the ledger of the group. Raises GroupNotFound."""
+        self._ledger.require_group()
+        return self._ledger
+
+    def _repr_html_(self) -> str:
+        try:
+            return group_html(self._ledger)
+        except NOTEBOOK_ERRORS as error:
+            return failed_html(repr(self), error)
+
+    def leases(self) -> Records[LeaseInfo]:
         """Return the leases of the group: who holds which messages, since when, until when.
 
         The oldest lease comes first.
         """
-        return list_leases(self._ledger)
+        return Records(list_leases(self._existing()))
 
-    def workers(self) -> list[WorkerInfo]:
+    def workers(self) -> Records[WorkerInfo]:
         """Return what each worker holds, the one with most messages first."""
-        return list_workers(self._ledger)
+        return Records(list_workers(self._existing()))
 
-    def last_errors(self, n: int = 10) -> list[LastError]:
+    def last_errors(self, n: int = 10) -> Records[LastError]:
         """Return the errors of unsettled messages, the latest first.
 
         Parameters
@@ -220,7 +287,7 @@ class GroupViews:
         n
             The most errors to return. Default: 10.
         """
-        return last_errors(self._ledger, validate_count("n", n))
+        return Records(last_errors(self._existing(), validate_count("n", n)))
 
     def peek(
         self,
@@ -230,7 +297,7 @@ class GroupViews:
         key: str | None = None,
         message_id: str | None = None,
         after: int | None = None,
-    ) -> list[PeekedMessage]:
+    ) -> Records[PeekedMessage]:
         """Return messages with their state in the group, without a lease.
 
         Parameters
@@ -245,9 +312,16 @@ class GroupViews:
         after
             Only messages after this sequence.
         """
-        return peek_group(
-            self._context, self._ledger, n, state=state, key=key, message_id=message_id, after=after
+        found = peek_group(
+            self._context,
+            self._existing(),
+            n,
+            state=state,
+            key=key,
+            message_id=message_id,
+            after=after,
         )
+        return Records(found)
 
     def preview_seek(self, to: str | int | datetime) -> SeekPreview:
         """Return what :meth:`seek` would do: the position, and how many messages it concerns.
@@ -257,9 +331,9 @@ class GroupViews:
         to
             As for :meth:`seek`.
         """
-        return preview_seek(self._ledger, to)
+        return preview_seek(self._existing(), to)
 
-    def slowest(self, n: int = 10, *, since: Duration = "1d") -> list[MessageRecord]:
+    def slowest(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
         """Return the messages that took longest from their first delivery to their end.
 
         Parameters
@@ -269,8 +343,8 @@ class GroupViews:
         since
             Only messages that ended within this time, or have not ended. Default: 1 day.
         """
-        return notable_messages(self._context, self.name, n, by="slowest", since=since)
+        return Records(notable_messages(self._context, self.name, n, by="slowest", since=since))
 
-    def most_failing(self, n: int = 10, *, since: Duration = "1d") -> list[MessageRecord]:
+    def most_failing(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
         """Return the messages that failed most often. See :meth:`slowest` for the parameters."""
-        return notable_messages(self._context, self.name, n, by="failing", since=since)
+        return Records(notable_messages(self._context, self.name, n, by="failing", since=since))

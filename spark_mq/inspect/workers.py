@@ -12,12 +12,13 @@ from spark_mq.ledger.ranges import LEASED, Ledger
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.clock import to_datetime
+from spark_mq.util.records import Record
 
 __all__ = ["LastError", "WorkerInfo", "last_errors", "list_workers"]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerInfo:
+class WorkerInfo(Record):
     """What one worker holds in a group.
 
     Attributes
@@ -38,7 +39,7 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class LastError:
+class LastError(Record):
     """The text of a failure, and the unsettled messages that have it.
 
     Attributes

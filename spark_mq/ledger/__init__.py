@@ -48,6 +48,7 @@ Each rule has one module:
 - ``acquire`` selects the messages of a lease. ``order`` decides which go first, and ``taking``
   takes them.
 - ``settle`` applies ack, nack, reject and release, and ``extend`` extends a lease.
+  ``held_messages`` finds what a lease holds, for both.
 - ``breaker`` stops a group whose handler fails for every message, or that its owner paused.
 - ``transitions`` applies expiry and limits, and replays a batch.
 - ``routing`` freezes ranges for a copy to another queue, and settles them after it.

@@ -10,7 +10,12 @@ from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 
 __all__ = ["join_commit_info", "settle_info"]
 
-_LISTS: Final = (("operation", "+"), ("lease_id", ","), ("worker_id", ","))
+_LISTS: Final = (
+    ("operation", "+"),
+    ("lease_id", ","),
+    ("worker_id", ","),
+    ("user", ","),
+)
 """The items that list several values, each with what separates them."""
 
 

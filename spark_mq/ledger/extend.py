@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from spark_mq.ledger.editor import LedgerEditor
+from collections.abc import Sequence
+
+from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome
+from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
-from spark_mq.ledger.settle import SettleOutcome
 
 __all__ = ["extend"]
 
 
-def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, SettleOutcome]:
-    """Move the deadline of a lease, never to an earlier time.
+def extend(
+    ledger: Ledger,
+    index: MessageIndex,
+    lease_id: str,
+    expires_at: int,
+    intervals: Sequence[Interval] | None = None,
+) -> tuple[Ledger, SettleOutcome]:
+    """Move the deadline of a lease or of some of its messages, never to an earlier time.
 
     Expired messages that no other lease took are leased again.
 
@@ -18,26 +27,41 @@ def extend(ledger: Ledger, lease_id: str, expires_at: int) -> tuple[Ledger, Sett
     ----------
     ledger
         The group's ledger.
+    index
+        The message index. Without intervals it is not used.
     lease_id
         The lease.
     expires_at
         The new deadline in microseconds.
+    intervals
+        Sequences, inclusive. None for all messages that the lease holds.
 
     Returns
     -------
     tuple of Ledger and SettleOutcome
-        The next ledger. ``settled`` counts the messages that the lease holds.
+        The next ledger. ``settled`` counts the extended messages.
     """
-    editor, outcome = LedgerEditor(ledger), SettleOutcome()
-    for before in editor.remove(ledger.rows_held(lease_id)):
-        r = before
+    extension = _Extension(ledger, index, lease_id, expires_at)
+    extension.visit(intervals)
+    return extension.editor.build(), extension.outcome
+
+
+class _Extension(HeldMessages):
+    """One extension in progress."""
+
+    def __init__(self, ledger: Ledger, index: MessageIndex, lease_id: str, expires_at: int) -> None:
+        super().__init__(ledger, index, lease_id)
+        self._expires_at = expires_at
+
+    def apply(self, r: Range) -> None:
+        """Extend a range, and revive it if it has expired."""
+        before, expires_at = r, self._expires_at
         if r.state == WAITING:
             r = _revived(r, expires_at)
-            editor.record_event("extended", r)
-        editor.add(r._replace(expires_at=max(expires_at, r.expires_at or 0)), before)
-        outcome.settled += r.message_count
-        outcome.ranges.append((r.first, r.last))
-    return editor.build(), outcome
+            self.editor.record_event("extended", r)
+        self.editor.add(r._replace(expires_at=max(expires_at, r.expires_at or 0)), before)
+        self.outcome.settled += r.message_count
+        self.outcome.ranges.append((r.first, r.last))
 
 
 def _revived(r: Range, expires_at: int) -> Range:

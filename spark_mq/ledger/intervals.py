@@ -3,16 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from operator import eq
+from typing import Any, Final, overload
 
 from spark_mq.errors import InvalidOption
 
-__all__ = ["Interval", "format_intervals", "from_sequences", "normalise", "subtract"]
+__all__ = [
+    "Interval",
+    "SequenceRange",
+    "format_intervals",
+    "from_sequences",
+    "normalise",
+    "subtract",
+]
 
 Interval = tuple[int, int]
 
 MAX_FORMATTED: Final = 200
 """Intervals that a formatted list shows."""
+
+
+class SequenceRange(Sequence[int]):
+    """Hold consecutive sequences. It behaves as a ``range`` that equals a list of the same.
+
+    Examples
+    --------
+    >>> SequenceRange(range(3, 5)) == [3, 4]
+    True
+    """
+
+    __slots__ = ("_range",)
+
+    def __init__(self, sequences: range | SequenceRange) -> None:
+        self._range: range = sequences._range if isinstance(sequences, SequenceRange) else sequences
+
+    def __repr__(self) -> str:
+        return f"SequenceRange({self._range!r})"
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> SequenceRange: ...
+
+    def __getitem__(self, at: int | slice) -> int | SequenceRange:
+        found = self._range[at]
+        return SequenceRange(found) if isinstance(found, range) else found
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._range
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SequenceRange | range):
+            return self._range == SequenceRange(other)._range
+        if isinstance(other, list):
+            return len(self) == len(other) and all(map(eq, self._range, other))
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._range)
 
 
 def format_intervals(intervals: Sequence[Interval]) -> str:
@@ -29,7 +81,8 @@ def from_sequences(sequences: Iterable[Any]) -> list[Interval]:
     Parameters
     ----------
     sequences
-        Integers of 0 or more, in any order. Repeats are allowed.
+        Integers of 0 or more, in any order. Repeats are allowed. A ``range`` is an interval: it
+        is not iterated, and gaps between its messages are no error.
 
     Raises
     ------
@@ -48,17 +101,24 @@ def from_sequences(sequences: Iterable[Any]) -> list[Interval]:
             option="sequences",
             value=sequences,
         )
-    checked = []
-    for value in sequences:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            raise InvalidOption(
-                f"{value!r} is not a sequence: a sequence is a whole number from 0. Use the "
-                f"values of the column 'sequence'.",
-                option="sequences",
-                value=value,
-            )
-        checked.append((value, value))
-    return normalise(checked)
+    if isinstance(sequences, SequenceRange):
+        sequences = sequences._range
+    if isinstance(sequences, range) and abs(sequences.step) == 1:
+        ends = [_checked(sequences[at]) for at in (0, -1)] if sequences else []
+        return [(min(ends), max(ends))] if ends else []
+    checked = map(_checked, sequences)
+    return normalise((value, value) for value in checked)
+
+
+def _checked(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    raise InvalidOption(
+        f"{value!r} is not a sequence: a sequence is a whole number from 0. Use the "
+        f"values of the column 'sequence'.",
+        option="sequences",
+        value=value,
+    )
 
 
 def normalise(intervals: Iterable[Interval]) -> list[Interval]:

@@ -58,7 +58,8 @@ class GroupSettings:
     Parameters
     ----------
     visibility_timeout
-        How long a lease lasts unless its holder extends it. Default 60 s.
+        How long a lease lasts unless its holder extends it. Default 60 s. Its messages are due
+        again after ``clock_skew`` more.
     max_delivery_attempts
         The most deliveries of a message. None for no limit. Default 5.
     on_exhausted

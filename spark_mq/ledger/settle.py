@@ -7,13 +7,14 @@ holds. See :func:`settle`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome, why_lost
+from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, WAITING, Ledger, Range
+from spark_mq.ledger.ranges import LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import (
     exhaust,
@@ -60,7 +61,8 @@ class SettleCommand:
     whole: bool = False
     """The intervals are the whole lease and name no message, so a nack knows no culprit."""
     delay: int | None = None
-    """Microseconds until nacked messages are due. None for the group's retry policy."""
+    """Microseconds until nacked or released messages are due. None: a nack takes the group's retry
+    policy, and a release makes them due at once."""
     error: str | None = None
     """The failure as text. It is truncated."""
     reason: str = REJECTED
@@ -73,41 +75,6 @@ class SettleCommand:
     def __post_init__(self) -> None:
         if self.error is not None:
             object.__setattr__(self, "error", truncate_error(self.error))
-
-
-@dataclass(slots=True)
-class SettleOutcome:
-    """What a command did."""
-
-    settled: int = 0
-    """Messages that the command settled."""
-    already_settled: int = 0
-    """Messages that were settled before, by any lease."""
-    lost: list[tuple[int, int, str]] = field(default_factory=list)
-    """``(first, last, reason)`` of the sequences that the lease did not hold."""
-    ranges: list[Interval] = field(default_factory=list)
-    """The settled sequences."""
-    states: dict[str, int] = field(default_factory=dict, compare=False)
-    """How many messages went to which state, for logs."""
-    next_due_at: int | None = field(default=None, compare=False)
-    """When the first of those that wait is due again, in microseconds."""
-    ended: int = field(default=0, compare=False)
-    """Messages that the late command did not settle, because their expiry ended them first."""
-
-    def add_lost(self, first: int, last: int, reason: str) -> None:
-        """Add lost sequences, joined with the last ones if the reason is the same."""
-        if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == reason:
-            first = self.lost.pop()[0]
-        self.lost.append((first, last, reason))
-
-    def add(self, r: Range, became: Range) -> None:
-        """Count a range that was settled, and what became of it."""
-        self.settled += r.message_count
-        self.ranges.append((r.first, r.last))
-        self.states[became.state] = self.states.get(became.state, 0) + r.message_count
-        if became.state == WAITING:
-            due = became.available_at or 0
-            self.next_due_at = due if self.next_due_at is None else min(self.next_due_at, due)
 
 
 def settle(
@@ -139,16 +106,12 @@ def settle(
         The next ledger, and what the command did. ``lost`` lists all other sequences.
     """
     settling = _Settling(ledger, index, now, rules, command)
-    if command.intervals is None:
-        for r in settling.editor.remove(ledger.rows_held(command.lease_id)):
-            settling.apply(r)
-    else:
-        settling.settle_intervals(normalise(command.intervals))
+    settling.visit(command.intervals)
     return settling.finish(), settling.outcome
 
 
-class _Settling:
-    """One command in progress. It splits the ranges of the command's intervals."""
+class _Settling(HeldMessages):
+    """One command in progress."""
 
     def __init__(
         self,
@@ -158,11 +121,8 @@ class _Settling:
         rules: GroupSettings,
         command: SettleCommand,
     ) -> None:
-        self.ledger, self.index, self.now = ledger, index, now
-        self.rules, self.command = rules, command
-        self.editor = LedgerEditor(ledger)
-        self.outcome = SettleOutcome()
-        self._rest: dict[int, Range] = {}  # by row: the part after the last split
+        super().__init__(ledger, index, command.lease_id, whole=command.whole)
+        self.now, self.rules, self.command = now, rules, command
         self._last: Range | None = None  # the last settled piece, and the result for it
         self._result: Range | None = None
         self._failed: Range | None = None  # the first leased piece that failed
@@ -171,73 +131,6 @@ class _Settling:
         self._succeeds = command.verb == ACK or (command.verb == REJECT and explicit)
         self._fails = command.verb == NACK or command.handler_failed
         self._expires_first = command.verb in (NACK, RELEASE)
-
-    def settle_intervals(self, intervals: Sequence[Interval]) -> None:
-        """Settle the messages of some intervals in ascending order."""
-        touched = [self.ledger.overlapping(first, last) for first, last in intervals]
-        rows = sorted(set().union(*touched))
-        self._rest = dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
-        held = [row for row in rows if self._holds(self._rest[row])]
-        self.editor.remove(held)
-        for (first, last), of in zip(intervals, touched, strict=True):
-            self._settle_interval(first, last, of)
-        for row in held:
-            if row in self._rest:
-                self.editor.add(self._rest[row], self._rest[row])
-
-    def _holds(self, r: Range) -> bool:
-        return r.state in (LEASED, WAITING) and r.lease_id == self.command.lease_id
-
-    def _settle_interval(self, first: int, last: int, rows: range) -> None:
-        low = self.index.first_at_or_after(first)
-        high = self.index.last_at_or_before(last)
-        if low is None or high is None or low > high:
-            self._report_gap(first, last)
-            return
-        self._report_gap(first, low - 1)
-        head, frontier = self.ledger.head, self.ledger.tracked_up_to
-        self._count_settled(low, min(high, head.ack_floor))
-        for row in rows:
-            self._split_at(row, low, high)
-        if high > frontier:
-            self.outcome.add_lost(max(low, frontier + 1), high, "unread")
-        self._report_gap(high + 1, last)
-
-    def _count_settled(self, first: int, last: int) -> None:
-        """Count settled messages. Messages that a seek skipped are lost, not processed."""
-        if first > last:
-            return
-        done = subtract([(first, last)], self.ledger.head.skipped_intervals)
-        self.outcome.already_settled += sum(self.index.count(*part) for part in done)
-        for low, high in subtract([(first, last)], done):
-            if self.index.count(low, high):
-                self.outcome.add_lost(low, high, "skipped")
-
-    def _report_gap(self, first: int, last: int) -> None:
-        """Report sequences without a message, unless the command names a whole lease.
-
-        The intervals of a whole lease may end in a gap.
-        """
-        if first <= last and not self.command.whole:
-            self.outcome.add_lost(first, last, "no message")
-
-    def _split_at(self, row: int, low: int, high: int) -> None:
-        """Settle the piece of a row within ``low..high``."""
-        r = self._rest.get(row)
-        if r is None or (piece := r.slice(low, high, self.index)).message_count == 0:
-            return
-        if r.state == SETTLED:
-            self._count_settled(piece.first, piece.last)
-        elif not self._holds(r):
-            self.outcome.add_lost(piece.first, piece.last, _why_lost(r))
-        else:
-            if r.first < piece.first:
-                self.editor.add(r.slice(r.first, piece.first - 1, self.index), r)
-            self.apply(piece)
-            if piece.last < r.last:
-                self._rest[row] = r.slice(piece.last + 1, r.last, self.index)
-            else:
-                del self._rest[row]
 
     def apply(self, r: Range) -> None:
         """Apply the command to a range that the lease holds."""
@@ -275,9 +168,9 @@ class _Settling:
         if self.command.intervals is None:
             return
         if r.state == SETTLED:
-            self._count_settled(r.first, r.last)
+            self.count_settled(r.first, r.last)
         else:
-            self.outcome.add_lost(r.first, r.last, _why_lost(r))
+            self.outcome.add_lost(r.first, r.last, why_lost(r))
 
     def _close_breaker(self, r: Range) -> None:
         editor, before = self.editor, self.editor.head.breaker
@@ -312,18 +205,7 @@ class _Settling:
             return rejected(r, rules, command.reason, command.error)
         if command.verb == NACK:
             return _nacked(r, self.now, rules, command)
-        if r.state == WAITING:
-            lease_size = r.lease_size if r.suspect else None
-            return r._replace(lease_id=None, worker_id=None, leased_at=None, lease_size=lease_size)
-        return _released(r, self.now)
-
-
-def _why_lost(r: Range) -> str:
-    if r.state == LEASED:
-        return f"leased by {r.lease_id}"
-    if r.state == WAITING:
-        return "given back"
-    return f"{'blocked' if r.state == BLOCKED else 'dead'}: {r.reason}"
+        return _released(r, self.now, command.delay)
 
 
 def _nacked(r: Range, now: int, rules: GroupSettings, command: SettleCommand) -> Range:
@@ -341,8 +223,12 @@ def _nacked(r: Range, now: int, rules: GroupSettings, command: SettleCommand) ->
     return to_waiting(r, now + delay, error)._replace(suspect=suspect, lease_size=lease_size)
 
 
-def _released(r: Range, now: int) -> Range:
-    back = to_waiting(r, now, r.error)
+def _released(r: Range, now: int, delay: int | None) -> Range:
+    if r.state == WAITING:  # an expiry has counted the delivery already
+        lease_size = r.lease_size if r.suspect else None
+        at = (r.available_at or 0) if delay is None else now + delay
+        return to_waiting(r, at, r.error)._replace(lease_size=lease_size)
+    back = to_waiting(r, now + (delay or 0), r.error)
     count = r.delivery_count - 1
     first = r.first_leased_at if count else None
     return back._replace(delivery_count=count, first_leased_at=first)

@@ -10,12 +10,13 @@ from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledg
 from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND
+from spark_mq.util.records import Record
 
 __all__ = ["GroupStats", "compute_stats"]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStats:
+class GroupStats(Record):
     """Messages of a group by state.
 
     Messages of a lease past its deadline count as ready.

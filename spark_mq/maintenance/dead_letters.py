@@ -14,7 +14,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.parquet.bounded import PartSizer, cut_slices
+from spark_mq.parquet.bounded import cut_slices, join_tables
 from spark_mq.parquet.read_errors import unreadable_reason
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
@@ -121,21 +121,13 @@ def copy_dead(
 
 
 def dead_tables(files: Any, slices: Iterable[DeadSlice]) -> Iterator[pa.Table]:
-    """Yield dead messages as the dead-letter queue keeps them, in tables that fit in memory.
+    """Return dead messages as the dead-letter queue keeps them, in tables that fit in memory.
 
     They have id, key, value and headers as published, and ``spark_mq.*`` headers that say why they
     died. A record without readable payload still arrives, with a null value.
     """
-    reader, sizer = MessageReader(files), PartSizer()
-    parts: list[pa.Table] = []
-    for part in cut_slices(slices, sizer):
-        parts.append(_dead_rows(reader, part))
-        sizer.saw(parts[-1])
-        if sum(table.nbytes for table in parts) >= FILE_BYTES:
-            yield pa.concat_tables(parts)
-            parts = []
-    if parts:
-        yield pa.concat_tables(parts)
+    reader = MessageReader(files)
+    return join_tables((_dead_rows(reader, part) for part in cut_slices(files, slices)), FILE_BYTES)
 
 
 def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:

@@ -13,7 +13,7 @@ from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.maintenance.dead_letters import FILE_BYTES, HEADER_PREFIX
 from spark_mq.maintenance.letter_headers import typed_texts
-from spark_mq.parquet.bounded import PartSizer, cut_slices
+from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.reader import MessageReader, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.storage.message_store import MessageStore
@@ -35,7 +35,7 @@ _HEADER_COLUMNS: Final = (
     "last_leased_at",
 )
 COLUMNS: Final = (
-    "sequence",
+    "dead_letter_sequence",
     "message_id",
     "key",
     "value",
@@ -44,7 +44,7 @@ COLUMNS: Final = (
     "queue",
     "queue_id",
     "consumer_group",
-    "original_sequence",
+    "sequence",
     "delivery_count",
     "failure_count",
     "reason",
@@ -52,10 +52,10 @@ COLUMNS: Final = (
     "first_leased_at",
     "last_leased_at",
 )
-"""What ``where`` may name: ``sequence`` is that in the DLQ, ``original_sequence`` that in the
-queue; ``value`` is bytes."""
+"""What ``where`` may name. ``sequence`` is that in the queue, null if the letter does not name it.
+``dead_letter_sequence`` is that in the dead-letter queue. ``value`` is bytes."""
 
-_RENAMED: Final = {"group": "consumer_group", "sequence": "original_sequence"}
+_RENAMED: Final = {"group": "consumer_group"}
 _TYPES: Final = {
     "sequence": pa.int64(),
     "delivery_count": pa.int64(),
@@ -67,7 +67,7 @@ _TYPES: Final = {
 
 def letter_schema() -> pa.Schema:
     payload = [
-        pa.field("sequence", pa.int64()),
+        pa.field("dead_letter_sequence", pa.int64()),
         *(FILE_SCHEMA.field(n) for n in COLUMNS if n in FILE_SCHEMA.names),
     ]
     return pa.schema(
@@ -84,7 +84,7 @@ def letter_schema() -> pa.Schema:
 def letter_tables(
     log: MessageStore, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
 ) -> Iterator[pa.Table]:
-    """Yield dead letters, with their headers as columns, in tables that fit in memory.
+    """Return dead letters, with their headers as columns, in tables that fit in memory.
 
     Parameters
     ----------
@@ -97,20 +97,15 @@ def letter_tables(
     skip
         Whether to leave out letters that cannot be read.
     """
-    index, sizer = log.index(), PartSizer(max_rows=max_rows)
-    reader = MessageReader(log.files)
+    index, reader = log.index(), MessageReader(log.files)
     slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
-    found: list[pa.Table] = []
-    for part in cut_slices(slices, sizer):
-        for read, rows in _read(reader, [piece for piece, _ in part], skip):
-            found.append(_as_columns(read, rows))
-            sizer.saw(found[-1])
-        count, size = (sum(getattr(one, name) for one in found) for name in ("num_rows", "nbytes"))
-        if found and (count + sizer.rows > max_rows or size >= FILE_BYTES):
-            yield pa.concat_tables(found)
-            found = []
-    if found:
-        yield pa.concat_tables(found)
+    parts = cut_slices(log.files, slices, max_rows=min(max_rows, MAX_ROWS))
+    tables = (
+        _as_columns(read, rows)
+        for part in parts
+        for read, rows in _read(reader, [piece for piece, _ in part], skip)
+    )
+    return join_tables(tables, FILE_BYTES, max_rows)
 
 
 def _read(
@@ -138,7 +133,7 @@ def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
         for one in headers
     ]
     columns = {
-        "sequence": sequences_of(pieces),
+        "dead_letter_sequence": sequences_of(pieces),
         "headers": pa.array(own, schema.field("headers").type),
     }
     for name in _HEADER_COLUMNS:

@@ -20,6 +20,7 @@ from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import LogPlan
 from spark_mq.storage.update import Update, update_ledger
+from spark_mq.util.records import Record
 
 __all__ = ["LedgerRepair", "RecoveryReport", "recover", "recover_tables"]
 
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryReport:
+class RecoveryReport(Record):
     """What a recovery did, or what it would do.
 
     Attributes

@@ -26,9 +26,12 @@ from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_ta
 from spark_mq.maintenance.transfer import Frozen, Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.redrives import REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.util.html import MAX_ROWS, object_html, rows_html
+from spark_mq.util.records import Record
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
 
 __all__ = ["COLUMNS", "REDRIVE", "Redrive", "RedriveResult", "letter_schema", "redrive"]
@@ -38,17 +41,33 @@ _log = logging.getLogger(__name__)
 REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a DLQ in whose ledger stands what has been redriven."""
 
+_MAX_NAMED: Final = 10
+"""Groups that a warning names."""
+
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
 
+_SELECT_BYTES: Final = 8 * 2**20
+"""What a condition is run on at once. delta-rs holds it several times."""
+
 
 @dataclass(frozen=True, slots=True)
-class RedriveResult:
+class RedriveResult(Record):
     """What a redrive did, or with ``dry_run`` would do: how many ``messages``, and, for a dry run,
     which (``table``, see COLUMNS)."""
 
     messages: int
     table: pa.Table | None = None
+
+    def to_arrow(self) -> pa.Table:
+        """Return the letters of a dry run, or else one row with the number."""
+        return pa.table({"messages": [self.messages]}) if self.table is None else self.table
+
+    def _repr_html_(self) -> str:
+        title = f"{self.messages} messages " + ("redriven" if self.table is None else "to redrive")
+        if self.table is None:
+            return object_html({"messages": self.messages}, title)
+        return rows_html(self.table.slice(0, MAX_ROWS + 1).to_pylist(), title=title)
 
 
 def redrive(
@@ -71,7 +90,7 @@ def redrive(
             total += table.num_rows
         elif table.num_rows:
             time.sleep(pause)
-            total += _redrive(context, from_sequences(table["sequence"].to_pylist()))
+            total += _redrive(context, from_sequences(table["dead_letter_sequence"].to_pylist()))
             pause = 0.0 if rate is None else table.num_rows / rate
         if left == 0:
             break
@@ -95,8 +114,15 @@ def _warn_unrouted(context: QueueContext) -> None:
             "redriven: "
             "sweep first (queue.sweep())",
             sum(unrouted.values()),
-            ", ".join(f"group {name!r}" for name in unrouted),
+            _named(list(unrouted)),
         )
+
+
+def _named(groups: Sequence[str]) -> str:
+    """Return the names of some groups, and the number of the others."""
+    names = ", ".join(f"group {name!r}" for name in groups[:_MAX_NAMED])
+    more = len(groups) - _MAX_NAMED
+    return f"{names} and {more} others" if more > 0 else names
 
 
 def _unrouted(group: GroupLedger) -> int:
@@ -127,10 +153,16 @@ def _check_where(where: str | None) -> None:
 
 
 def _select(table: pa.Table, where: str | None) -> pa.Table:
-    """The rows for which a condition holds, by DataFusion (which comes with delta-rs). It sees this
-    table, and nothing else."""
+    """Return the rows for which a condition holds."""
     if where is None:
         return table
+    rows = max(1, _SELECT_BYTES * table.num_rows // max(1, table.nbytes))
+    starts = range(0, max(1, table.num_rows), rows)
+    return pa.concat_tables([_select_part(table.slice(at, rows), where) for at in starts])
+
+
+def _select_part(table: pa.Table, where: str) -> pa.Table:
+    """Return the rows by DataFusion, which comes with delta-rs. It sees only this table."""
     # Here, because deltalake is slow to load and no other operation needs it.
     from deltalake import DeltaTable, QueryBuilder, write_deltalake
     from deltalake.exceptions import DeltaError
@@ -141,16 +173,16 @@ def _select(table: pa.Table, where: str | None) -> pa.Table:
             rows = (
                 QueryBuilder()
                 .register("dead", DeltaTable(directory))
-                .execute(f"SELECT sequence FROM dead WHERE (\n{where}\n)")
+                .execute(f"SELECT dead_letter_sequence FROM dead WHERE (\n{where}\n)")
             )
-            found = pa.table(rows.read_all())["sequence"].combine_chunks()
+            found = pa.table(rows.read_all())["dead_letter_sequence"].combine_chunks()
         except (DeltaError, ValueError) as error:
             raise InvalidOption(
                 f"where={where!r} cannot be run: {error}. The columns are {', '.join(COLUMNS)}",
                 option="where",
                 value=where,
             ) from error
-    return table.filter(pc.is_in(table["sequence"], value_set=found))
+    return table.filter(pc.is_in(table["dead_letter_sequence"], value_set=found))
 
 
 def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterator[pa.Table]:
@@ -231,13 +263,13 @@ def _as_messages(table: pa.Table) -> pa.Table:
     rows = zip(
         table["headers"].to_pylist(),
         table["consumer_group"].to_pylist(),
-        table["sequence"].to_pylist(),
+        table["dead_letter_sequence"].to_pylist(),
         strict=True,
     )
     headers = [
         [
             *(own or ()),
-            (HEADER_PREFIX + "redriven_from", str(seq)),
+            (REDRIVEN_FROM, str(seq)),
             *([(HEADER_PREFIX + "group", group)] if group else []),
         ]
         for own, group, seq in rows

@@ -16,6 +16,7 @@ from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
 from spark_mq.maintenance.retention import trim
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.util.records import Record
 
 __all__ = [
     "SweepReport",
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SweepReport:
+class SweepReport(Record):
     """What one sweep did to the queue itself.
 
     Attributes

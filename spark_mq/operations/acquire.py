@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from spark_mq.errors import DataLossError, SparkMQError
@@ -22,6 +23,7 @@ from spark_mq.operations.group_ledger import GroupLedger, GroupView, read_horizo
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.payloads import FileCheck, acquire_readable, read_whole
 from spark_mq.operations.shared_ledger import LedgerOperation
+from spark_mq.operations.signals import lease_signals
 from spark_mq.storage.update import Priority, Update
 from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import Notifier, subscribed
@@ -137,7 +139,8 @@ def lease_operation(
         )  # fmt: skip
         return found.ledger if infos else None, acquired, join_commit_info(infos)
 
-    return LedgerOperation(compute, priority=Priority.LEASE)
+    watch = partial(lease_signals, options.worker_id)
+    return LedgerOperation(compute, priority=Priority.LEASE, watch=watch)
 
 
 def wait_for_lease(

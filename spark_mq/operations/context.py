@@ -124,8 +124,20 @@ class QueueContext:
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
         return max(read_horizon(self.ledgers), self.messages.trimmed)
 
-    def group(self, name: str, start: StartPosition = "earliest") -> GroupLedger:
-        """Return the ledger of a group. Its objects share commits."""
+    def group(
+        self, name: str, start: StartPosition = "earliest", *, create: bool = True
+    ) -> GroupLedger:
+        """Return the ledger of a group. Its objects share commits.
+
+        Parameters
+        ----------
+        name
+            The name of the group.
+        start
+            Where the group starts if it does not exist yet.
+        create
+            Whether its operations create the group. Default: True.
+        """
         ledger = GroupLedger(
             name,
             self.ledgers,
@@ -135,9 +147,10 @@ class QueueContext:
             queue_path=self.path,
             queue_id=self.settings.queue_id,
             start=start,
+            create=create,
             hard_limit=self.settings.hard_retention is not None,
         )
-        ledger.payloads = self.payloads
+        ledger.payloads, ledger.history = self.payloads, self.history
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger
@@ -161,7 +174,11 @@ class QueueContext:
                 ledger = group.ledger_in(group.snapshot())
             except (SparkMQError, *STORE_ERRORS):
                 continue  # a damaged ledger does not stop the sweep of the others
-            group.check_same_log(ledger, index)
+            try:
+                group.check_same_log(ledger, index)
+            except TablesDisagree:  # or it has leased what was published after the index was read
+                index = self.messages.index()
+                group.check_same_log(ledger, index)
 
     def dead_letters(self) -> QueueContext:
         """Return the dead-letter queue. It is created if it is missing."""

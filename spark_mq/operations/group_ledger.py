@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
-from spark_mq.errors import GroupNotFound
 from spark_mq.ledger import admin, schedule
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.log_marks import with_mark
@@ -17,6 +16,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.group_names import MAX_COMPARED_GROUPS, group_not_found
 from spark_mq.operations.shared_ledger import (
     GroupView,
     SharedLedger,
@@ -31,9 +31,6 @@ from spark_mq.util.validation import suggest, validate_choice
 __all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
 
 _log = logging.getLogger(__name__)
-
-_MAX_COMPARED_GROUPS: Final = 100
-"""A new group's name is compared with those of the others only if there are not more."""
 
 
 class GroupLedger(SharedLedger):
@@ -69,8 +66,12 @@ class GroupLedger(SharedLedger):
     def create_if_missing(self) -> None:
         """Create the group at its start position if it does not exist.
 
-        The commit conflicts with every other commit, so no trim can interleave.
+        The commit conflicts with every other commit, so no trim can interleave. Raises
+        GroupNotFound instead if this handle must not create the group.
         """
+        if not self.create:
+            self.require_group()
+            return
         # Over a store a look costs a request, and the next change looks if this is out of date.
         if not self._created and self.ledgers.read(self.name, look=None).ledger is None:
 
@@ -99,7 +100,7 @@ class GroupLedger(SharedLedger):
         Numbered names are alike on purpose. Nobody types the names of very many groups.
         """
         stem = _without_digits(self.name)
-        many = self.ledgers.group_count() > _MAX_COMPARED_GROUPS
+        many = self.ledgers.group_count() > MAX_COMPARED_GROUPS
         names = () if many else self.ledgers.groups()
         others = (name for name in names if _without_digits(name) != stem)
         if alike := suggest(self.name, others):
@@ -189,9 +190,7 @@ class GroupLedger(SharedLedger):
 
         def compute(_: LedgerSnapshot) -> Update[None]:
             if self.name not in self.ledgers.groups():
-                raise GroupNotFound(
-                    f"there is no consumer group {self.name!r} to drop", group=self.name
-                )
+                raise group_not_found(self.name, self.ledgers, self.queue_path)
             return DROP_GROUP, None, {"operation": "drop group"}
 
         update_ledger(self.ledgers, self.name, compute, whole_table=True, replace=True)

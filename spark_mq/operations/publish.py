@@ -1,97 +1,97 @@
-"""Publish messages, and leave out those whose dedup id was published before."""
+"""Publish a table of messages, and report it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from spark_mq.errors import (
-    DuplicatePublish,
-    InvalidOption,
-    ProducerFenced,
-    StorageError,
-    TablesDisagree,
-)
 from spark_mq.operations.context import QueueContext
-from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.draft import Draft, FilesDraft, TableDraft, hashed_ids
-from spark_mq.storage.message_store import MessageStore, PublishReceipt
+from spark_mq.operations.signals import destination_of
+from spark_mq.operations.unique_publish import store_table
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
+from spark_mq.storage.message_store import PublishReceipt
+from spark_mq.telemetry.headers import add_headers, trace_headers
+from spark_mq.telemetry.reporter import Reporter, current_reporter
 
-__all__ = ["check_dedup", "draft_of", "draft_of_files", "publish_draft", "publish_table"]
-
-_DEDUP_ID: Final = "dedup_id"
-
-
-def check_dedup(window: int | None) -> int:
-    """Return the ``dedup_window`` of a queue. Raise InvalidOption if it has none."""
-    if window is None:
-        raise InvalidOption(
-            "a message has a dedup_id, and the queue has no dedup_window. Create the queue with "
-            "dedup_window=, such as '1h', or leave the dedup_id out",
-            option=_DEDUP_ID,
-            value=None,
-        )
-    return window
+__all__ = ["publish_table", "report_send", "with_own_context"]
 
 
 def publish_table(
-    context: QueueContext, table: pa.Table, mark: tuple[str, int] | None = None
+    context: QueueContext, table: pa.Table, mark: tuple[str, int] | None
 ) -> PublishReceipt:
-    """Publish a table of :func:`spark_mq.message.to_publish` as one commit."""
-    draft = draft_of(context, table)
-    if draft is None:
-        return context.messages.publish(without_ids(table), mark=mark)
-    return publish_draft(context.messages, draft, mark=mark)
+    """Publish a table as one commit, and raise as ``MessageStore.publish``.
+
+    Parameters
+    ----------
+    context
+        The queue.
+    table
+        The messages in the columns of ``messages/``.
+    mark
+        The producer and its number, or None.
+    """
+    reporter = current_reporter() if "opentelemetry" in sys.modules else None
+    if reporter is None:
+        return store_table(context, table, mark)
+    return _reported(reporter, context, table, mark)
 
 
-def without_ids(table: pa.Table) -> pa.Table:
-    """Return a table without its dedup ids."""
-    return table.drop_columns([_DEDUP_ID]) if _DEDUP_ID in table.schema.names else table
-
-
-def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
-    """Return the messages of a table with their ids; None if they have no ids."""
-    if _DEDUP_ID not in table.schema.names or table[_DEDUP_ID].null_count == table.num_rows:
-        return None
-    window = check_dedup(context.settings.dedup_window)
-    ids = hashed_ids(table[_DEDUP_ID])
-    return TableDraft(context.messages.files, without_ids(table), ids, context.now(), window)
-
-
-def draft_of_files(
-    context: QueueContext, files: Sequence[WrittenFile], ids: Sequence[bytes | None]
-) -> Draft | None:
-    """Return the messages of files with their ids; None if they have no ids."""
-    if not any(ids):
-        return None
-    window = check_dedup(context.settings.dedup_window)
-    return FilesDraft(context.messages.files, files, ids, context.now(), window)
-
-
-def publish_draft(
-    messages: MessageStore,
-    draft: Draft,
-    *,
-    mark: tuple[str, int] | None = None,
-    after: int | None = None,
-    note: Mapping[str, Any] | None = None,
+def _reported(
+    reporter: Reporter, context: QueueContext, table: pa.Table, mark: tuple[str, int] | None
 ) -> PublishReceipt:
-    """Publish a draft as one commit. Raises as :meth:`MessageStore.commit`."""
-    try:
-        receipt = messages.commit_unique(draft, mark=mark, after=after, note=note)
-    except (DuplicatePublish, ProducerFenced):
-        draft.discard()
-        raise
-    except TablesDisagree:
-        if not draft.tried:
-            draft.discard()
-        raise
-    except StorageError as error:
-        # In an object store a commit may land later still.
-        if error.data["landed"] is False and "://" not in messages.path:
-            draft.discard()
-        raise
-    draft.discard(keep=draft.landed)
-    return receipt
+    """Publish with the trace's context in the headers of messages that have none."""
+    alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
+    destination = destination_of(context.path)
+    own = table["headers"] if "headers" in table.schema.names else None
+    created = () if own is None or own.null_count == len(own) else trace_headers(own)
+    count = table.num_rows
+    with reporter.sending(destination, count, message_id=alone, created=created) as report:
+        if report.headers:
+            table = _with_headers(table, report.headers)
+        return store_table(context, table, mark)
+
+
+def _with_headers(table: pa.Table, extra: Mapping[str, str]) -> pa.Table:
+    field = MESSAGE_SCHEMA.field("headers")
+    if field.name not in table.schema.names:
+        table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    at = table.schema.get_field_index(field.name)
+    return table.set_column(at, field, add_headers(table[field.name], extra))
+
+
+def with_own_context(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a buffered publisher with the context of the caller's span."""
+    reporter = current_reporter() if "opentelemetry" in sys.modules else None
+    extra = {} if reporter is None else reporter.context_headers()
+    own = dict(row.get("headers") or ())
+    if not extra or "traceparent" in own:
+        return row
+    return {**row, "headers": [*own.items(), *extra.items()]}
+
+
+def report_send(
+    context: QueueContext, rows: Sequence[Mapping[str, Any]], send: Callable[[], Any]
+) -> Any:
+    """Report the send of a buffered publisher.
+
+    Parameters
+    ----------
+    context
+        The queue.
+    rows
+        The messages. Each has the context in which it was created, or none.
+    send
+        Returns the outcome, or the error.
+    """
+    reporter = current_reporter() if "opentelemetry" in sys.modules else None
+    if reporter is None:
+        return send()
+    created = (dict(row["headers"]) for row in rows if row.get("headers"))
+    with reporter.sending(destination_of(context.path), len(rows), created=created) as report:
+        outcome = send()
+        if isinstance(outcome, BaseException):
+            report.error = outcome
+        return outcome

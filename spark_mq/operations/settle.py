@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +15,9 @@ from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.operations.past_leases import find_unsettled
 from spark_mq.storage.update import Update
+from spark_mq.util.records import Record
 from spark_mq.util.validation import short_repr, validate_lease_id
 
 __all__ = ["HeldLease", "HeldSelector", "SettleResult", "extend", "settle", "summarize"]
@@ -25,7 +27,7 @@ _MAX_NAMED = 400
 
 
 @dataclass(frozen=True, slots=True)
-class SettleResult:
+class SettleResult(Record):
     """How many messages a settle settled, and how many were settled before."""
 
     settled: int
@@ -92,25 +94,88 @@ def settle(
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     asked = [(one, one.command(verb, delay, error, jitter)) for one in selected]
     asked = [(one, command) for one, command in asked if command.intervals != []]
+    if not asked:
+        ledger.require_group()
     outcomes = ledger.settle([command for _, command in asked]) if asked else []
+    asked, outcomes = _without_repeats(ledger, asked, outcomes)
     for (one, _), outcome in zip(asked, outcomes, strict=True):
         if one.held is not None:
             one.held.mark_settled(outcome.ranges)
-    return _result([one.lease_id for one, _ in asked], outcomes, missing)
+    of = [one.lease_id for one in selected]
+    return _result([one.lease_id for one, _ in asked], outcomes, missing, of=of)
 
 
-def extend(ledger: GroupLedger, lease_id: str, timeout: int | None) -> tuple[SettleResult, int]:
-    """Extend a lease by microseconds (None: the group's timeout). Returns its deadline, too."""
+_Asked = tuple[_Selection, SettleCommand]
 
-    def compute(view: GroupView) -> Update[tuple[SettleOutcome, int]]:
-        folded = expire_leases(view.ledger, view.now, view.settings, view.held)
+
+def _without_repeats(
+    ledger: GroupLedger, asked: Sequence[_Asked], outcomes: Sequence[SettleOutcome]
+) -> tuple[list[_Asked], list[SettleOutcome]]:
+    """Treat a lease named by its id as its object would, if it holds nothing any more.
+
+    A lease that has settled all of its messages itself has nothing to do. Otherwise the outcome
+    says what became of the others.
+    """
+    kept: list[_Asked] = []
+    found: list[SettleOutcome] = []
+    for (one, command), outcome in zip(asked, outcomes, strict=True):
+        if one.held is None and one.intervals is None and not outcome.settled:
+            unsettled = find_unsettled(ledger, one.lease_id)
+            if unsettled == []:
+                continue
+            if unsettled is not None:
+                command = replace(command, intervals=unsettled, whole=True)
+                outcome = ledger.settle([command])[0]
+        kept.append((one, command))
+        found.append(outcome)
+    return kept, found
+
+
+def extend(
+    ledger: GroupLedger,
+    leases: HeldSelector,
+    timeout: int | None,
+    *,
+    sequences: Iterable[int] | None = None,
+    message_ids: Iterable[str] | None = None,
+) -> tuple[SettleResult, int]:
+    """Extend leases, or the selected messages of them, in one commit.
+
+    Parameters
+    ----------
+    ledger
+        The group.
+    leases, sequences, message_ids
+        As for :func:`settle`.
+    timeout
+        Microseconds from now. None for the group's visibility timeout.
+
+    Returns
+    -------
+    tuple of SettleResult and int
+        What was extended, and the new deadline in microseconds.
+    """
+    selected, missing = _resolve(ledger, leases, sequences, message_ids)
+    selected = [one for one in selected if one.intervals != []]
+    lease_ids = [one.lease_id for one in selected]
+    named = [last for one in selected for _, last in one.intervals or ()]
+
+    def compute(view: GroupView) -> Update[tuple[list[SettleOutcome], int]]:
+        after = expire_leases(view.ledger, view.now, view.settings, view.held)
         deadline = view.now + (timeout or view.settings.visibility_timeout)
-        after, outcome = extend_lease(folded, lease_id, deadline)
-        info = {"operation": "extend", "lease_id": lease_id}
-        return after if outcome.settled else None, (outcome, deadline), info
+        index = ledger.messages.known()
+        if named:
+            index = ledger.index_for(after, max(after.tracked_up_to, *named))
+        outcomes = []
+        for one in selected:
+            after, outcome = extend_lease(after, index, one.lease_id, deadline, one.intervals)
+            outcomes.append(outcome)
+        info = {"operation": "extend", "lease_id": ",".join(dict.fromkeys(lease_ids))}
+        changed = any(outcome.settled for outcome in outcomes)
+        return after if changed else None, (outcomes, deadline), info
 
-    outcome, deadline = ledger.update(compute, lease_ids=frozenset([lease_id]))
-    return _result([lease_id], [outcome]), deadline
+    outcomes, deadline = ledger.update(compute, lease_ids=frozenset(lease_ids))
+    return _result(lease_ids, outcomes, missing), deadline
 
 
 def _resolve(
@@ -178,10 +243,14 @@ def _check_ids(ids: Iterable[str]) -> list[str]:
 
 
 def _result(
-    lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()
+    lease_ids: Sequence[str],
+    outcomes: Sequence[SettleOutcome],
+    missing: Sequence[str] = (),
+    *,
+    of: Sequence[str] = (),
 ) -> SettleResult:
     """Sum up settles. Raises LeaseLost also for a lease that held nothing at all."""
-    result = summarize(lease_ids, outcomes, missing)
+    result = summarize(lease_ids, outcomes, missing, of=of)
     empty = [
         lease_id
         for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
@@ -197,11 +266,16 @@ def _result(
 
 
 def summarize(
-    lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome], missing: Sequence[str] = ()
+    lease_ids: Sequence[str],
+    outcomes: Sequence[SettleOutcome],
+    missing: Sequence[str] = (),
+    *,
+    of: Sequence[str] = (),
 ) -> SettleResult:
     """Sum up the outcomes of settles. Raises LeaseLost if some messages were not held.
 
-    ``missing`` are message ids that were named and that no lease holds.
+    ``missing`` are message ids that were named and that no lease holds. ``of`` are the leases that
+    were searched for them.
     """
     result = SettleResult(
         sum(outcome.settled for outcome in outcomes),
@@ -214,7 +288,7 @@ def summarize(
     each += [f"no message with the id {short_repr(one)}" for one in missing]
     what = "; ".join(each[:5]) + (f" and {len(each) - 5} more" if len(each) > 5 else "")
     losers = [one for one, outcome in zip(lease_ids, outcomes, strict=True) if outcome.lost]
-    named = ", ".join(dict.fromkeys(losers or lease_ids))
+    named = ", ".join(dict.fromkeys(losers or lease_ids or of))
     raise LeaseLost(
         f"lease {_brief(named)} does not hold these messages any more: {what} "
         f"({result.settled} settled)",

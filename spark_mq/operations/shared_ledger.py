@@ -8,13 +8,15 @@ it left, and its errors are its own.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound
+from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commit_info import join_commit_info, settle_info
@@ -26,14 +28,19 @@ from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
+from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.payloads import PayloadFiles
+from spark_mq.operations.signals import destination_of, settle_signals
+from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore, tables_disagree
 from spark_mq.storage.update import Priority, Update, update_ledger
+from spark_mq.telemetry.watch import Watch, watched
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.process import ForkGuard
+from spark_mq.util.user import current_user, with_user
 
 __all__ = [
     "GroupView",
@@ -45,6 +52,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_CLOSED: Final = Breaker()
 StartPosition = str | int | datetime
 
 
@@ -74,12 +82,15 @@ class LedgerOperation(Generic[T]):
         Settles run before leases.
     lease_ids
         The leases that the operation settles or extends.
+    watch
+        Returns what the telemetry says about the operation. Default: nothing.
     """
 
     compute: Callable[[GroupView], Update[T]]
     txn: Callable[[T], tuple[str, int] | None] | None = None
     priority: Priority = Priority.SETTLE
     lease_ids: frozenset[str] = frozenset()
+    watch: Watch | None = None
 
 
 _Asked = tuple["SharedLedger", LedgerOperation[Any]]
@@ -104,6 +115,8 @@ class SharedLedger:
         The path of the queue, for messages to people.
     start
         Where the group starts if it does not exist yet.
+    create
+        Whether operations create the group. Otherwise they raise GroupNotFound.
     hard_limit
         Whether the queue may drop unsettled messages.
     """
@@ -119,6 +132,7 @@ class SharedLedger:
         queue_path: str,
         queue_id: str = "",
         start: StartPosition = "earliest",
+        create: bool = True,
         hard_limit: bool = False,
     ) -> None:
         self.name = name
@@ -130,11 +144,14 @@ class SharedLedger:
         self.queue_path = queue_path
         self.queue_id = queue_id
         self.start = start
+        self.create = create
         self.hard_limit = hard_limit
         self.batcher: OperationBatcher = CallBatcher(self._run_batch)
         """The context shares it between the objects of one group."""
         self.payloads = PayloadFiles(messages)
         """The payload files as far as they were checked. The context shares them."""
+        self.history: HistoryStore | None = None
+        """The archive of the queue. The context shares it. None for a queue in memory."""
         self.last_settings = defaults
         """The settings as last read, for logs."""
         self._created = False
@@ -167,11 +184,14 @@ class SharedLedger:
     def require(self, snapshot: LedgerSnapshot) -> Ledger:
         """Return the ledger of a snapshot. Raises GroupNotFound."""
         if snapshot.ledger is None:
-            raise GroupNotFound(
-                f"there is no consumer group {self.name!r}; it is made by its first lease",
-                group=self.name,
-            )
+            raise group_not_found(self.name, self.ledgers, self.queue_path)
         return snapshot.ledger
+
+    def require_group(self) -> None:
+        """Raise GroupNotFound if the group does not exist."""
+        # What this process knows costs nothing, and a group is rarely dropped.
+        if self.ledgers.read(self.name, look=None).ledger is None:
+            self.require(self.snapshot())
 
     def settings_in(self, snapshot: LedgerSnapshot) -> GroupSettings:
         """Return the settings in a snapshot, or the defaults if there is no group."""
@@ -204,9 +224,11 @@ class SharedLedger:
         snapshot = self.snapshot()
         return expire_leases(self.ledger_in(snapshot), self.now(), self.settings_in(snapshot))
 
-    def stats(self) -> GroupStats:
-        """Count the messages of the group by state, without a commit."""
+    def stats(self, *, required: bool = False) -> GroupStats:
+        """Count the messages by state, without a commit. `required`: a missing group raises."""
         snapshot, now = self.snapshot(), self.now()
+        if required:
+            self.require(snapshot)
         settings = self.settings_in(snapshot)
         ledger = expire_leases(self.ledger_in(snapshot), now, settings)
         return compute_stats(ledger, self.index_for(ledger), settings, now)
@@ -217,7 +239,7 @@ class SharedLedger:
 
     def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
         """Return the message index. Raises TablesDisagree if the ledger is of another log."""
-        index = self.messages.index(reach)
+        index = self._messages.index(reach)
         self.check_same_log(ledger, index)
         return index
 
@@ -257,7 +279,12 @@ class SharedLedger:
     def run_together(self, *operations: LedgerOperation[Any]) -> list[Any]:
         """Run operations in one commit. Returns the result or the error of each."""
         self._process.check()
-        return self.batcher.do([(self, operation) for operation in operations])
+        asked = [(self, operation) for operation in operations]
+        if "opentelemetry" not in sys.modules:  # no SDK is set up
+            return self.batcher.do(asked)
+        destination = destination_of(self.queue_path, self.name)
+        watches = [operation.watch for operation in operations]
+        return watched(destination, watches, lambda: self.batcher.do(asked))
 
     def _run_batch(self, calls: Sequence[Sequence[_Asked]]) -> list[list[Any]]:
         """Run the operations of several callers in one commit."""
@@ -270,7 +297,9 @@ class SharedLedger:
                 txns=commit.txns,
                 priority=commit.priority,
             )
-            log_breaker_change(self.name, *commit.breakers)
+            before, after = commit.breakers
+            if before is not after:
+                log_breaker_change(self.name, before, after)
         except STORE_ERRORS as error:
             if len(commit.asked) == 1:
                 raise
@@ -285,9 +314,18 @@ class SharedLedger:
         txn: Callable[[T], tuple[str, int] | None] | None = None,
         priority: Priority = Priority.SETTLE,
         lease_ids: frozenset[str] = frozenset(),
+        watch: Watch | None = None,
     ) -> T:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
-        return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+        user = current_user()  # here, because another thread may make the commit
+        if user is None:
+            return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+
+        def computed(view: GroupView) -> Update[T]:
+            ledger, result, info = compute(view)
+            return ledger, result, with_user(info, user)
+
+        return self.run(LedgerOperation(computed, txn, priority, lease_ids, watch))
 
     def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
@@ -304,7 +342,9 @@ class SharedLedger:
             changed = any(outcome.settled or outcome.ended for outcome in outcomes)
             return ledger if changed else None, outcomes, settle_info(commands, outcomes)
 
-        return LedgerOperation(compute, lease_ids=frozenset(one.lease_id for one in commands))
+        lease_ids = frozenset(one.lease_id for one in commands)
+        watch = partial(settle_signals, commands)
+        return LedgerOperation(compute, lease_ids=lease_ids, watch=watch)
 
     def settle_all(
         self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]
@@ -327,7 +367,7 @@ class _SharedCommit:
         self.asked = asked
         self.priority = min((one.priority for _, one in asked), key=_rank)
         self.txns: dict[str, int] = {}
-        self.breakers = Breaker(), Breaker()
+        self.breakers = _CLOSED, _CLOSED
         """The breaker before and after the commit."""
         self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
         self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)

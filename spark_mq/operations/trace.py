@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -12,7 +13,6 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import (
     CorruptLog,
-    GroupNotFound,
     InvalidOption,
     SparkMQError,
     StorageError,
@@ -23,8 +23,12 @@ from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
+from spark_mq.operations.redrives import dead_letter_of, find_earlier, find_later
 from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.util.html import rows_html
+from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
@@ -55,9 +59,9 @@ _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
 @dataclass(frozen=True, slots=True)
-class TraceEvent:
+class TraceEvent(Record):
     """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
-    ended, where it did."""
+    ended, where it did. ``user``: the person who did it, if one did."""
 
     at: datetime
     version: int
@@ -72,6 +76,7 @@ class TraceEvent:
     failure_count: int
     reason: str | None
     error: str | None
+    user: str | None = None
 
     def __str__(self) -> str:
         told = [
@@ -80,6 +85,7 @@ class TraceEvent:
             self.event if self.event == self.state else f"{self.event} -> {self.state}",
         ]
         told += [f"by {self.worker_id}"] if self.worker_id else []
+        told += [f"user {self.user}"] if self.user else []
         told += [f"lease {self.lease_id}"] if self.lease_id else []
         told += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
         told += [
@@ -91,7 +97,7 @@ class TraceEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Record):
     """A message's whole life: when and where it was published, and what happened to it in each
     group, in order. Prints well.
 
@@ -107,6 +113,10 @@ class Trace:
     retained: bool
     events: tuple[TraceEvent, ...]
     blocked: tuple[tuple[str, str], ...] = ()
+    earlier: Trace | None = None
+    """The message that this one was before a redrive."""
+    later: tuple[Trace, ...] = ()
+    """The messages that redrives made of this one."""
 
     def __str__(self) -> str:
         named = self.message_id if self.retained else "payload trimmed"
@@ -116,12 +126,33 @@ class Trace:
         )
         lines = [str(event) for event in self.events]
         lines += [f"group {group} leases nothing now: {why}" for group, why in self.blocked]
-        return "\n".join([head, *(f"  {line}" for line in lines)])
+        own = "\n".join([head, *(f"  {line}" for line in lines)])
+        before = [] if self.earlier is None else [str(self.earlier), "redriven as"]
+        after = [text for one in self.later for text in ("redriven as", str(one))]
+        return "\n".join([*before, own, *after])
+
+    def _rows(self) -> Sequence[TraceEvent]:
+        return self.events
+
+    def _repr_html_(self) -> str:
+        head, *_ = str(self).splitlines()
+        blocked = [{"group": group, "leases nothing": why} for group, why in self.blocked]
+        return rows_html(self.events, title=head) + (rows_html(blocked) if blocked else "")
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:
     """One message's whole life: see :meth:`spark_mq.Queue.trace`."""
     validate_count("sequence", sequence, least=0, most=2**63 - 1)
+    return _trace(context, sequence, frozenset([sequence]), back=True, on=True)
+
+
+def _trace(
+    context: QueueContext, sequence: int, seen: frozenset[int], *, back: bool, on: bool
+) -> Trace:
+    """Return the trace of a message, and of those before or after it by redrives.
+
+    ``seen`` are the messages of this chain. Anybody can write a header, so it may lead in circles.
+    """
     index = context.messages.index(sequence)
     if sequence <= index.forgotten_to:
         index = context.messages.full_index(sequence)
@@ -132,7 +163,7 @@ def trace(context: QueueContext, sequence: int) -> Trace:
             option="sequence",
             value=sequence,
         )
-    names = ["message_id", "published_at"]
+    names = ["message_id", "published_at", "headers"]
     ((piece, payload),) = _payload(context, index, sequence, sequence, names)
     row = payload.to_pylist()[0]
     events = [
@@ -143,6 +174,17 @@ def trace(context: QueueContext, sequence: int) -> Trace:
         )
         for r in _of_this_message(read_history(context, sequence=sequence).to_pylist())
     ]
+    earlier, later, letter = None, list[int](), dead_letter_of(row["headers"])
+    if back and letter is not None and row["message_id"] is not None:
+        earlier = find_earlier(context, sequence, row["message_id"], letter)
+    if on and any(event.outcome == "dead_lettered" for event in events):
+        later = find_later(context, sequence, row["message_id"])
+
+    def follow(one: int | None, **ways: bool) -> Iterator[Trace]:
+        if one is not None and one not in seen:
+            with contextlib.suppress(InvalidOption):  # a header may name any message
+                yield _trace(context, one, seen | {one}, **ways)
+
     return Trace(
         sequence,
         piece.first >> 32,
@@ -151,6 +193,8 @@ def trace(context: QueueContext, sequence: int) -> Trace:
         row["message_id"] is not None,
         tuple(events),
         tuple(_blocked_groups(context, sequence)),
+        next(follow(earlier, back=True, on=False), None),
+        tuple(found for one in later for found in follow(one, back=False, on=True)),
     )
 
 
@@ -203,15 +247,8 @@ def finished(
     schema = pa.schema([*FINISHED_SCHEMA, *(FILE_SCHEMA.field(name) for name in names[1:])])
     parts = [schema.empty_table()]
     rows = read_history(context, group=group)
-    if not rows.num_rows and group not in (
-        there := context.ledgers.groups()
-    ):  # of one that was dropped, history tells still
-        told = (
-            f"the queue has {', '.join(there)}"
-            if there
-            else "the queue has none yet; one is made by its first lease"
-        )
-        raise GroupNotFound(f"there is no consumer group {group!r}: {told}", group=group)
+    if not rows.num_rows and group not in context.ledgers.groups():
+        raise group_not_found(group, context.ledgers, context.path)  # it was not even dropped
     ends = [one for one in _ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
     index = context.messages.full_index(min((start for _, (start, _) in ends), default=high))
     for end, (start, stop) in ends:

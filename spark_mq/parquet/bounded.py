@@ -9,62 +9,106 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from spark_mq.ledger.message_index import FileSlice
+from spark_mq.parquet.files import FileStore
+from spark_mq.parquet.row_sizes import RowSizes
 
-__all__ = ["PART_BYTES", "PartSizer", "cut_by_size", "cut_slices"]
+__all__ = ["MAX_ROWS", "PART_BYTES", "cut_by_size", "cut_slices", "join_tables"]
 
 T = TypeVar("T")
 
 PART_BYTES: Final = 16 * 2**20
 """Bytes of messages that are read at once."""
-_MAX_ROWS: Final = 5_000
+MAX_ROWS: Final = 5_000
 """Messages that are read at once. Headers are Python objects for a while."""
-_FIRST_ROWS: Final = 100
-_GROWTH: Final = 4
 
 
-class PartSizer:
-    """Chooses how many messages to read at once, by the size of those that were read.
+def cut_slices(
+    files: FileStore,
+    slices: Iterable[tuple[FileSlice, T]],
+    max_bytes: int = PART_BYTES,
+    max_rows: int = MAX_ROWS,
+) -> Iterator[list[tuple[FileSlice, T]]]:
+    """Yield slices in their order, in parts that fit in memory.
 
-    The size of a file says little, because it is compressed.
+    The size of a file says little, because it is compressed. So its metadata is read.
 
     Parameters
     ----------
+    files
+        The store of the files.
+    slices
+        Slices, each with a note.
     max_bytes
         Bytes of a part, unless a single message is larger.
     max_rows
         Messages of a part.
     """
-
-    def __init__(self, max_bytes: int = PART_BYTES, max_rows: int = _MAX_ROWS) -> None:
-        self._max_bytes, self._max_rows = max_bytes, max_rows
-        self.rows = min(_FIRST_ROWS, max_rows)
-        """Messages of the next part."""
-
-    def saw(self, table: pa.Table) -> None:
-        """Note the size of a part that was read."""
-        if table.num_rows:
-            width = max(1, table.nbytes // table.num_rows)
-            fitting = min(self._max_bytes // width, self._max_rows, _GROWTH * self.rows)
-            self.rows = max(1, fitting)
-
-
-def cut_slices(
-    slices: Iterable[tuple[FileSlice, T]], sizer: PartSizer
-) -> Iterator[list[tuple[FileSlice, T]]]:
-    """Yield slices in their order, in parts of as many messages as a sizer wants."""
     part: list[tuple[FileSlice, T]] = []
-    room = sizer.rows
+    rows, size = 0, 0.0
+    sizes = _Sizes(files)
     for piece, note in slices:
         done = 0
         while done < piece.rows:
-            rows = min(room, piece.rows - done)
-            part.append((_cut(piece, done, rows), note))
-            done, room = done + rows, room - rows
-            if not room:
+            room = max_rows - rows, max_bytes - size
+            fit, taken = sizes.fitting(piece, done, min(room[0], piece.rows - done), room[1])
+            if not fit and part:
                 yield part
-                part, room = [], sizer.rows
+                part, rows, size = [], 0, 0.0
+                continue
+            fit = max(1, fit)  # a single message may be larger
+            part.append((_cut(piece, done, fit), note))
+            done, rows, size = done + fit, rows + fit, size + taken
     if part:
         yield part
+
+
+def join_tables(
+    tables: Iterable[pa.Table], max_bytes: int, max_rows: int | None = None
+) -> Iterator[pa.Table]:
+    """Yield tables joined to larger ones that fit in memory.
+
+    Parameters
+    ----------
+    tables
+        Tables of one schema. Each fits alone.
+    max_bytes
+        Bytes of a joined table.
+    max_rows
+        Rows of a joined table. Default: no limit.
+    """
+    parts: list[pa.Table] = []
+    rows = size = 0
+    for table in tables:
+        rows, size = rows + table.num_rows, size + table.nbytes
+        if parts and (size > max_bytes or (max_rows is not None and rows > max_rows)):
+            yield pa.concat_tables(parts)
+            parts, rows, size = [], table.num_rows, table.nbytes
+            pa.default_memory_pool().release_unused()  # it keeps what was freed
+        parts.append(table)
+    if parts:
+        yield pa.concat_tables(parts)
+
+
+class _Sizes:
+    """Knows the sizes of the rows of the last file that was asked for."""
+
+    def __init__(self, files: FileStore) -> None:
+        self._files = files
+        self._path: str | None = None
+        self._known: RowSizes | None = None
+
+    def fitting(self, piece: FileSlice, done: int, rows: int, room: float) -> tuple[int, float]:
+        """Return how many of the next rows of a slice fit, and their bytes."""
+        if piece.path != self._path:
+            self._path = piece.path
+            try:
+                self._known = RowSizes(self._files, piece.path)
+            except (OSError, pa.ArrowException):
+                self._known = None  # a reader of these rows says what is wrong
+        if self._known is None or self._known.rows < piece.offset + piece.rows:
+            return rows, 0.0  # uncut: a reader refuses the whole slice of a file with fewer rows
+        first = piece.offset + done
+        return self._known.fitting(first, first + rows, room)
 
 
 def cut_by_size(piece: FileSlice, max_bytes: int) -> Iterator[FileSlice]:

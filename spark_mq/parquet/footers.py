@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
+from spark_mq.parquet.claims import MAX_EXPANDED_BYTES, largest_size
 from spark_mq.parquet.pages import PageIndex
 
 __all__ = ["Footer", "FooterCache", "expanding_columns", "footers", "open_file"]
 
-_MAX_EXPANDED_BYTES: Final = 256 * 2**20
 _MAX_FILES: Final = 512
 _MAX_BYTES: Final = 2**20
 """Of all footers in their encoded form. In memory they take about 30 times as much."""
@@ -31,8 +31,8 @@ def expanding_columns(group: pq.RowGroupMetaData, names: Sequence[str]) -> list[
     for at in range(group.num_columns):
         column = group.column(at)
         if column.physical_type == "BYTE_ARRAY" and column.path_in_schema in names:
-            worst = group.num_rows * column.total_uncompressed_size
-            if column.has_dictionary_page and worst > _MAX_EXPANDED_BYTES:
+            worst = group.num_rows * largest_size(column)
+            if column.has_dictionary_page and worst > MAX_EXPANDED_BYTES:
                 found.append(column.path_in_schema)
     return found
 

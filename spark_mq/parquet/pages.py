@@ -16,12 +16,24 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_mq.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Struct, decode, encode, get
+from spark_mq.parquet.claims import check_page
+from spark_mq.parquet.thrift import (
+    BINARY,
+    I32,
+    I64,
+    LIST,
+    STRUCT,
+    Struct,
+    decode,
+    encode,
+    get,
+    read_range,
+)
 
-__all__ = ["PageIndex", "PageReader"]
+__all__ = ["DAMAGE", "PageIndex", "PageReader"]
 
 _MAGIC: Final = b"PAR1"
-_DAMAGE: Final = (AttributeError, IndexError, KeyError, OverflowError, TypeError)
+DAMAGE: Final = (AttributeError, IndexError, KeyError, OverflowError, TypeError)
 """Metadata of the wrong shape raises these. No checksum guards it."""
 
 # Field numbers of parquet.thrift, by struct.
@@ -64,10 +76,10 @@ class PageIndex:
     def of(cls, raw: Any) -> PageIndex:
         """Read the metadata of a random-access file. Raises ValueError if it is damaged."""
         size = raw.size()
-        length = int.from_bytes(_read(raw, size - 8, 4), "little")
+        length = int.from_bytes(read_range(raw, size - 8, 4), "little")
         try:
-            return cls(_read(raw, size - 8 - length, length))
-        except _DAMAGE as error:
+            return cls(read_range(raw, size - 8 - length, length))
+        except DAMAGE as error:
             raise ValueError("the metadata is damaged") from error
 
 
@@ -100,7 +112,7 @@ class PageReader:
         """
         try:
             return self._column(group, name, first, end)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise ValueError(f"the page index of column {name} is damaged") from error
 
     def _column(self, group: int, name: str, first: int, end: int) -> pa.ChunkedArray | None:
@@ -140,7 +152,7 @@ class PageReader:
         if get(get(meta, _STATISTICS, {}), _NULLS) == get(meta, _VALUES):
             return _Chunk(meta, None, [], [], [])
         place = get(column, _INDEX_AT), get(column, _INDEX_SIZE)
-        pages = get(decode(_read(self._raw, *place))[0], _PAGES) if all(place) else ()
+        pages = get(decode(read_range(self._raw, *place))[0], _PAGES) if all(place) else ()
         rows = get(get(self.index.meta, _GROUPS)[group], _ROWS)
         return _located(meta, pages, rows) if pages else None
 
@@ -158,10 +170,12 @@ class PageReader:
 
     def _decoded(self, chunk: _Chunk, name: str, low: int, high: int) -> pa.ChunkedArray:
         """Return the values of pages `low` up to `high`."""
-        dictionary = _read(self._raw, *chunk.dictionary) if chunk.dictionary else b""
+        dictionary = read_range(self._raw, *chunk.dictionary) if chunk.dictionary else b""
         begin = chunk.at[low]
-        pages = _read(self._raw, begin, chunk.at[high - 1] + chunk.size[high - 1] - begin)
-        values = sum(_value_count(pages, at - begin) for at in chunk.at[low:high])
+        pages = read_range(self._raw, begin, chunk.at[high - 1] + chunk.size[high - 1] - begin)
+        values = sum(_value_count(pages, at - begin, name) for at in chunk.at[low:high])
+        if dictionary:
+            check_page(decode(dictionary)[0], name)
         footer = self._footer_of(chunk, name, values, len(dictionary), len(pages))
         end = len(footer).to_bytes(4, "little")
         whole = b"".join((_MAGIC, dictionary, pages, footer, end, _MAGIC))
@@ -220,22 +234,13 @@ def _located(meta: Struct, pages: list[Struct], rows: int) -> _Chunk | None:
     return _Chunk(meta, (begin, ahead) if ahead > 0 else None, at, size, [*first, rows])
 
 
-def _read(raw: Any, at: int, size: int) -> bytes:
-    if min(at, size) < 0 or at + size > raw.size():
-        raise ValueError(f"the file ends at byte {raw.size()}, before its metadata says")
-    raw.seek(at)
-    found: bytes = raw.read(size)
-    if len(found) < size:
-        raise ValueError(f"the file ends at byte {at + len(found)}, before its metadata says")
-    return found
-
-
-def _value_count(pages: bytes, at: int) -> int:
+def _value_count(pages: bytes, at: int, name: str) -> int:
     """Return the values in the page whose header begins at a byte.
 
     In a column that is not nested, values are rows.
     """
     header, _ = decode(pages, at)
+    check_page(header, name)
     return int(get(get(header, _PAGE_V1) or get(header, _PAGE_V2), 1))
 
 

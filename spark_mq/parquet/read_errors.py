@@ -41,6 +41,8 @@ def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read)
     ------
     OSError
         The store does not answer, or the bytes are sound. The file is not damaged.
+    MemoryError
+        This process has too little memory. That is no damage either.
     """
     try:
         data = files.read(path)
@@ -48,6 +50,8 @@ def unreadable_reason(files: FileStore, path: str, error: Exception, read: Read)
         return f"data file {path} is missing"
     try:
         read(_FileBytes(path, data))
+    except MemoryError:  # pyarrow's is an ArrowException, too
+        raise
     except (OSError, pa.ArrowException) as damage:
         return f"data file {path} is not readable: {one_line(damage)}"
     text = f"data file {path} could not be read, and its bytes are sound: {one_line(error)}"

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
+from spark_mq.parquet.claims import check_file, check_group
 from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.footers import expanding_columns, footers, open_file
@@ -125,9 +126,11 @@ class MessageReader:
                 self._typed(self._rows(group, [(first, end) for _, first, end in those]))
                 for group, those in groupby(spans if self._present else (), key=itemgetter(0))
             ]
-        except (OSError, pa.ArrowException):
+        except (OSError, pa.ArrowException) as error:
             footers.remove(self._key)
             self._path = ""
+            if isinstance(error, MemoryError):
+                check_file(self._raw, self._footer.metadata, self._present)
             raise
         rows = sum(piece.rows for piece in pieces)
         if sum(end - first for _, first, end in spans) != rows:
@@ -180,6 +183,7 @@ class MessageReader:
             return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
         if group != self._group:
             # Values take nearly all of the time, and one thread decodes them.
+            check_group(self._raw, meta, self._present)
             file = self._file_for(group)
             self._table = file.read_row_group(group, self._present, use_threads=False)
             self._group = group

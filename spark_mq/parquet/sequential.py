@@ -7,11 +7,13 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_mq.parquet.claims import check_group
 from spark_mq.parquet.footers import expanding_columns
 
 __all__ = ["SequentialReader"]
 
 _STEP_ROWS: Final = 10_000
+_STEP_BYTES: Final = 16 * 2**20
 
 
 class SequentialReader:
@@ -19,6 +21,7 @@ class SequentialReader:
 
     def __init__(self, raw: object, group: int, names: tuple[str, ...]) -> None:
         metadata = pq.ParquetFile(raw, pre_buffer=False).metadata
+        check_group(raw, metadata.row_group(group), names)
         file = pq.ParquetFile(
             raw,
             metadata=metadata,
@@ -28,7 +31,10 @@ class SequentialReader:
             buffer_size=2**20,  # Without a buffer, pyarrow fetches a whole column chunk at once.
             pre_buffer=False,
         )
-        self._steps = file.iter_batches(_STEP_ROWS, row_groups=[group], columns=list(names))
+        meta = metadata.row_group(group)
+        width = meta.total_byte_size // max(1, meta.num_rows)
+        rows = min(_STEP_ROWS, max(1, _STEP_BYTES // max(1, width)))
+        self._steps = file.iter_batches(rows, row_groups=[group], columns=list(names))
         self._step = pa.table({name: [] for name in names})
         self._begin = 0
         self.at = 0

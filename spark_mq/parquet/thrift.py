@@ -10,10 +10,23 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["BINARY", "I32", "I64", "LIST", "STRUCT", "Struct", "decode", "encode", "get"]
+__all__ = [
+    "BINARY",
+    "I32",
+    "I64",
+    "LIST",
+    "STRUCT",
+    "Struct",
+    "decode",
+    "encode",
+    "get",
+    "read_range",
+]
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
 _INTEGERS: Final = (I16, I32, I64)
+_MAX_BITS: Final = 70
+"""A number of 64 bits takes ten bytes."""
 
 Struct = dict[int, tuple[int, Any]]
 """Field number to (type, value). A list or set is (type of its items, items).
@@ -35,7 +48,7 @@ def decode(data: bytes, at: int = 0) -> tuple[Struct, int]:
     """
     try:
         return _struct(data, at)
-    except (IndexError, struct.error) as error:
+    except (IndexError, RecursionError, struct.error) as error:
         raise ValueError(f"no Thrift struct at byte {at}: it is cut off or damaged") from error
 
 
@@ -87,12 +100,13 @@ def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     found = shift = 0
-    while True:
+    while shift < _MAX_BITS:
         byte, at = data[at], at + 1
         found |= (byte & 0x7F) << shift
         if byte < 0x80:
             return found, at
         shift += 7
+    raise IndexError(at)
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:
@@ -152,3 +166,14 @@ def _put_varint(out: bytearray, number: int) -> None:
 
 def _put_integer(out: bytearray, number: int) -> None:
     _put_varint(out, number << 1 if number >= 0 else (-number << 1) - 1)
+
+
+def read_range(raw: Any, at: int, size: int) -> bytes:
+    """Return bytes of a file. Raise ValueError if it ends before them."""
+    if min(at, size) < 0 or at + size > raw.size():
+        raise ValueError(f"the file ends at byte {raw.size()}, before its metadata says")
+    raw.seek(at)
+    found: bytes = raw.read(size)
+    if len(found) < size:
+        raise ValueError(f"the file ends at byte {at + len(found)}, before its metadata says")
+    return found

@@ -12,6 +12,7 @@ from spark_mq.util.lazy_names import lazy_names
 if TYPE_CHECKING:
     from spark_mq.spark.batch_lease import BatchLease
     from spark_mq.spark.foreach_batch import for_each_batch
+    from spark_mq.spark.listener import SparkMQListener, StreamProgress
     from spark_mq.spark.python_check import check_interpreter
     from spark_mq.spark.settle_rows import ack, nack, reject
     from spark_mq.spark.shutdown import on_sigterm, stop_query
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchLease",
     "SparkMQDataSource",
+    "SparkMQListener",
+    "StreamProgress",
     "ack",
     "check_interpreter",
     "for_each_batch",
@@ -33,6 +36,8 @@ __all__ = [
 _MODULES = {
     "BatchLease": "batch_lease",
     "SparkMQDataSource": "source",
+    "SparkMQListener": "listener",
+    "StreamProgress": "listener",
     "ack": "settle_rows",
     "check_interpreter": "python_check",
     "for_each_batch": "foreach_batch",
@@ -50,7 +55,10 @@ __getattr__, __dir__ = lazy_names(globals(), _MODULES)
 
 
 def register(spark: object) -> None:
-    """Register ``format("spark_mq")`` with a session.
+    """Register ``format("spark_mq")`` and the table functions with a session.
+
+    The functions are ``spark_mq_stats(path)``, ``spark_mq_leases(path)``,
+    ``spark_mq_trace(path, sequence)`` and ``spark_mq_history(path)``.
 
     First it checks that the session's Python workers can load spark_mq. Spark finds the source by
     itself, as ``pyspark_mq``, if spark_mq is installed for the driver's Python.
@@ -71,6 +79,8 @@ def register(spark: object) -> None:
     """
     from spark_mq.spark.python_check import check_interpreter
     from spark_mq.spark.source import SparkMQDataSource
+    from spark_mq.spark.tables import register_tables
 
     check_interpreter(spark)
     spark.dataSource.register(SparkMQDataSource)  # type: ignore[attr-defined]
+    register_tables(spark)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_mq.errors import DuplicatePublish, InvalidOption
-from spark_mq.operations.publish import publish_draft
+from spark_mq.operations.unique_publish import publish_draft
 from spark_mq.storage.message_store import producer_txn
 from spark_mq.util.validation import short_repr, validate_name
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +20,13 @@ from spark_mq.handler import (
     HandlerPolicy,
     MessageVerdict,
     commands_for,
+    is_settle_result,
     log_outcomes,
 )
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.ledger.settle import RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.settle import summarize
+from spark_mq.operations.verdict_log import VerdictLog, describe_settled
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_failure import find_outage, log_failure, release_batch
 from spark_mq.spark.batch_lease import BatchLease
@@ -80,8 +81,8 @@ def for_each_batch(
     group
         The consumer group that the stream reads with.
     process
-        Called with the batch as a DataFrame and its :class:`BatchLease`. It returns None, or the
-        rows that are not simply acked.
+        Called with the batch as a DataFrame and its :class:`BatchLease`. It returns the rows that
+        are not simply acked, or None, or the results of its own settles.
     on_error
         What an exception of `process` does: "nack" (delivered again after a backoff), "reject" (to
         the dead letters), or "raise" (the query ends). Default: "nack". A failing store is no such
@@ -152,6 +153,7 @@ class ForEachBatch:
     ) -> None:
         self.groups, self._process, self.policy, self.reader = groups, process, policy, reader
         self._owners = LeaseRouter(groups)
+        self._verdict_log = VerdictLog(", ".join(dict.fromkeys(group.name for group in groups)))
         self._finder = LeaseLookup(scans=reader == "spark")
         self._unreadable = False  # Spark cannot read the store
         self._idle = threading.Condition()
@@ -189,7 +191,9 @@ class ForEachBatch:
             elif lease_ids:
                 if found.fresh:
                     self._owners.begin(lease_ids)
-                self._run(self._by_spark(batch, found.scan), BatchLease(self._owners, found, batch))
+                lease = BatchLease(self._owners, found, batch)
+                with self._owners.reported_work(lease_ids) as run:
+                    self._run(self._by_spark(batch, found.scan), lease, run)
             if self.policy.ack == "manual":
                 self._leave(found)
         finally:
@@ -213,6 +217,7 @@ class ForEachBatch:
         """
         with self._idle:
             self._closing = True
+            self._verdict_log.flush()
             return self._idle.wait_for(lambda: not self._busy, timeout)
 
     def give_back(self) -> int:
@@ -259,13 +264,14 @@ class ForEachBatch:
         scan.count_rows()
         return rows
 
-    def _run(self, batch: DataFrame, lease: BatchLease) -> None:
+    def _run(self, batch: DataFrame, lease: BatchLease, run: Callable[..., Any]) -> None:
         start = time.monotonic()
         if self.policy.ack == "first":
             lease._ack_first()
         result: list[MessageVerdict] | Exception
         try:
-            returned = self._process(batch, lease)
+            returned = run(self._process, batch, lease)
+            returned = None if is_settle_result(returned) else returned
             rows.check_returned(returned)
             result = self._verdicts(returned, lease)
         except (StreamFenced, InvalidHandlerResult):
@@ -293,10 +299,8 @@ class ForEachBatch:
     ) -> list[SettleOutcome]:
         outcomes = self._owners.settle(settles)
         lease.settled += sum(o.settled + o.already_settled for o in outcomes)
-        done: Counter[str] = Counter()
-        for one, outcome in zip(settles, outcomes, strict=True):
-            done[one.verb] += outcome.settled
-        settled = ", ".join(f"{count} {name}ed" for name, count in done.items())
+        self._verdict_log.add(settles, outcomes)
+        settled = describe_settled(settles, outcomes)
         _log.info(
             "%s: %s after %.1f s, %d in all",
             ", ".join(lease.lease_ids),

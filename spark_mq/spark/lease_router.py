@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 from spark_mq.errors import InvalidOption, StreamFenced
 from spark_mq.group import ConsumerGroup
+from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import rows_held_by_batch
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.work_report import reported_work
 from spark_mq.streaming.offset import fence_app_id, parse_lease_id
 
 __all__ = ["LeaseRouter"]
@@ -44,6 +50,11 @@ class LeaseRouter:
                 zip(mine, group._ledger.settle([wanted[at] for at in mine]), strict=True)
             )
         return [outcomes[at] for at in range(len(wanted))]
+
+    def reported_work(self, lease_ids: Sequence[str]) -> AbstractContextManager[Callable[..., Any]]:
+        """Report the work on leases: see :func:`spark_mq.operations.work_report.reported_work`."""
+        ledgers = [(self.of(one)._ledger, one) for one in lease_ids]
+        return reported_work([(own, partial(_ranges, own, one)) for own, one in ledgers], None)
 
     def begin(self, lease_ids: Sequence[str]) -> None:
         """Find the groups and keep the transaction numbers, for a batch that may be a replay."""
@@ -103,6 +114,10 @@ class LeaseRouter:
         return (
             leases.mark(leases.read(group.name), fence_app_id(parts[0])) if parts else None
         ) or 0
+
+
+def _ranges(ledger: GroupLedger, lease_id: str) -> list[Range]:
+    return ledger.current().held(lease_id)
 
 
 def _holds(group: ConsumerGroup, lease_id: str) -> bool:

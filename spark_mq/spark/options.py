@@ -40,6 +40,7 @@ STORAGE_PREFIX: Final = "storageoptions."
 READ_OPTIONS: Final = (
     "path",
     "consumerGroup",
+    "createGroup",
     "maxMessagesPerTrigger",
     "maxBytesPerTrigger",
     "visibilityTimeout",
@@ -69,6 +70,8 @@ class ReadOptions:
     several: bool = False
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
     group: str = "default"
+    group_named: bool = False
+    create_group: bool = True
     start: str | int | datetime = "earliest"
     stream: StreamOptions = field(default_factory=StreamOptions)
     min_partitions: int = 1
@@ -119,6 +122,11 @@ class ReadOptions:
             several=several,
             storage_options=storage,
             group=validate_name("consumerGroup", own.get("consumergroup", "default")),
+            group_named="consumergroup" in own,
+            create_group=validate_choice(
+                "createGroup", own.get("creategroup", "true"), ("true", "false")
+            )
+            == "true",
             start=validate_position("startingPosition", own.get("startingposition", "earliest")),
             stream=stream,
             min_partitions=validate_count(
@@ -136,7 +144,9 @@ class ReadOptions:
     def open(self) -> list[GroupLedger]:
         """Return the group in the queue at each path. Raise NotAQueue."""
         return [
-            open_context(absolute_path(path), self.storage_options).group(self.group, self.start)
+            open_context(absolute_path(path), self.storage_options).group(
+                self.group, self.start, create=self.create_group
+            )
             for path in self.paths
         ]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_mq.ledger.message_range import range_between
@@ -14,6 +15,7 @@ from spark_mq.ledger.schedule import unread_range
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
+from spark_mq.spark.peek_filters import PeekFilters
 from spark_mq.spark.schema import check_projection
 
 __all__ = ["PeekReader"]
@@ -36,6 +38,22 @@ class PeekReader(DataSourceReader):
         check_projection(schema, options.several, options.value_schema)
         self.options = options
         self.schema = schema
+        self.filters = PeekFilters()
+
+    @property
+    def pushFilters(self) -> Callable[[list[Filter]], Iterable[Filter]]:
+        """Take the filters of a query. Spark still applies all of them.
+
+        Spark calls it only with ``spark.sql.python.filterPushdown.enabled``. Without the setting it
+        refuses a reader that overrides this method. So it finds the method of the base class here.
+        """
+        push = partial(self._push_filters)
+        push.__func__ = DataSourceReader.pushFilters  # type: ignore[attr-defined]
+        return push
+
+    def _push_filters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self.filters = PeekFilters.of(filters)
+        return filters
 
     def partitions(self) -> list[InputPartition]:
         """Return the slices of all messages, one partition for each task.
@@ -46,8 +64,13 @@ class PeekReader(DataSourceReader):
         ------
         NotAQueue
             There is no queue at the path.
+        GroupNotFound
+            The option ``consumerGroup`` names a group that does not exist.
         """
-        plans = [(group.queue_path, _all_pieces(group)) for group in self.options.open()]
+        groups = self.options.open()
+        for group in groups if self.options.group_named else ():
+            group.require_group()
+        plans = [(group.queue_path, _all_pieces(group, self.filters)) for group in groups]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -63,8 +86,8 @@ class PeekReader(DataSourceReader):
         return partitions.read(partition, self.schema)
 
 
-def _all_pieces(group: GroupLedger) -> list[partitions.Piece]:
-    """Return all messages that the log still has, with their ranges."""
+def _all_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Piece]:
+    """Return the wanted messages that the log still has, with their ranges."""
     ledger = group.current()
     index, horizon = group.index_for(ledger), group.horizon()
     ranges = [
@@ -75,6 +98,6 @@ def _all_pieces(group: GroupLedger) -> list[partitions.Piece]:
     return [
         (piece, r)
         for r in ranges
-        if r is not None and r.message_count
-        for piece in index.slices(r.first, r.last)
+        if r is not None and r.message_count and filters.keep(r)
+        for piece in index.slices(max(r.first, filters.first), min(r.last, filters.last))
     ]

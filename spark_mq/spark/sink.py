@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
-from spark_mq.operations.publish import check_dedup, draft_of_files, publish_draft
+from spark_mq.operations.unique_publish import check_dedup, draft_of_files, publish_draft
 from spark_mq.parquet.publishable import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.spark.options import WriteOptions

@@ -56,13 +56,15 @@ HISTORY_SCHEMA: Final = pa.schema(
         pa.field("state", pa.string()),
         pa.field("outcome", pa.string()),
         *_OF_RANGE,
+        pa.field("user", pa.string()),
     ]
 )
 """One row for each event of a range. A commit without events has one row with a null event.
 
 ``version`` is that of ``leases/``. ``ordinal`` is the event's place in its commit. ``day`` is the
 partition. ``state`` is the state after the event. ``outcome`` says how the message ended: acked,
-dead_lettered, dropped, expired, skipped, lost, redriven.
+dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
+change, if one did.
 """
 
 BATCH: Final = 1_000
@@ -426,6 +428,7 @@ def _table(commit: LedgerCommit, events: pa.Table, groups: Any) -> pa.Table:
         "operation": pa.repeat(pa.scalar(commit.operation, pa.string()), n),
         "operation_id": pa.repeat(pa.scalar(commit.operation_id, pa.string()), n),
         "outcome": pa.array(outcomes, pa.string()),
+        "user": pa.repeat(pa.scalar(commit.user, pa.string()), n),
     }
     columns = [given[f.name] if f.name in given else events[f.name] for f in HISTORY_SCHEMA]
     return pa.table(columns, schema=HISTORY_SCHEMA)

@@ -33,6 +33,7 @@ def to_ledger_commit(files: ObjectStore, commit: Commit) -> LedgerCommit:
         note.get("operation"),
         operation_id,
         pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
+        user if isinstance(user := note.get("user"), str) else None,
     )
 
 

@@ -36,8 +36,8 @@ class LedgerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCommit:
-    """A commit of the table: its version, its time in microseconds, what it says it did, and the
-    rows that it wrote (LEASES_SCHEMA)."""
+    """A commit of the table: its version, its time in microseconds, what it says it did, the rows
+    that it wrote (LEASES_SCHEMA), and the person who made it."""
 
     version: int
     at: int
@@ -45,6 +45,7 @@ class LedgerCommit:
     operation: str | None
     operation_id: str | None
     rows: pa.Table
+    user: str | None = None
 
 
 class LedgerStore(Protocol):

@@ -29,6 +29,7 @@ from spark_mq.delta.tables import (
 )
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.storage.ledger_cache import ledger_cache
 from spark_mq.storage.ledger_commits import to_ledger_commit
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_scan import scan_ledgers
@@ -36,7 +37,6 @@ from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.pace import Pace
-from spark_mq.util.recent import RecentDict
 from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["HORIZON", "LedgerTable"]
@@ -54,8 +54,6 @@ that often if the log was cleaned."""
 _PARTITION: Final = "consumer_group"
 REACHED: Final = "spark_mq.reached"
 """Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached."""
-_CACHED_LEDGERS: Final = 2_000
-"""Ledgers that a handle keeps in memory, 25 KB each at least."""
 _RECENT: Final = 100
 """Commits further back in the log say nothing about who competes now."""
 
@@ -88,7 +86,7 @@ class LedgerTable:
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
         self.bell = notifier_for(path)
-        self._cache: dict[str, tuple[tuple[str, ...], Ledger]] = RecentDict(_CACHED_LEDGERS)
+        self._cache = ledger_cache()
         self._doors: dict[str, FairLock] = {}
         self.paces: dict[str, Pace] = {}
         self._paced = -1  # the version up to which pauses were taken over
@@ -229,7 +227,7 @@ class LedgerTable:
         if self._paced == version - 1:
             self._paced = version
         if ledger is None or added is None:
-            self._cache.pop(stored.group, None)
+            self._cache.forget(stored.group)
         else:
             self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
 

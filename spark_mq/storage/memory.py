@@ -296,6 +296,7 @@ class MemoryLedgers:
                 note.get("operation"),
                 note["operation_id"],
                 rows,
+                note.get("user"),
             )
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:

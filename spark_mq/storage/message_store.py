@@ -14,7 +14,7 @@ import pyarrow as pa
 from spark_mq.delta.actions import AddFile
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, ProducerFenced, StorageError, TablesDisagree
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.intervals import Interval, SequenceRange
 from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
@@ -36,7 +36,7 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
     """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the
-    order given.
+    order given. The sequences behave as a ``range`` and equal a list of the same numbers.
 
     ``duplicate``: the call published nothing, for its number, or a higher one, had landed before
     (``on_duplicate="skip"``), or all of its dedup ids had. For a number it is then the
@@ -45,7 +45,7 @@ class PublishReceipt:
     """
 
     version: int | None
-    sequences: range
+    sequences: Sequence[int]
     duplicate: bool = False
     duplicates: tuple[int, ...] = ()
     """Positions of the given messages whose dedup id was published before. They have no
@@ -57,6 +57,10 @@ class PublishReceipt:
         if self.duplicates[before : before + 1] == (position,):
             return None
         return self.sequences[position - before]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sequences, range):
+            object.__setattr__(self, "sequences", SequenceRange(self.sequences))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,8 @@ class MessageStore(ABC):
         for file in reversed(self.index().files):
             if file.path == written.path:
                 return PublishReceipt(
-                    file.first >> ORDINAL_BITS, range(file.first, file.first + file.rows)
+                    file.first >> ORDINAL_BITS,
+                    SequenceRange(range(file.first, file.first + file.rows)),
                 )
         return None
 

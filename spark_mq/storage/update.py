@@ -15,6 +15,7 @@ from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot, LedgerStore
 from spark_mq.util.pace import Pace, too_many_conflicts
+from spark_mq.util.user import with_user
 
 __all__ = ["DROP_GROUP", "NextLedger", "Priority", "Update", "update_ledger"]
 
@@ -166,7 +167,7 @@ def _attempt(
         return False, None
     if ledger is None or (ledger is snapshot.ledger and not txns):
         return snapshot.looked, result
-    note = {"group": snapshot.group, **info}
+    note = {"group": snapshot.group, **with_user(info)}
     store.write(
         snapshot,
         None if ledger is DROP_GROUP else _next_revision(ledger),

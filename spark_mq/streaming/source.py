@@ -30,12 +30,14 @@ from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.payloads import FileCheck, ReadableGrant, acquire_readable
 from spark_mq.operations.settle import extend
+from spark_mq.operations.signals import lease_signals
 from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.auto_ack import ack_committed_leases
 from spark_mq.streaming.fence import check_fence
 from spark_mq.streaming.offset import fence_app_id, parse_offset
 from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
 from spark_mq.streaming.replay import find_batch_damage, take_over_batch
+from spark_mq.telemetry.conventions import Signal
 
 __all__ = ["StreamSource"]
 
@@ -155,11 +157,12 @@ class StreamSource:
         self._end_batch()
 
     def progress(self) -> dict[str, Any]:
-        """Return the group's stats at the last look, for the stream's progress."""
+        """Return the group's stats at the last look, with queue and group, for the progress."""
         if self._looked is None:
             return {}
         stats = asdict(compute_stats(*self._looked))
-        return {name: stats[name] for name in PROGRESS}
+        place = {"source": "spark_mq", "queue": self.ledger.queue_path, "group": self.ledger.name}
+        return place | {name: stats[name] for name in PROGRESS}
 
     def _check(self) -> None:
         if self._checked:
@@ -256,6 +259,7 @@ class StreamSource:
                 compute,
                 txn=lambda got: (app, 2 * n + 1) if got[0].grant.ranges else None,
                 priority=Priority.LEASE,
+                watch=self._signals,
             )
             for check in found.unfinished:
                 check.finish()
@@ -265,6 +269,11 @@ class StreamSource:
             raise found.error
         self._first = False
         return self._granted(lease_id, expires_at, found.grant.ranges, settings)
+
+    def _signals(self, result: Any) -> list[Signal]:
+        """Return what the telemetry says about a lease."""
+        granted = result if isinstance(result, Exception) else result[0].grant
+        return lease_signals(self.options.worker_id, granted)
 
     def replay(self, stream: str, n: int) -> BatchPlan:
         """Take over what batch n still holds. It leases nothing new: a sink may skip a replay.

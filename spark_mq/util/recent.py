@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import TypeVar
 
 __all__ = ["RecentDict", "RecentSet"]
@@ -37,18 +39,29 @@ class RecentDict(dict[K, V]):
     Parameters
     ----------
     most
-        The most items.
+        The most that all items weigh together. The item that was set last stays at any weight.
+    weigh
+        Returns what an item weighs. Default: 1 for each.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, weigh: Callable[[V], int] = lambda value: 1) -> None:
         super().__init__()
-        self._most = most
+        self._most, self._weigh, self._weight = most, weigh, 0
+        self._lock = threading.Lock()
 
     def __setitem__(self, key: K, value: V) -> None:
-        self.pop(key, None)
-        super().__setitem__(key, value)
-        while len(self) > self._most:
-            try:
-                self.pop(next(iter(self)), None)
-            except (RuntimeError, StopIteration):
-                return  # another thread has changed it, and drops the rest
+        with self._lock:
+            self._drop(key)
+            super().__setitem__(key, value)
+            self._weight += self._weigh(value)
+            while len(self) > 1 and self._weight > self._most:
+                self._drop(next(iter(self)))
+
+    def forget(self, key: K) -> None:
+        """Drop an item if it is there."""
+        with self._lock:
+            self._drop(key)
+
+    def _drop(self, key: K) -> None:
+        if key in self:
+            self._weight -= self._weigh(super().pop(key))

@@ -92,7 +92,11 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
     def restart() -> bool:
         nonlocal deaths
         worker = start(work, path, options)
-        until(lambda: not worker.is_alive() or idle(queue) or bool(queue.group().stats().dead))
+        until(
+            lambda: (
+                not worker.is_alive() or idle(queue) or bool(queue.group().ensure().stats().dead)
+            )
+        )
         deaths += worker.exitcode is not None
         worker.terminate()  # it settles what it works on: that may be another message's last attempt
         worker.join()

@@ -10,12 +10,13 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spark_mq import Lease, Message, Queue
-from spark_mq.errors import ContentionTimeout, LeaseLost
+from spark_mq.errors import ContentionTimeout, LeaseLost, SparkMQError, StorageError
 
 POISON = b"poison"
 GROUP, SPARK = "python", "spark"
@@ -65,28 +66,39 @@ def _messages(kind: str, number: int, count: int) -> list[Message]:
     ]
 
 
+def opened(path: str, stop: Flag) -> Queue:
+    """The queue, as soon as the storage lets this process open it."""
+    while True:
+        try:
+            return Queue.open(path)
+        except (SparkMQError, OSError):
+            if stop.wait(0.2):
+                raise SystemExit(0) from None
+
+
 def publish(path: str, notes: Path, stop: Flag, name: str) -> None:
     """A producer that numbers its calls, and goes on after the last number that landed."""
-    queue, journal = Queue.open(path), Journal(notes, "published")
-    number = queue.last_producer_sequence(name) or 0
+    queue, journal = opened(path, stop), Journal(notes, "published")
     while not stop.wait(random.uniform(0.1, 0.6)):
-        number += 1
-        receipt = queue.publish(
-            _messages(name, number, random.randint(1, 40)),
-            producer_id=name,
-            producer_sequence=number,
-            on_duplicate="skip",
-        )
-        journal.write(receipt.sequences)
+        with suppress(StorageError, KeyboardInterrupt):  # it may have landed all the same
+            number = (queue.last_producer_sequence(name) or 0) + 1
+            receipt = queue.publish(
+                _messages(name, number, random.randint(1, 40)),
+                producer_id=name,
+                producer_sequence=number,
+                on_duplicate="skip",
+            )
+            journal.write(receipt.sequences)
 
 
 def publish_buffered(path: str, notes: Path, stop: Flag, name: str) -> None:
     """Single messages through the buffered publisher; which of them a crash takes is not known before their result is."""
     journal = Journal(notes, "published")
-    with Queue.open(path).publisher(max_messages=50, max_age="50ms") as publisher:
+    with opened(path, stop).publisher(max_messages=50, max_age="50ms") as publisher:
         while not stop.wait(random.uniform(0.1, 0.5)):
-            waiting = [publisher.publish(f"{name} {n}") for n in range(random.randint(1, 20))]
-            journal.write([one.result(60) for one in waiting])
+            with suppress(StorageError):
+                waiting = [publisher.publish(f"{name} {n}") for n in range(random.randint(1, 20))]
+                journal.write([one.result(60) for one in waiting])
 
 
 def poison(lease: Lease) -> bool:
@@ -116,14 +128,22 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
         ended.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    Queue.open(path).group(GROUP).work(
-        handle, worker_id=name, max_messages=60, threads=2, max_poll_interval="100ms", stop=ended
-    )
+    group = opened(path, stop).group(GROUP)
+    while not ended.is_set():
+        with suppress(KeyboardInterrupt):  # the handle works afterwards
+            group.work(
+                handle,
+                worker_id=name,
+                max_messages=60,
+                threads=2,
+                max_poll_interval="100ms",
+                stop=ended,
+            )
 
 
 def settle(path: str, notes: Path, stop: Flag, name: str) -> None:
     """Leases by hand, and settles as it comes: parts, late, twice, not at all."""
-    group, journal = Queue.open(path).group(GROUP), Journal(notes, "done")
+    group, journal = opened(path, stop).group(GROUP), Journal(notes, "done")
     while not stop.is_set():
         try:
             lease = group.lease(name, max_messages=40, wait="500ms", max_poll_interval="100ms")
@@ -132,6 +152,8 @@ def settle(path: str, notes: Path, stop: Flag, name: str) -> None:
             if poison(lease):
                 os.kill(os.getpid(), signal.SIGKILL)
             _settle(lease, journal, stop)
+        except (StorageError, KeyboardInterrupt):
+            continue  # the lease expires
         except (LeaseLost, ContentionTimeout):
             continue  # somebody else has it now, which is why this one was slow
 
@@ -163,6 +185,7 @@ def _settle(lease: Lease, journal: Journal, stop: Flag) -> None:
 
 def chores(path: str, notes: Path, stop: Flag, name: str) -> None:
     """A sweeper; two of them at once do no harm."""
-    queue = Queue.open(path)
+    queue = opened(path, stop)
     while not stop.wait(random.uniform(0, 0.5)):
-        queue.sweep()
+        with suppress(StorageError, KeyboardInterrupt):
+            queue.sweep()

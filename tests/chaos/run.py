@@ -1,7 +1,8 @@
-"""Publishers, workers, streams and sweepers under random SIGKILL and SIGSTOP, and a check of everything at the end.
+"""Publishers, workers, streams and sweepers under random SIGKILL, SIGSTOP and SIGINT and outages of the storage, and a check of everything at the end.
 
     make fault                                # 200 kills
     make fault KILLS=1000 SPARK=2             # longer, with two Spark workers; SPARK=0 without
+    make fault OUTAGES=30                     # times without permissions, and full disks where one may be mounted
     PYTHONPATH=tests .venv/bin/python -m chaos.run --kills 50 --spark 0 --seed 7
 
 Exit code 1 if anything is wrong. The queue is left in --folder, if one is given, to be looked at.
@@ -14,6 +15,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from spark_mq import Queue
 
 from . import actors
 from .actors import GROUP, POISON, SPARK, Flag
+from .outages import TABLES, Disk, Outages, obey_permissions, put_back
 from .verdict import Told, judge
 
 # Forked from a server that has imported everything and started nothing: 20 ms a process.
@@ -56,18 +59,26 @@ class Slot:
     process: Any = None
     next_fault: float = 0.0
     resume_at: float | None = None
+    interrupted: bool = False
 
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
     def restart(self) -> None:
-        self.process, self.resume_at = self.start(), None
+        self.process, self.resume_at, self.interrupted = self.start(), None, False
         self.next_fault = time.monotonic() + random.uniform(*self.patience)
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             self.process.signal(number)
+
+
+def as_actor(target: Callable[..., None], *args: Any) -> None:
+    """Run an actor that permissions bind. An interrupt between its calls ends it."""
+    obey_permissions()
+    with suppress(KeyboardInterrupt):
+        target(*args)
 
 
 class Forked:
@@ -76,7 +87,7 @@ class Forked:
     at_work = True
 
     def __init__(self, target: Callable[..., None], *args: Any) -> None:
-        self._process = FORKS.Process(target=target, args=args, daemon=True)
+        self._process = FORKS.Process(target=as_actor, args=(target, *args), daemon=True)
         self._process.start()
 
     def poll(self) -> int | None:
@@ -150,11 +161,14 @@ class Submitted:
 class Run:
     """All slots, and the faults."""
 
-    def __init__(self, folder: Path, spark: int) -> None:
+    def __init__(self, folder: Path, spark: int, outages: int) -> None:
+        self.disk = Disk(folder / "disk")
+        self.past = folder / "past"
+        self.outages, self.planned = Outages(self.disk, self.disk.path / "queue"), outages
         self.started, self._told = time.monotonic(), 0.0
         self.folder, self.notes, self.sink = folder, folder / "notes", folder / "sink"
         self.queue = Queue.create(
-            folder / "queue",
+            self.disk.path / "queue",
             visibility_timeout=TIMEOUT,
             clock_skew=SKEW,
             max_delivery_attempts=ATTEMPTS,
@@ -215,6 +229,11 @@ class Run:
                     5 if slot.kind == "stream" else 1
                 )
                 self.done["freezes"] += 1
+            elif slot.kind != "stream" and random.random() < 0.25:
+                slot.signal(signal.SIGINT)
+                slot.interrupted = True
+                self.done["interrupts"] += 1
+                slot.next_fault = now + random.uniform(*slot.patience)
             else:
                 slot.signal(signal.SIGKILL)
                 self.done["kills"] += 1
@@ -225,7 +244,9 @@ class Run:
         """By our hand or by poison, or told to stop; anything else is a mistake of its own."""
         code = slot.process.poll()
         self.done[f"deaths of a {slot.kind}"] += 1
-        if slot.kind != "stream" and code not in (0, -signal.SIGKILL):
+        # An interrupt while Python starts or ends gives 1. An error there would be printed.
+        allowed = (0, -signal.SIGKILL, 1) if slot.interrupted else (0, -signal.SIGKILL)
+        if slot.kind != "stream" and code not in allowed:
             self.failed.append(
                 f"a {slot.kind} ended with exit code {code}: see what it wrote to stderr"
             )
@@ -242,11 +263,36 @@ class Run:
                 enough
             ):  # the streams, which are slow to start, are not buried under messages meanwhile
                 self.enough.set()
-            if poisons < POISONS and self.done["kills"] >= kills * (poisons + 1) // 5:
+            due = poisons < POISONS and self.done["kills"] >= kills * (poisons + 1) // 5
+            if due and not self.outages.on:
                 self.queue.publish(POISON)
                 poisons += 1
-            self.tell()
+            self.trouble(kills)
             time.sleep(0.02)
+        self.outages.end()
+
+    def trouble(self, kills: int) -> None:
+        """One look at the storage: an outage begins or ends. In the middle, all is copied once."""
+        done = self.done["outages"]
+        if self.outages.on:
+            self.outages.tick()
+            return
+        if done < self.planned and self.done["kills"] >= kills * (done + 1) // (self.planned + 1):
+            self.done[self.outages.begin(done)] += 1
+            self.done["outages"] += 1
+            return
+        if not self.past.exists() and self.done["kills"] >= kills // 2:
+            self.remember()
+        self.tell()
+
+    def remember(self) -> None:
+        """Kill everybody and copy the queue."""
+        for slot in self.slots:
+            if slot.alive:
+                slot.signal(signal.SIGKILL)
+                self.done["kills"] += 1
+                slot.process.wait(30)
+        shutil.copytree(self.queue.path, self.past)
 
     def drain(self, patience: float) -> None:
         """No more faults; until every group has settled everything."""
@@ -313,20 +359,25 @@ def main() -> int:
         "--seed", type=int, default=None, help="of the faults; what they hit differs all the same"
     )
     parser.add_argument("--folder", type=Path, help="where to leave everything")
+    parser.add_argument("--outages", type=int, default=8, help="how many outages of the storage")
     args = parser.parse_args()
     random.seed(args.seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
-        run = Run(folder, args.spark)
+        run = Run(folder, args.spark, args.outages)
+        path = Path(run.queue.path)
         try:
             run.fault(args.kills)
             run.drain(patience=900)
         finally:
+            run.outages.end()
             run.end()
         run.queue.sweep()
-        found = judge(
-            folder / "queue", run.notes, run.sink, Told(ATTEMPTS, timedelta(seconds=SKEW))
-        )
+        for table in TABLES:
+            wrong = put_back(path, run.past, table, folder)
+            run.failed += wrong
+            run.done["tables put back"] += 1
+        found = judge(path, run.notes, run.sink, Told(ATTEMPTS, timedelta(seconds=SKEW)))
         told = found.counts
         figures = {
             "seconds": round(time.monotonic() - run.started),
@@ -346,6 +397,9 @@ def main() -> int:
         print(json.dumps(figures, indent=1))
         for one in [*run.failed, *found.wrong][:20]:
             print("WRONG:", one)
+        if args.folder:
+            shutil.copytree(path, folder / "queue")
+        run.disk.close()
     return 1 if found.wrong or run.failed else 0
 
 

@@ -203,7 +203,7 @@ def test_a_group_is_paused_and_resumed(run: Run, queue: Queue) -> None:
     assert "repairs" in check.out
     assert run("group", "resume", *here).row["blocked_because"] == ""
     assert queue.group("billing").lease("w").messages[0].value == b"unread"
-    assert "no group" in run("group", "pause", "none", "-q", queue.path, expect=3).err
+    assert "no consumer group" in run("group", "pause", "none", "-q", queue.path, expect=3).err
 
 
 def test_a_blocked_group_is_unblocked(run: Run, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> N
     assert run("sweep", *here, "-o", "json").row["routed"] == 1
     (letter,) = run("dlq", "list", *here, "-o", "json").rows
     assert (letter["value"], letter["error"], letter["consumer_group"]) == ("bad", "bad", "billing")
-    shown = run("dlq", "show", letter["sequence"], *here)
+    shown = run("dlq", "show", letter["dead_letter_sequence"], *here)
     assert "key-bad" in shown.out
     assert "no dead letter" in run("dlq", "show", 1, *here, expect=3).err
     (same,) = run("dlq", "redrive", *here, "--dry-run", "-o", "json").rows
@@ -338,6 +338,13 @@ def test_work_calls_a_function_until_the_queue_is_empty(
         assert "cannot be used" in run("work", wrong, *here, expect=2).err
 
 
+def test_work_creates_no_group_if_told_so(run: Run, queue: Queue, handlers: str) -> None:
+    words = ("work", "handlers:good", "-q", queue.path, "--until-empty", "--no-create-group")
+    assert "'billing'" in run(*words, "-g", "biling", expect=3).err
+    assert "biling" not in queue.groups()
+    run(*words, "-g", "billing")
+
+
 def test_work_and_sweep_end_cleanly_after_sigterm(
     queue: Queue, handlers: str, tmp_path: Path
 ) -> None:
@@ -350,7 +357,7 @@ def test_work_and_sweep_end_cleanly_after_sigterm(
         if words[0] == "sweep":
             assert json.loads(process.stdout.readline())["archived_commits"] > 0
         else:
-            while queue.group("new").stats().acked < 5:
+            while queue.group("new").ensure().stats().acked < 5:
                 assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -35,7 +35,9 @@ def test_looking_changes_no_file(delta_queue: Callable[..., Queue], tmp_path: Pa
     fresh.find(key="k"), fresh.locate(first.sequence), fresh.throughput(), fresh.stats()
     same.leases(), same.peek(), same.slowest(), same.most_failing(), same.workers()
     same.last_errors(), same.preview_seek("latest"), Queue.find_all(tmp_path)
-    fresh.group("never").peek(), fresh.group("never").leases()
+    for look in (fresh.group("never").peek, fresh.group("never").leases):
+        with pytest.raises(GroupNotFound):
+            look()
     assert versions(queue) == before
     assert not (tmp_path / "letters").exists()
 
@@ -314,11 +316,12 @@ def test_a_drop_that_was_killed_can_be_repeated(
     assert not (tmp_path / "orders").exists()
 
 
-def test_a_group_that_does_not_exist_has_no_records(queue: Queue) -> None:
+def test_a_group_that_was_created_has_no_records(queue: Queue) -> None:
     queue.publish("a")
-    group = queue.group("new")
+    group = queue.group("new").ensure()
     assert group.leases() == group.slowest() == group.last_errors() == []
     assert [one.state for one in group.peek()] == ["ready"]
+    queue.drop_group("new")
     assert queue.groups() == []
     with pytest.raises(GroupNotFound):
         queue.drop_group("new")

@@ -459,7 +459,7 @@ def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(
     (tmp_path / "go").touch()
     freeze(signal.SIGCONT)
     queue.publish(["d"])
-    wait_for(lambda: group.stats().acked == 1, worker)
+    wait_for(lambda: group.ensure().stats().acked == 1, worker)
     assert taken[-1].ack().settled == 3
     worker.send_signal(signal.SIGTERM)
     ended(worker, 0)
@@ -472,7 +472,7 @@ def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path
     lease = queue.group("g").lease("w", max_messages=2)
     lease.reject([lease.messages[1].sequence], error="bad")
     sweep = start(*submit("sweep"), "--queue", queue.path, "--every", "0.5")
-    wait_for(lambda: queue.group("g").stats().dead_lettered == 1, sweep)
+    wait_for(lambda: queue.group("g").ensure().stats().dead_lettered == 1, sweep)
     time.sleep(2)
     sweep.send_signal(signal.SIGTERM)
     told = ended(sweep, 143, within=45)

@@ -102,7 +102,7 @@ def test_one_that_dies_again_can_be_redriven_again_and_keeps_its_first_id(queue:
         ("headers['own'] = '1' AND key IN ('k1', 'k3')", ["1", "3"]),
         ("delivery_count > 1", []),
         ("consumer_group = 'default' AND arrow_cast(value, 'Utf8') = '3' -- the last one", ["3"]),
-        ("last_leased_at >= first_leased_at AND original_sequence % 2 = 0", ["0", "2"]),
+        ("last_leased_at >= first_leased_at AND sequence % 2 = 0", ["0", "2"]),
     ],
 )
 def test_a_condition_chooses_what_goes_back(queue: Queue, where: str, expected: list[str]) -> None:
@@ -141,7 +141,7 @@ def test_an_empty_dead_letter_queue_gives_nothing(queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"where": "nope = 1"}, "The columns are sequence"),
+        ({"where": "nope = 1"}, "The columns are dead_letter_sequence"),
         ({"where": "1 = 1) UNION SELECT 1 --"}, "cannot be run"),
         ({"where": "  "}, "not a condition"),
         ({"limit": 0}, "limit=0"),
@@ -264,3 +264,17 @@ def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
 
 def _die(*_: Any) -> None:
     raise Killed
+
+
+def test_the_warning_about_dead_messages_names_ten_groups(
+    delta_queue: Callable[..., Queue], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    for number in range(12):
+        queue.group(f"group-{number:02}").lease("w").reject(error="bad")
+    queue.redrive(dry_run=True)
+    (warning,) = [one.getMessage() for one in caplog.records if "redriven" in one.getMessage()]
+    assert "12 dead messages" in warning
+    assert "'group-09' and 2 others" in warning
+    assert "group-10" not in warning

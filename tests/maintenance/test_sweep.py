@@ -887,3 +887,24 @@ def test_a_sweep_writes_a_checkpoint_only_after_enough_commits(delta_queue: Make
     assert written >= tables.SWEEP_INTERVAL
     queue.sweep()
     assert last_checkpoint(files) == written
+
+
+def test_a_sweep_takes_no_lease_of_new_messages_for_a_restored_table(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Published and leased between the sweep's looks at messages/ and at leases/."""
+    queue = delta_queue()
+    queue.publish("old")
+    lease(queue)
+    context = again(queue)._context
+    real = context.groups
+
+    def late() -> object:
+        monkeypatch.undo()
+        queue.publish("new")
+        lease(queue)
+        return real()
+
+    monkeypatch.setattr(context, "groups", late)
+    context.check_tables()
+    assert again(queue).sweep().expired == 0

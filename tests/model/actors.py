@@ -526,12 +526,16 @@ class Worker(Program):
         ctx.effect("sink", ("worker", ctx.local["lease"]), ctx.local["rows"])
         self.settle(ctx, ACK)
 
-    def settle(self, ctx: Context, verb: str, *rows: int) -> None:
+    def settle(self, ctx: Context, verb: str, *rows: int, delay: int | None = None) -> None:
         """Of some messages by name, or of the whole lease, as :class:`~spark_mq.lease.Lease` does it."""
         intervals = [(s, s) for s in rows or ctx.local["rows"]]
         ctx.group()._ledger.settle(
-            [SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows)]
+            [SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows, delay=delay)]
         )
+
+
+SNOOZE: Final = 100 * SECOND
+"""Longer than a lease lasts."""
 
 
 class Fickle(Worker):
@@ -567,6 +571,12 @@ class Fickle(Worker):
             return "lease"
         if verb == "extend":
             self.extend(ctx)
+        elif verb == "extend one":
+            self.extend_one(ctx)
+        elif verb == "snooze":
+            self.settle(ctx, RELEASE, delay=SNOOZE)
+        elif verb == "snooze one":
+            self.settle(ctx, RELEASE, ctx.local["rows"][0], delay=SNOOZE)
         elif verb == "nack one":
             self.settle(ctx, NACK, ctx.local["rows"][0])
         elif verb == "ack one":
@@ -585,3 +595,13 @@ class Fickle(Worker):
             ctx.emit("not_extended", lease_id)
         else:
             ctx.emit("extended", lease_id)
+
+    @staticmethod
+    def extend_one(ctx: Context) -> None:
+        lease_id, row = ctx.local["lease"], ctx.local["rows"][0]
+        try:
+            ctx.group().extend(lease_id, 90, [row])
+        except LeaseLost:
+            ctx.emit("not_extended", lease_id, row)
+        else:
+            ctx.emit("extended_one", lease_id, row)

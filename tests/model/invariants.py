@@ -286,6 +286,8 @@ class _Noting:
                 self.blamed[at] = True
             if verb == "release":
                 self.released.add(at)
+                if delay is not None:
+                    self.due_from[at] = self.now + delay
             row = self._before(at)
             if (
                 verb == "nack"
@@ -381,8 +383,23 @@ class _Noting:
                     f"message {at} is not revived by an extension of {lease}, though nobody has leased it since: {row}"
                 )
 
-    def not_extended(self, lease: str) -> None:
+    def extended_one(self, lease: str, m: int) -> None:
+        """One message of a lease has a later deadline, unless it was settled before."""
+        row = self.view[self.at[m]]
+        if row is None or row.state == SETTLED:
+            return
+        if row.state != LEASED or row.lease_id != lease or (row.expires_at or 0) <= self.now:
+            raise Violation(f"message {self.at[m]} was extended by {lease}, and is {row}")
+        for at, other in enumerate(self.view):
+            a = self._before(at)
+            leased = a is not None and other is not None and other.state == LEASED
+            if at != self.at[m] and leased and a.expires_at != other.expires_at:  # type: ignore[union-attr]
+                raise Violation(f"message {at} was not to be extended: {a}, now {other}")
+
+    def not_extended(self, lease: str, m: int | None = None) -> None:
         for at, row in enumerate(self.view):
+            if m is not None and at != self.at[m]:
+                continue
             if (
                 self.holder[at] == lease
                 and (lease, at) not in self.given

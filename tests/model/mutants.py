@@ -14,10 +14,12 @@ from spark_mq.ledger import admin as moving
 from spark_mq.ledger import breaker, log_marks, order, routing
 from spark_mq.ledger import editor as draft
 from spark_mq.ledger import extend as extending
+from spark_mq.ledger import held_messages as held
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions as ledger
 from spark_mq.maintenance import dead_letters, recover, redrive, retention, transfer
 from spark_mq.operations import group_ledger, shared_ledger
+from spark_mq.operations import settle as operations_settle
 from spark_mq.spark import foreach_batch as foreach
 from spark_mq.spark import lease_router as owners
 from spark_mq.spark.batch_lease import BatchLease
@@ -102,7 +104,7 @@ ALL = [
            "head = self.due.head()", "head = None if self.may_read else self.due.head()", "singly"),
     Mutant(LEDGER, "unread messages do not join while other work waits", selection._Acquiring._takes_unread,
            "kind == AcquireKind.REST and len(rows) == self.due.count", "kind == AcquireKind.REST", "in_places"),
-    Mutant(LEDGER, "a suspect keeps its place", order.DueRanges.rows_after, "if after < len(suspects)", "if False", "in_places"),
+    Mutant(LEDGER, "a suspect keeps its place", order.DueRanges.rows_after, "if after < len(suspects)", "if False", "three_in_places"),
     Mutant(LEDGER, "the first that waits goes first", order.DueRanges.head, "return min(heads, default=None)",
            "return max(heads, default=None)", "in_places"),
     Mutant(LEDGER, "max_in_flight cuts a lease to what fits", selection._Acquiring.__init__, "if rules.max_in_flight is not None:", "if False:", "capped"),
@@ -112,12 +114,15 @@ ALL = [
     Mutant(LEDGER, "what expired is due at once", ledger.expired, "to_waiting(r, at, error)", "to_waiting(r, at + 10**10, error)", "capped"),
     Mutant(LEDGER, "no more deliveries than max_delivery_attempts", ledger.exhausted_limit, "r.delivery_count >= attempts",
            "r.delivery_count > attempts", "manual"),
-    Mutant(LEDGER, "only the owner settles", settling._Settling._holds, "and r.lease_id == self.command.lease_id", "", "fickle"),
-    Mutant(LEDGER, "a late settle counts", settling._Settling._holds, "(LEASED, WAITING)", "(LEASED,)", "fickle"),
+    Mutant(LEDGER, "only the owner settles", held.HeldMessages._holds, "and r.lease_id == self.lease_id", "", "fickle"),
+    Mutant(LEDGER, "a late settle counts", held.HeldMessages._holds, "(LEASED, WAITING)", "(LEASED,)", "fickle"),
     Mutant(LEDGER, "a nack gives up the lease's claim", settling._nacked, "suspect=suspect, ",
            "suspect=suspect, lease_id=r.lease_id, ", "capped"),
-    Mutant(LEDGER, "a late release gives up the lease's claim", settling._Settling._after, "lease_id=None,",
-           "lease_id=r.lease_id,", "fickle"),
+    Mutant(LEDGER, "a late release gives up the lease's claim", settling._released, "r.error)._replace(lease_size=lease_size)",
+           "r.error)._replace(lease_size=lease_size, lease_id=r.lease_id)", "fickle"),
+    Mutant(LEDGER, "what is released with a delay is due after it", settling._released, "now + (delay or 0)", "now", "snoozing"),
+    Mutant(LEDGER, "also if it is released late", settling._released, "if delay is None else now + delay", "", "snoozing"),
+    Mutant(LEDGER, "an extension of one message leaves the others", operations_settle.extend, "deadline, one.intervals)", "deadline)", "snoozing"),
     Mutant(LEDGER, "a nack of the whole lease makes suspect", settling._nacked, "not by_name and r.lease_size != 1", "False", "raiser"),
     Mutant(LEDGER, "but not a message that was alone in it", settling._nacked, "not by_name and r.lease_size != 1", "not by_name", "singly"),
     Mutant(LEDGER, "a nack by name does not", settling._nacked, "not by_name and r.lease_size != 1", "r.lease_size != 1", "flaky_verdicts"),
@@ -143,9 +148,9 @@ ALL = [
     Mutant(LEDGER, "only leases of different messages count", breaker.Breaker.with_failure, "if first in self.failed:", "if False:", "broken"),
     Mutant(LEDGER, "a paused group leases nothing", breaker.Breaker.why, "if self.paused_at is not None:", "if False:", "paused"),
     Mutant(LEDGER, "a resumed group leases again", moving.resume, "Breaker()", "ledger.head.breaker", "paused"),
-    Mutant(LEDGER, "an extension revives what has expired", extending.extend, "if r.state == WAITING:", "if False:", "fickle"),
-    Mutant(LEDGER, "an extension never shortens", extending.extend, "max(expires_at, r.expires_at or 0)", "expires_at", "capped"),
-    Mutant(LEDGER, "what is settled already is a no-op", settling._Settling._split_at, "if r.state == SETTLED:", "if False:", "fickle"),
+    Mutant(LEDGER, "an extension revives what has expired", extending._Extension.apply, "if r.state == WAITING:", "if False:", "fickle"),
+    Mutant(LEDGER, "an extension never shortens", extending._Extension.apply, "max(expires_at, r.expires_at or 0)", "expires_at", "capped"),
+    Mutant(LEDGER, "what is settled already is a no-op", held.HeldMessages._split_at, "if r.state == SETTLED:", "if False:", "fickle"),
     Mutant(LEDGER, "neighbours that are alike are one range", draft.LedgerEditor._merge, "elif out and out[-1][0].same_state_as(piece):", "elif False:", "flaky_verdicts"),
     Mutant(LEDGER, "what is settled at the start lies below the floor", draft.LedgerEditor._raise_floor, "elif merged and merged[0].state == SETTLED:",
            "elif False:", "crashes"),

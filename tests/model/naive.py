@@ -362,20 +362,25 @@ class Naive:
             m.end_lease("waiting", available_at=now + delay, suspect=suspect)
             m.info["lease_size"] = size if suspect else None
         elif late:
-            size = m.info["lease_size"]
-            m.end_lease("waiting")
+            size, due = m.info["lease_size"], m.info["available_at"]
+            m.end_lease("waiting", available_at=due if delay is None else now + delay)
             m.info["lease_size"] = size if m.info["suspect"] else None
         else:
             back = m.info["delivery_count"] - 1
             m.end_lease(
                 "waiting",
-                available_at=now,
+                available_at=now + (delay or 0),
                 delivery_count=back,
                 first_leased_at=m.info["first_leased_at"] if back else None,
             )
 
-    def extend(self, lease_id: str, expires_at: int) -> int:
-        held = self.held_mask(lease_id)
+    def extend(
+        self, lease_id: str, expires_at: int, seqs: list[int] | None = None
+    ) -> tuple[int, int, set[int]]:
+        """Returns the same as :meth:`settle`."""
+        held = [m for m in self.held_mask(lease_id) if seqs is None or m.seq in seqs]
+        others = set(seqs or ()) - {m.seq for m in held}
+        done = {m.seq for m in self.by_state("settled")} - self.skipped
         for m in held:
             if m.state == "waiting":
                 left = m.info["failure_count"] - 1
@@ -389,7 +394,7 @@ class Naive:
                 )
             else:
                 m.become("leased", expires_at=max(expires_at, m.info["expires_at"]))
-        return len(held)
+        return len(held), len(others & done), others - done
 
     def replay_batch(
         self,

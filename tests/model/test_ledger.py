@@ -209,8 +209,25 @@ class LedgerMachine(RuleBasedStateMachine):
     def extend(self, which, timeout):
         lease_id = self.some_lease(which)
         self.expire_leases([lease_id])
-        self.ledger, outcome = extend(self.ledger, lease_id, self.now + timeout * SECOND)
-        assert outcome.settled == self.naive.extend(lease_id, self.now + timeout * SECOND)
+        self.extend_until(lease_id, self.now + timeout * SECOND, None)
+
+    @precondition(lambda self: self.leases)
+    @rule(which=numbers, timeout=seconds, names=st.lists(numbers, max_size=8))
+    def extend_some(self, which, timeout, names):
+        """Sequences from anywhere, and some that the lease holds."""
+        lease_id, pool = self.some_lease(which), self.pool()
+        held = [m.seq for m in self.naive.held_mask(lease_id)]
+        seqs = {pool[name % len(pool)] for name in names[::3]}
+        seqs |= {held[name % len(held)] for name in names if held}
+        self.expire_leases([lease_id])
+        self.extend_until(lease_id, self.now + timeout * SECOND, sorted(seqs))
+
+    def extend_until(self, lease_id, expires_at, seqs):
+        intervals = None if seqs is None else [(seq, seq) for seq in seqs]
+        self.ledger, outcome = extend(self.ledger, self.index, lease_id, expires_at, intervals)
+        lost = {seq for first, last, _ in outcome.lost for seq in range(first, last + 1)}
+        done = outcome.settled, outcome.already_settled, lost
+        assert done == self.naive.extend(lease_id, expires_at, seqs)
 
     @precondition(lambda self: self.batches)
     @rule(which=numbers, timeout=seconds, keep=st.booleans())

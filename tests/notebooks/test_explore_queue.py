@@ -71,7 +71,7 @@ def test_the_cells_of_the_notebook_run_in_a_session_that_is_there(
             shown[cell.source] = capsys.readouterr().out
     assert_states(next(text for source, text in shown.items() if "TempView(view)" in source))
     assert len(names["figure"].axes) == 1
-    (life,) = [text for source, text in shown.items() if "queue.trace" in source]
+    (life,) = [text for source, text in shown.items() if "Counter(queue.finished" in source]
     assert "'dead_lettered': 60" in life
 
 
@@ -98,7 +98,7 @@ def test_the_notebook_shows_states_history_an_earlier_version_and_dead_letters(
     dead = printed(executed, "spark_mq.reason")
     assert "no such customer" in dead
     assert "amount is negative" in dead
-    life = printed(executed, "queue.trace")
+    life = printed(executed, "Counter(queue.finished")
     assert "'dead_lettered': 60" in life
     assert all(
         word in life
@@ -108,7 +108,7 @@ def test_the_notebook_shows_states_history_an_earlier_version_and_dead_letters(
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_notebook_draws_its_plot(executed: Any) -> None:
+def test_the_notebook_draws_its_plots(executed: Any) -> None:
     plots = [
         o.data["image/png"]
         for c in executed.cells
@@ -116,10 +116,21 @@ def test_the_notebook_draws_its_plot(executed: Any) -> None:
         for o in c.outputs
         if "image/png" in o.get("data", {})
     ]
-    assert len(plots) == 1
-    png = base64.b64decode(plots[0])
-    assert png.startswith(b"\x89PNG")
-    assert len(png) > 5_000  # an empty frame is smaller
+    assert len(plots) == 7
+    for plot in plots:
+        png = base64.b64decode(plot)
+        assert png.startswith(b"\x89PNG")
+        assert len(png) > 5_000  # an empty frame is smaller
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_notebook_shows_its_queue_and_neither_ivy_nor_stage_bars(executed: Any) -> None:
+    outputs = [o for c in executed.cells if c.cell_type == "code" for o in c.outputs]
+    assert any("billing" in str(o.get("data", {}).get("text/html", "")) for o in outputs)
+    errors = "".join(o.text for o in outputs if o.output_type == "stream" and o.name == "stderr")
+    assert "::" not in errors
+    assert "[Stage" not in errors
 
 
 def queues(home: Path) -> dict[str, Queue]:

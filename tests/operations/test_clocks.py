@@ -246,6 +246,7 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
     queue = memory_queue(clock, max_delivery_attempts=None, retry_delay="5s")
     workers = [(queue, clock), *(apart(queue, clock, minutes) for minutes in (7, -3))]
     published = len(queue.publish([str(n) for n in range(6)]).sequences)
+    queue.group().ensure()
     held: list[Any] = []
     settled = 0
     for what, who, amount in taken:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from support.handles import again, lease, trim
 
-from spark_mq import GroupSettings, Queue
+from spark_mq import ConsumerGroup, GroupSettings, Queue
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
 from spark_mq.testing import ManualClock
 
@@ -87,7 +89,7 @@ def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_
     queue: Queue,
 ) -> None:
     queue.publish("a")
-    with pytest.raises(GroupNotFound, match="none yet"):
+    with pytest.raises(GroupNotFound, match="no consumer group 'default'"):
         queue.finished()
     taken = queue.group("billing").lease("w")
     assert taken is not None
@@ -97,6 +99,77 @@ def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_
     assert caught.value.data["group"] == "biling"
     queue.drop_group("billing")
     assert queue.finished("billing").num_rows == 1
+
+
+LOOKS: dict[str, Callable[[ConsumerGroup], Any]] = {
+    "stats": lambda group: group.stats(),
+    "blocked_because": lambda group: group.blocked_because,
+    "expire": lambda group: group.expire(),
+    "peek": lambda group: group.peek(),
+    "leases": lambda group: group.leases(),
+    "workers": lambda group: group.workers(),
+    "last_errors": lambda group: group.last_errors(),
+    "slowest": lambda group: group.slowest(),
+    "most_failing": lambda group: group.most_failing(),
+    "preview_seek": lambda group: group.preview_seek("latest"),
+    "ack": lambda group: group.ack("lease"),
+    "ack nothing": lambda group: group.ack("lease", []),
+    "nack by id": lambda group: group.nack("lease", message_ids=["x"]),
+    "reject": lambda group: group.reject({"lease": [1]}),
+    "release": lambda group: group.release("lease"),
+    "extend": lambda group: group.extend("lease"),
+    "unblock": lambda group: group.unblock("retry"),
+    "resume": lambda group: group.resume(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_group_that_is_not_there_is_named_with_the_nearest(queue: Queue, look: str) -> None:
+    queue.publish("a")
+    with pytest.raises(GroupNotFound, match=r"no consumer group 'default'.*ensure"):
+        LOOKS[look](queue.group())
+    assert queue.group("billing").lease("w") is not None
+    for handle in (queue, again(queue)):
+        with pytest.raises(GroupNotFound, match=r"'biling' in .*Did you mean 'billing'") as caught:
+            LOOKS[look](handle.group("biling"))
+        assert caught.value.data["group"] == "biling"
+    assert queue.groups() == ["billing"]
+
+
+def test_without_create_a_handle_creates_no_group(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    with pytest.raises(GroupNotFound, match="'billing'"):
+        queue.group("billing", create=False)
+    assert queue.groups() == []
+    queue.group("billing").ensure()
+    group = queue.group("billing", create=False)
+    assert group.lease("w") is not None
+    assert group.ensure().stats().in_flight == 1
+    queue.drop_group("billing")
+    for call in (
+        lambda: group.lease("w"),
+        lambda: group.work(lambda taken: None, until_empty=True),
+        lambda: group.configure(max_failures=1),
+        lambda: group.seek("earliest"),
+        group.pause,
+        group.ensure,
+        group.stats,
+    ):
+        with pytest.raises(GroupNotFound, match="'billing'"):
+            call()
+    assert queue.groups() == []
+
+
+def test_a_handle_without_create_stays_so_elsewhere(delta_queue: Make) -> None:
+    queue = delta_queue()
+    group = queue.group().ensure()
+    copy = pickle.loads(pickle.dumps(queue.group(create=False)))
+    assert copy.stats().ready == 0
+    queue.drop_group(group.name)
+    with pytest.raises(GroupNotFound):
+        copy.lease("w")
+    assert pickle.loads(pickle.dumps(group)).lease("w") is None
+    assert queue.groups() == ["default"]
 
 
 def test_a_setting_of_the_queue_is_none_of_a_group(queue: Queue) -> None:
@@ -505,7 +578,7 @@ def test_an_empty_queue_is_purged_too(queue: Queue) -> None:
 def test_stats_tell_the_ages_of_the_oldest_message_and_lease(
     queue: Queue, clock: ManualClock
 ) -> None:
-    assert queue.group().stats().oldest_unsettled_age is None
+    assert queue.group().ensure().stats().oldest_unsettled_age is None
     queue.publish(["a"])
     clock.advance("100s")
     queue.publish(["b"])

@@ -381,3 +381,86 @@ def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(
     printed = io.StringIO()
     print(again(queue).trace(queue._context.messages.index().files[0].first), file=printed)
     assert "acked" in printed.getvalue()
+
+
+# -- a message that was redriven
+
+
+def test_a_redrives_table_names_messages_by_their_own_sequence(queue: Queue) -> None:
+    queue.publish("innocent")
+    wanted = queue.publish([Message("bad", message_id="m", key="k")]).sequences[0]
+    lease(queue).reject([wanted], error="no")
+    queue.sweep()
+    (row,) = queue.redrive(where=f"sequence = {wanted}", dry_run=True).table.to_pylist()
+    assert row["sequence"] == wanted != row["dead_letter_sequence"]
+    assert row["dead_letter_sequence"] == queue.dead_letters.peek()[0].sequence
+    assert queue.trace(row["sequence"]).message_id == "m"
+    assert "original_sequence" not in row
+
+
+@pytest.mark.parametrize("own_id", [True, False], ids=["id of the publisher", "random id"])
+def test_a_trace_follows_redrives_in_both_directions(queue: Queue, own_id: bool) -> None:
+    queue.publish(["other", Message("same id", message_id="m")])
+    lease(queue).ack()
+    message = Message("bad", message_id="m" if own_id else None, key="k")
+    sequences = [queue.publish([message]).sequences[0]]
+    for number in range(2):
+        lease(queue).reject(error=f"no {number}")
+        queue.sweep()
+        assert queue.redrive().messages == 1
+        sequences.append(queue.find(key="k")[0])
+    lease(queue).ack()
+    first, second, third = (again(queue).trace(one) for one in sequences)
+    assert [one.sequence for one in first.later] == sequences[1:2]
+    assert [one.sequence for one in first.later[0].later] == sequences[2:]
+    assert (first.earlier, third.later) == (None, ())
+    assert second.earlier is not None
+    assert second.earlier.sequence == sequences[0]
+    assert [one.sequence for one in second.later] == sequences[2:]
+    assert third.earlier is not None
+    assert third.earlier.earlier is not None
+    assert third.earlier.earlier.sequence == sequences[0]
+    for one in (first, second, third):
+        text = str(one)
+        places = [text.index(f"message {sequence} ") for sequence in sequences]
+        assert places == sorted(places)
+        assert text.count("redriven as") == 2
+        assert ("no 0" in text, "no 1" in text) == (True, True)
+
+
+def test_a_trace_follows_a_redrive_whose_dead_letter_is_gone(queue: Queue) -> None:
+    before = queue.publish([Message("bad", message_id="m")]).sequences[0]
+    lease(queue).reject()
+    queue.sweep()
+    queue.redrive()
+    after = queue.find(message_id="m")[0]
+    dead = queue.dead_letters
+    dead.purge(dead.name)
+    found = queue.trace(after)
+    assert found.earlier is not None
+    assert found.earlier.sequence == before
+    assert [one.sequence for one in queue.trace(before).later] == [after]
+
+
+def test_forged_headers_lead_a_trace_nowhere(queue: Queue) -> None:
+    header = "spark_mq.redriven_from"
+    texts = ["", "-1", "x", "0", str(2**62), "9" * 18]
+    queue.publish([Message("a", message_id=text, headers={header: text}) for text in texts])
+    own = queue.publish([Message("a", message_id="own", headers={header: "5"})]).sequences[0]
+    for sequence in [m.sequence for m in lease(queue).messages]:
+        assert queue.trace(sequence).sequence == sequence
+    assert (queue.trace(own).earlier, queue.trace(own).later) == (None, ())
+
+
+def test_a_trace_finds_its_message_by_id_or_key(queue: Queue) -> None:
+    old, new = queue.publish([Message("a", "k", message_id="m"), Message("b", "k")]).sequences
+    assert queue.trace(message_id="m").sequence == old
+    assert queue.trace(key="k").sequence == new
+    assert queue.find(key="k") == [new, old]
+    for given in ({}, {"sequence": old, "key": "k"}, {"key": "k", "message_id": "m"}):
+        with pytest.raises(InvalidOption, match="give a sequence, message_id="):
+            queue.trace(**given)
+    for given in ({"key": "none"}, {"message_id": "none"}):
+        with pytest.raises(InvalidOption, match="'none'") as caught:
+            queue.trace(**given)
+        assert caught.value.data["option"] in given

@@ -86,6 +86,38 @@ def drained(queue: Queue) -> list[tuple[bytes, int]]:
 # -- leases
 
 
+@pytest.mark.parametrize("handle", [again, lambda queue: queue], ids=["a new one", "the same"])
+def test_one_outage_counts_the_lease_of_a_dead_worker_once(
+    make: Make, clock: ManualClock, outage: Outage, handle: Callable[[Queue], Queue]
+) -> None:
+    queue = make(max_delivery_attempts=3)
+    queue.publish(["a", "b"])
+    lease(queue, 10)  # its worker dies without a word
+    with outage():
+        for _ in range(TRIES):
+            clock.advance("12h")
+            with pytest.raises(errors.StorageError, match="out of reach"):
+                lease(handle(queue), 10).table()
+            queue.group().expire()
+    assert {count for _, count, _ in counts(queue)} == {1}
+    assert drained(queue) == [(b"a", 2), (b"b", 2)]
+
+
+@pytest.mark.parametrize("expired", [False, True], ids=["by nobody", "by a sweep"])
+def test_a_release_after_the_lease_expired_counts_it_once(
+    make: Make, clock: ManualClock, expired: bool
+) -> None:
+    queue = make(max_delivery_attempts=3)
+    queue.publish(["a", "b"])
+    taken = lease(queue, 10)
+    clock.advance("12h")  # the ledger was out of reach so long
+    if expired:
+        again(queue).sweep()
+    assert taken.release().settled == 2
+    assert {count for _, count, _ in counts(queue)} == {1}
+    assert drained(queue) == [(b"a", 2), (b"b", 2)]
+
+
 @pytest.mark.parametrize("error", [PermissionError, TimeoutError, OSError])
 def test_a_lease_of_what_is_out_of_reach_is_refused_and_not_counted(
     make: Make, clock: ManualClock, outage: Outage, error: type[OSError]

@@ -36,6 +36,8 @@ TABLE = {
     "skipped by a seek":            ("lost skipped", "lost skipped"),
     "unread again, by a seek":      ("lost unread",  "lost unread"),
 }  # fmt: skip
+OWN = {"settled by this lease", "given back", "dead", "blocked", "being routed"}
+"""The lease has settled the message itself. A repeat by its id has nothing left to do."""
 
 
 @dataclass
@@ -145,14 +147,11 @@ def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
 def test_by_sequence(case: Case, state: str, verb: str) -> None:
     PREPARE[state](case)
     expected = TABLE[state][verb in ("nack", "release")]
-    if verb == "release":  # has no sequences: by the object, which knows what the lease was granted
-        check(expected, case.lease.release, case.sequence)
-    else:
-        check(
-            expected,
-            lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]),
-            case.sequence,
-        )
+    check(
+        expected,
+        lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]),
+        case.sequence,
+    )
     if expected.startswith("settled"):
         states = {
             r.state
@@ -171,19 +170,38 @@ def test_the_whole_lease_by_its_object(case: Case, state: str, verb: str) -> Non
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", TABLE)
-def test_the_whole_lease_by_its_id_knows_only_what_is_held(
-    case: Case, state: str, verb: str
-) -> None:
+def test_the_whole_lease_by_its_id_is_as_by_its_object(case: Case, state: str, verb: str) -> None:
     PREPARE[state](case)
-    expected = TABLE[state][verb in ("nack", "release")]
+    expected = "settled 0" if state in OWN else TABLE[state][verb in ("nack", "release")]
     check(
-        expected if expected.startswith("settled") else "gone",
+        expected,
         lambda: getattr(case.queue.group(), verb)(case.lease.lease_id),
-        0,
+        case.sequence,
     )
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+@pytest.mark.parametrize("again", VERBS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_repeat_settles_nothing_and_raises_nothing(case: Case, verb: str, again: str) -> None:
+    group, taken = case.queue.group(), case.lease
+    assert getattr(taken, verb)() == SettleResult(1)
+    before = list(group._ledger.current())
+    assert getattr(taken, again)() == SettleResult(0)
+    assert getattr(group, again)(taken.lease_id) == SettleResult(0)
+    assert getattr(group, again)([taken.lease_id, taken]) == SettleResult(0)
+    assert list(group._ledger.current()) == before
+
+
+def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
+    group, (done, other, _) = case.queue.group(), case.leases
+    group.ack(done.lease_id)
+    assert group.ack([done.lease_id, other.lease_id]) == SettleResult(1)
+    with pytest.raises(LeaseLost) as caught:
+        group.ack({done.lease_id: None, "no-such-lease": None})
+    assert caught.value.data["lease_id"] == "no-such-lease"
+
+
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", TABLE)
 def test_an_empty_list_is_nothing_to_do_in_any_state(case: Case, state: str, verb: str) -> None:
     PREPARE[state](case)
@@ -214,16 +232,42 @@ def test_extending(case: Case, state: str) -> None:
         ]
 
 
+@pytest.mark.parametrize("state", TABLE)
+def test_extending_by_sequence(case: Case, state: str) -> None:
+    PREPARE[state](case)
+    expected = TABLE[state][0]
+    check(expected, lambda: case.lease.extend("5m", [case.sequence]), case.sequence)
+    if expected.startswith("settled"):
+        found = [r for r in case.queue.group()._ledger.current() if r.first == case.sequence]
+        assert [(r.state, r.lease_id) for r in found] == [("leased", case.lease.lease_id)]
+
+
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])
 def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
     check("gone", lambda: getattr(case.queue.group(), verb)("no-such-lease"), 0)
+    other = case.queue.group("other").ensure()
+    with pytest.raises(LeaseLost) as caught:
+        getattr(other, verb)(case.lease.lease_id)
+    assert caught.value.data["lease_id"] == case.lease.lease_id
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+def test_a_lost_message_id_names_its_lease(case: Case, verb: str) -> None:
+    first, second = case.leases[:2]
+    for ids in ([first.lease_id], [first.lease_id, second.lease_id], ["no-such-lease"]):
+        with pytest.raises(LeaseLost, match=f"^lease {', '.join(ids)} does not hold") as caught:
+            getattr(case.queue.group(), verb)(ids, message_ids=["no-such-id"])
+        assert caught.value.data["lease_id"] == ", ".join(ids)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "extend"])
 def test_messages_that_were_never_in_the_lease_or_do_not_exist_are_lost(
     case: Case, verb: str
 ) -> None:
-    settle = getattr(case.queue.group(), verb)
+    group = case.queue.group()
+    settle = getattr(group, verb)
+    if verb == "extend":
+        settle = lambda lease_id, some: group.extend(lease_id, "1m", some)  # noqa: E731
     other, unread, nowhere = (
         case.sequences[0],
         case.queue.publish(["x"]).sequences[0],

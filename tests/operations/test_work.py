@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from support.handles import again, lease, trim, until
 
-from spark_mq import Lease, Message, Queue, WorkSummary
+from spark_mq import Lease, Message, Queue, SettleResult, WorkSummary
 from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, InvalidOption
 from spark_mq.testing import ManualClock
 
@@ -178,9 +178,34 @@ def test_a_handler_says_what_becomes_of_single_messages(
 
 
 @pytest.mark.parametrize(
+    ("settle", "left"),
+    [
+        (lambda taken: taken.ack(), {"acked": 2}),
+        (lambda taken: taken.nack(delay="5m"), {"delayed": 2}),
+        (lambda taken: taken.extend(), {"acked": 2}),
+        (
+            lambda taken: [
+                taken.reject([taken.messages[0].sequence]),
+                taken.ack([taken.messages[1].sequence]),
+            ],
+            {"dead": 1, "acked": 1},
+        ),
+    ],
+)
+def test_a_handler_may_return_what_its_own_settles_return(
+    queue: Queue, settle: Callable[[Lease], Any], left: dict[str, int]
+) -> None:
+    queue.publish(["a", "b"])
+    assert drain(queue, settle, max_messages=2).failed == 0
+    assert counts(queue) == left
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         "text",
+        (),
+        lambda s: [SettleResult(1), {"sequence": s}],
         [1],
         [{"outcome": "ack"}],
         [{"sequence": 1, "outcom": "ack"}],
@@ -216,6 +241,7 @@ def test_wrong_options_are_refused_before_anything_is_leased(
     queue: Queue, given: dict[str, Any]
 ) -> None:
     queue.publish(["a"])
+    queue.group().ensure()
     with pytest.raises(InvalidOption):
         drain(queue, lambda _: None, **given)
     assert counts(queue) == {"ready": 1}
@@ -225,6 +251,7 @@ def test_a_handler_of_the_wrong_signature_is_refused_before_anything_is_leased(
     queue: Queue,
 ) -> None:
     queue.publish("a")
+    queue.group().ensure()
     for handler in (lambda: None, lambda taken, more: None, "no function"):
         with pytest.raises(InvalidOption, match=r"^handler=.*lease\)") as caught:
             drain(queue, handler)  # type: ignore[arg-type]

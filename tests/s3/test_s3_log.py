@@ -190,7 +190,7 @@ def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(
             published.extend(mine.publish([f"{n}"] * 5).sequences)
 
     def work(mine: Queue, name: str) -> None:
-        while not enough.is_set() or mine.group().stats().ready:
+        while not enough.is_set() or mine.group().ensure().stats().ready:
             lease = mine.group().lease(name, max_messages=7, visibility_timeout="5m")
             if lease is not None:
                 assert lease.ack().settled == len(lease)

@@ -32,7 +32,7 @@ def test_two_copies_of_a_checkpoint_run_at_once_and_each_message_lands_once(
             )
         )
     until(lambda: not all(query.isActive for query in queries), "one of them is fenced")
-    until(lambda: stream.group.stats().acked == 13, "the other does the work")
+    until(lambda: stream.group.ensure().stats().acked == 13, "the other does the work")
     fenced = [str(query.exception()) for query in queries if not query.isActive]
     assert len(fenced) == 1
     assert "StreamFenced" in fenced[0]

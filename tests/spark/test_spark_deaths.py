@@ -394,7 +394,7 @@ def test_a_frozen_driver_loses_its_lease_and_is_told_so(
     assert {message.delivery_count for message in other.messages} == {2}
     frozen.release.set()
     queue.publish("after that")
-    until(lambda: stream.group.stats().acked == 1, "the query went on")
+    until(lambda: stream.group.ensure().stats().acked == 1, "the query went on")
     assert query.isActive
     assert other.ack().settled == 3
     query.stop()

@@ -242,6 +242,9 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
     said = until(told, "the progress says what blocks")
     assert said.pop("oldest_unsettled_age") >= 0
     assert said == {
+        "source": "spark_mq",
+        "queue": queue.path,
+        "group": "g",
         "ready": 3,
         "delayed": 0,
         "in_flight": 2,

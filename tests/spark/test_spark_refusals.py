@@ -40,6 +40,7 @@ OPTIONS = {
         ("startingPosition='yesterday'", "earliest"),
     ),
     "a bad list of paths": ({"path": '["a", "a"]'}, ("path=", "twice")),
+    "a bad choice for the group": ({"createGroup": "no"}, ("createGroup='no'", "true, false")),
     "a bad choice": ({"failOnDataLoss": "perhaps"}, ("failOnDataLoss='perhaps'", "true, false")),
 }
 
@@ -60,6 +61,24 @@ def test_a_stream_with_a_bad_option_is_refused(spark: Any, filled: Queue, name: 
         assert words in str(caught.value)
     assert versions(filled) == before
     assert filled.groups() == []
+
+
+def test_a_missing_group_ends_a_query_that_must_not_create_it(
+    spark: Any, filled: Queue, tmp_path: Path
+) -> None:
+    filled.group("billing").ensure()
+    before = versions(filled)
+    stream = Stream(spark, filled, tmp_path / "checkpoint", "biling", createGroup="false")
+    with pytest.raises(Exception, match=r"GroupNotFound.*'biling'.*Did you mean 'billing'"):
+        run(stream)
+    look = spark.read.format("spark_mq")
+    with pytest.raises(Exception, match=r"GroupNotFound.*'biling'.*Did you mean 'billing'"):
+        look.option("consumerGroup", "biling").load(filled.path).count()
+    assert look.option("consumerGroup", "billing").load(filled.path).count() == 3
+    assert spark.read.format("spark_mq").load(filled.path).count() == 3
+    assert versions(filled) == before
+    run(Stream(spark, filled, tmp_path / "other", "billing", createGroup="false"))
+    assert filled.group("billing").stats().acked == 3
 
 
 @pytest.mark.parametrize("kind", ["read", "readStream"])

@@ -48,7 +48,7 @@ def values(lease: Lease) -> list[bytes]:
 
 
 def stats(queue: Queue, group: str = "default") -> GroupStats:
-    return queue.group(group).stats()
+    return queue.group(group).ensure().stats()
 
 
 # -- publishing
@@ -172,6 +172,44 @@ def test_some_of_a_lease_is_acked_by_name(queue: Queue) -> None:
     assert lease.ack() == SettleResult(1)
     assert lease.ack() == SettleResult(0)
     assert stats(queue).acked == 4
+
+
+def test_a_repeat_by_id_is_known_from_the_past(queue: Queue, clock: ManualClock) -> None:
+    queue.publish([str(n) for n in range(60)])
+    first, lost = take(queue, 1), take(queue, 1)
+    first.nack(delay="1d", error="later")
+    clock.advance("62s")
+    for _ in range(25):  # more commits than one read of the past
+        take(queue, 1).ack()
+    for _ in range(2):
+        other = again(queue).group()
+        assert other.ack(first.lease_id) == SettleResult(0)
+        with pytest.raises(errors.LeaseLost) as caught:
+            other.ack("no-such-lease")
+        assert caught.value.data["lease_id"] == "no-such-lease"
+        queue.sweep()
+        take(queue, 1).ack()
+    assert other.ack(lost.lease_id) == SettleResult(0, already_settled=1)
+
+
+def test_a_range_across_commits_is_one_interval(queue: Queue) -> None:
+    first = queue.publish(["a", "b"]).sequences[0]
+    queue.publish(["c"])
+    last = queue.publish(["d", "e"]).sequences[0]
+    lease = take(queue)
+    assert last - first > 2**32
+    assert lease.ack(range(first, last + 1)) == SettleResult(4)
+    assert queue.group().ack({lease.lease_id: range(last, last + 2)}) == SettleResult(
+        1, already_settled=1
+    )
+    assert stats(queue).acked == 5
+
+
+def test_a_receipts_sequences_equal_a_list(queue: Queue) -> None:
+    receipt = queue.publish(["a", "b"])
+    assert receipt.sequences == [m.sequence for m in take(queue).messages]
+    assert receipt.sequences != [receipt.sequences[0]]
+    assert pickle.loads(pickle.dumps(receipt)) == receipt
 
 
 def test_nack_gives_back_after_the_delay_and_counts(queue: Queue, clock: ManualClock) -> None:
@@ -317,7 +355,8 @@ def test_a_late_nack_or_release_gives_up_the_claim(
     queue.group().expire()
     getattr(queue.group(), verb)(lease.lease_id)
     with pytest.raises(errors.LeaseLost):
-        queue.group().ack(lease.lease_id)
+        queue.group().ack(lease.lease_id, [lease.messages[0].sequence])
+    assert queue.group().ack(lease.lease_id) == SettleResult(0)
     assert stats(queue).ready == 1
 
 
@@ -535,7 +574,8 @@ def test_stats_tell_every_message_once(queue: Queue, clock: ManualClock) -> None
 def test_an_empty_queue_has_nothing_to_lease(queue: Queue) -> None:
     assert queue.group().lease("w") is None
     assert queue.stats()["published"] == 0
-    assert queue.group("other").stats().ready == 0
+    with pytest.raises(errors.GroupNotFound, match=r"'other'.*has default"):
+        queue.group("other").stats()
     assert queue.groups() == ["default"]
 
 

@@ -402,7 +402,7 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
     for step in steps:
         step()
         for handle in (worker, queue):
-            told = handle.group().stats()
+            told = handle.group().ensure().stats()
             assert (
                 told.acked + told.dead_lettered + told.dead + told.ready + told.in_flight
                 == published

@@ -15,6 +15,7 @@ from support.handles import again, lease, on_commit
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
+from spark_mq.parquet.schema import INSTANT
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -209,6 +210,47 @@ def test_a_queue_delays_what_has_no_time_of_its_own(make: Make, clock: ManualClo
     assert values(queue) == [b"default", b"table"]
     clock.advance("4m")
     assert values(queue) == [b"own"]
+
+
+NOW: list[Any] = [0, "0s", timedelta(0)]
+
+
+@pytest.mark.parametrize("now", NOW, ids=repr)
+def test_no_delay_is_no_wait(make: Make, clock: ManualClock, now: Any) -> None:
+    clock.set(clock().replace(microsecond=700_000))
+    queue = make(delivery_delay="1m")
+    queue.publish("call", deliver_at=now)
+    queue.publish([Message("own", deliver_at=now), "default"])
+    queue.publish(Message("instant", deliver_at=clock()))
+    columns = {"value": ["table"], "deliver_at": [clock()]}
+    queue.publish(pa.table(columns, pa.schema({"value": pa.string(), "deliver_at": INSTANT})))
+    with queue.publisher() as publisher:
+        publisher.publish(Message("buffered", deliver_at=now))
+    assert values(queue) == [b"call", b"own", b"instant", b"table", b"buffered"]
+
+
+def test_times_are_durations_as_everywhere(make: Make, clock: ManualClock) -> None:
+    clock.set(clock().replace(microsecond=0))
+    queue = make()
+    queue.publish("call", deliver_at="5s")
+    queue.publish([Message("number", deliver_at=5), Message("text", deliver_at="250ms")])
+    queue.publish([Message("short", expires_at="4s", deliver_at="2s")])
+    assert values(queue) == []
+    clock.advance("1s")
+    assert values(queue) == [b"text"]
+    clock.advance("4s")
+    assert values(queue) == [b"call", b"number"]
+    assert queue.group().stats().expired == 1
+
+
+def test_an_instant_that_is_to_come_is_never_early(make: Make, clock: ManualClock) -> None:
+    clock.set(clock().replace(microsecond=200_000))
+    queue = make()
+    queue.publish(Message("soon", deliver_at="100ms"))
+    clock.advance("99ms")
+    assert values(queue) == []
+    clock.advance("701ms")
+    assert values(queue) == [b"soon"]
 
 
 def test_a_queue_drops_what_was_not_leased_within_its_ttl(make: Make, clock: ManualClock) -> None:

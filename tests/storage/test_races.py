@@ -586,7 +586,8 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
     assert ledger is not None
     assert ledger.head.counters["steps"] == 8
     assert min(hammered) > 4, hammered  # nor the fast ones by each other
-    assert took < 20, f"{took:.1f} s beside {hammered} commits of the others"
+    # A starved one ends with ContentionTimeout. Measured: 22 s apart, with other work on both cores.
+    assert took < (45 if apart else 20), f"{took:.1f} s beside {hammered} commits of the others"
 
 
 @pytest.mark.slow

@@ -68,9 +68,14 @@ class Group:
         )
         return outcome
 
-    def extend(self, lease_id: str, timeout: int = TIMEOUT) -> SettleOutcome:
+    def extend(
+        self, lease_id: str, timeout: int = TIMEOUT, seqs: list[int] | None = None
+    ) -> SettleOutcome:
         self.expire_leases(lease_id)
-        self.ledger, outcome = extend(self.ledger, lease_id, self.now + timeout)
+        intervals = None if seqs is None else [(seq, seq) for seq in seqs]
+        self.ledger, outcome = extend(
+            self.ledger, self.index, lease_id, self.now + timeout, intervals
+        )
         return outcome
 
     def replay_batch(self, prefix: str, lease_id: str, again: bool = False) -> int:

@@ -12,7 +12,16 @@ import spark_mq
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 0.3
-EXTRAS = ("pyspark", "delta", "typer", "rich", "matplotlib", "pytest", "prometheus_client")
+EXTRAS = (
+    "pyspark",
+    "delta",
+    "typer",
+    "rich",
+    "matplotlib",
+    "pytest",
+    "prometheus_client",
+    "opentelemetry",
+)
 
 
 def run(program: str) -> str:

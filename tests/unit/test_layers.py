@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
+    {"web"},
     {"jobs", "pyspark_mq"},
     {"spark_mq"},  # the package itself: exports everything, and hooks in the Spark side
     {"spark"},
@@ -21,6 +22,7 @@ LAYERS = [
     {"queue"},
     {"group"},
     {"worker"},
+    {"per_message"},
     {"worker_loop"},
     {"lease", "handler", "publisher"},
     {"inspect"},
@@ -30,6 +32,7 @@ LAYERS = [
     {"parquet"},
     {"ledger"},
     {"delta"},
+    {"telemetry"},
     {"util"},
     {"errors"},
 ]

@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = sorted({*PROJECT["optional-dependencies"]} - {"dev", "bench", "peers", "lint", "docs"})
+EXTRAS = sorted(
+    {*PROJECT["optional-dependencies"]} - {"dev", "bench", "peers", "lint", "docs", "browser"}
+)
 """Those that users install. The others are for work on the project."""
 
 

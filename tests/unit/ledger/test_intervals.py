@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.intervals import from_sequences, normalise, subtract
+from spark_mq.ledger.intervals import SequenceRange, from_sequences, normalise, subtract
 
 spans = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(
     lambda pair: (pair[0], pair[0] + pair[1])
@@ -48,6 +49,35 @@ def test_sequences_become_intervals(sequences):
     intervals = from_sequences(sequences)
     assert is_normal(intervals)
     assert members(intervals) == set(sequences)
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.sampled_from([1, -1, 2, -3]))
+def test_a_range_becomes_the_intervals_of_its_list(start, stop, step):
+    given = range(start, stop, step)
+    assert from_sequences(given) == from_sequences(list(given))
+    assert from_sequences(SequenceRange(given)) == from_sequences(list(given))
+
+
+def test_a_range_is_not_iterated():
+    whole = range(2**63)
+    assert from_sequences(whole) == [(0, 2**63 - 1)]
+    assert from_sequences(whole[::-1]) == [(0, 2**63 - 1)]
+    for wrong, value in ((range(-1, 2**62), -1), (range(2**63 + 1), 2**63)):
+        with pytest.raises(InvalidOption, match="not a sequence") as caught:
+            from_sequences(wrong)
+        assert caught.value.data == {"option": "sequences", "value": value}
+
+
+def test_consecutive_sequences_equal_a_list_and_a_range():
+    three = SequenceRange(range(4, 7))
+    assert three == [4, 5, 6] == three
+    assert three == range(4, 7) == three
+    assert hash(three) == hash(range(4, 7))
+    assert three not in ([4, 5], [4, 5, 7], [4, 5, "6"], (4, 5, 6), range(4, 8), None)
+    assert (three[0], three[-1], three[1:] == [5, 6], 5 in three, 9 in three) == (
+        4, 6, True, True, False,
+    )  # fmt: skip
+    assert pickle.loads(pickle.dumps(three)) == three
 
 
 def test_neighbours_join_and_gaps_stay():

@@ -48,7 +48,7 @@ def test_a_delayed_message_is_not_leased_before_its_time_and_then_comes_first(
 ) -> None:
     queue.publish([Message("late", deliver_at=in_seconds(clock, 60)), Message("now")])
     queue.publish(["after"])
-    assert queue.group().stats().ready == 2
+    assert queue.group().ensure().stats().ready == 2
     assert queue.group().stats().delayed == 1
     assert values(queue) == ["now", "after"]
     assert queue.group().stats().delayed == 1
@@ -83,7 +83,17 @@ def test_a_time_may_be_told_from_now(queue: Queue, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["soon", 60, datetime(2026, 1, 1), timedelta(seconds=-1), timedelta(days=36_501)],
+    [
+        "soon",
+        -60,
+        True,
+        datetime(2026, 1, 1),
+        timedelta(seconds=-1),
+        timedelta(days=36_501),
+        "5 parsecs",
+        float("inf"),
+        datetime(2026, 1, 1, tzinfo=UTC).timestamp(),
+    ],
     ids=repr,
 )
 def test_a_time_of_a_publish_that_is_none_is_refused_by_name(queue: Queue, wrong: Any) -> None:
@@ -146,7 +156,7 @@ def test_the_limit_cuts_between_due_messages_and_leaves_the_rest_unread(
 def test_an_expired_message_is_dropped_and_counted(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("short", expires_at=in_seconds(clock, 10)), Message("long")])
     clock.advance(10)
-    assert queue.group().stats().ready == 1
+    assert queue.group().ensure().stats().ready == 1
     assert values(queue) == ["long"]
     stats = queue.group().stats()
     assert (stats.expired, stats.in_flight, stats.ready) == (1, 1, 0)

@@ -1,15 +1,23 @@
-"""Slices are read in parts by the bytes that were read."""
+"""Slices are read in parts that fit in memory, by what the metadata of their files says."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.bounded import PartSizer, cut_by_size, cut_slices
+from spark_mq.parquet.bounded import cut_by_size, cut_slices, join_tables
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.writer import write_file
 
-rows = st.lists(st.integers(1, 3_000), max_size=6)
+MB = 2**20
 
 
 def slices_of(counts: list[int]) -> list[tuple[FileSlice, int]]:
@@ -27,32 +35,92 @@ def sequences(parts: list[tuple[FileSlice, int]]) -> list[tuple[int, int, str, i
     ]
 
 
-@given(rows, st.integers(1, 5_000), st.integers(0, 100_000))
+def written(folder: Path, widths: list[int], **options: object) -> FileSlice:
+    """A data file with random values of some sizes, by our writer or by pyarrow with options."""
+    table = pa.table({"value": pa.array([os.urandom(width) for width in widths], pa.binary())})
+    if not options:
+        file = write_file(ObjectStore(str(folder)), table)
+        return FileSlice(file.path, 0, file.rows, 0, 0, file.size)
+    pq.write_table(table, folder / "f", compression="none", **options)
+    return FileSlice("f", 0, len(widths), 0, 0, (folder / "f").stat().st_size)
+
+
+widths = st.lists(st.sampled_from([0, 1, 1_000, 100_000, MB]), min_size=1, max_size=40)
+
+
+@given(
+    st.lists(widths, min_size=1, max_size=3),
+    st.integers(1, 50),
+    st.integers(1, 4 * MB),
+)
 def test_each_message_is_in_one_part_and_parts_fit(
-    counts: list[int], most: int, width: int
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], most: int, size: int
 ) -> None:
-    slices, sizer = slices_of(counts), PartSizer(max_bytes=1_000_000, max_rows=most)
+    folder = tmp_path_factory.mktemp("files")
+    slices = [(written(folder, sizes), at) for at, sizes in enumerate(files)]
+    known = {piece.path: files[at] for piece, at in slices}
     found: list[tuple[FileSlice, int]] = []
-    for number, part in enumerate(cut_slices(slices, sizer)):
-        count = sum(piece.rows for piece, _ in part)
-        assert count <= min(most, sizer.rows)
-        if number:
-            assert count == 1 or count * width <= 1_000_000
-        sizer.saw(pa.table({"value": [b"x" * width] * min(count, 20)}))
+    for part in cut_slices(ObjectStore(str(folder)), slices, size, most):
+        taken = [
+            known[piece.path][piece.offset + n] for piece, _ in part for n in range(piece.rows)
+        ]
+        assert 0 < len(taken) <= most
+        # A small row group fits, however its bytes are spread over its rows.
+        assert len(taken) == 1 or sum(taken) <= size + len(files) * 4 * MB
         found += part
     assert sequences(found) == sequences(slices)
 
 
-def test_parts_grow_step_by_step() -> None:
-    """The first part says how large messages are. A few may be small."""
-    sizer = PartSizer(max_bytes=10**6)
-    seen = []
-    for _ in range(6):
-        seen.append(sizer.rows)
-        sizer.saw(pa.table({"value": [b"x" * 92] * 100}))
-    assert seen == [100, 400, 1600, 5000, 5000, 5000]
-    sizer.saw(pa.table({"value": [b"x" * 10**6]}))
-    assert sizer.rows == 1
+def largest_part(folder: Path, piece: FileSlice, most: int) -> int:
+    files = ObjectStore(str(folder))
+    parts = [[piece for piece, _ in part] for part in cut_slices(files, [(piece, 0)], most)]
+    reader = MessageReader(files)
+    tables = [reader.read(*part) for part in parts]
+    assert sum(table.num_rows for table in tables) == piece.rows
+    return max(table.nbytes for table in tables)
+
+
+INDEXED = {"write_page_index": True, "use_dictionary": False, "write_batch_size": 1}
+
+
+@pytest.mark.parametrize("options", [{}, INDEXED], ids=["our writer", "another one"])
+def test_small_messages_say_nothing_about_those_that_follow(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    widths = [10] * 10_000 + [MB] * 60
+    piece = written(tmp_path, widths, **options)
+    assert largest_part(tmp_path, piece, 2 * MB) < 4 * MB + 21 * MB * (not options)  # a page
+
+
+def test_without_a_page_index_the_mean_decides(tmp_path: Path) -> None:
+    piece = written(tmp_path, [MB] * 20, use_dictionary=False)
+    assert largest_part(tmp_path, piece, 2 * MB) < 3 * MB
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_value_that_a_dictionary_holds_once_counts_each_time(tmp_path: Path, index: bool) -> None:
+    values = [os.urandom(100_000)] * 1_000
+    table = pa.table({"value": pa.array(values, pa.binary())})
+    pq.write_table(table, tmp_path / "f", use_dictionary=True, write_page_index=index)
+    piece = FileSlice("f", 0, 1_000, 0, 0, (tmp_path / "f").stat().st_size)
+    assert piece.size < MB
+    assert largest_part(tmp_path, piece, 2 * MB) < 3 * MB
+
+
+def test_a_file_that_cannot_be_opened_is_cut_by_rows(tmp_path: Path) -> None:
+    """Its reader says what is wrong with it."""
+    parts = list(cut_slices(ObjectStore(str(tmp_path)), slices_of([25]), max_rows=10))
+    assert [piece.rows for part in parts for piece, _ in part] == [10, 10, 5]
+
+
+@given(st.lists(st.integers(1, 100), max_size=20), st.integers(100, 5_000), st.integers(100, 300))
+def test_joined_tables_fit(counts: list[int], size: int, most: int) -> None:
+    tables = [pa.table({"value": pa.array(range(count), pa.int64())}) for count in counts]
+    joined = list(join_tables(tables, size, most))
+    rows = [value for table in joined for value in table["value"].to_pylist()]
+    assert rows == [value for count in counts for value in range(count)]
+    assert all(table.num_rows <= most for table in joined)
+    assert all(table.nbytes <= max(size, 8 * max(counts)) for table in joined)
 
 
 @given(st.integers(1, 5_000), st.integers(1, 10**6))

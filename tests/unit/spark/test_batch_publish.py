@@ -43,7 +43,7 @@ def test_a_replay_is_skipped_and_a_second_write_of_a_run_is_an_error(queue: Queu
         write(queue, producer(first))
     assert not write(queue, producer(replay))
     assert write(queue, producer(replay, "2"))
-    assert queue.group("look").stats().ready == 2
+    assert queue.group("look").ensure().stats().ready == 2
 
 
 def test_a_call_of_a_driver_that_failed_may_be_repeated(queue: Queue) -> None:
@@ -73,4 +73,4 @@ def test_a_fake_lease_publishes_each_part_once() -> None:
     fake.publish(target, ["two"], part="two")
     with pytest.raises(DuplicatePublish):
         fake.publish(target, ["three"])
-    assert target.group("look").stats().ready == 2
+    assert target.group("look").ensure().stats().ready == 2

@@ -53,6 +53,17 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     assert caplog.records[0].exc_info is not None
 
 
+def test_process_may_return_what_its_own_settles_return(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    taken = queue.group().lease("w", max_messages=2)
+    assert taken is not None
+    each: Any = queue.group().for_each_batch(lambda batch, lease: taken.nack(delay="1m"))
+    each._finder = SimpleNamespace(find=lambda batch: BatchLeases([taken.lease_id], True))
+    each(BATCH, 0)
+    stats = queue.group().stats()
+    assert (stats.delayed, stats.acked, stats.in_flight) == (2, 0, 0)
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["one queue", "several queues"])
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "no row came"])
 @pytest.mark.parametrize(("ack", "left"), [("manual", 2), ("after", 0)])

@@ -930,6 +930,9 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
     told = runner.source.progress()
     assert told.pop("oldest_unsettled_age") == 0
     assert told == {
+        "source": "spark_mq",
+        "queue": queue.path,
+        "group": "g",
         "ready": 3,
         "delayed": 1,
         "in_flight": 1,

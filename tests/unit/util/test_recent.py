@@ -28,3 +28,19 @@ def test_a_dict_holds_what_was_set_last(added: list[int], most: int) -> None:
     latest = {key: at for at, key in enumerate(added)}
     expected = sorted(latest.items(), key=lambda item: item[1])[-most:]
     assert list(found.items()) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9))), st.integers(0, 20))
+def test_a_dict_drops_by_weight_and_keeps_the_last(added: list[tuple[int, int]], most: int) -> None:
+    found: RecentDict[int, int] = RecentDict(most, lambda weight: weight)
+    for key, weight in added:
+        found[key] = weight
+        assert found[key] == weight
+        assert sum(found.values()) <= most or len(found) == 1
+        if weight == 9:
+            found.forget(key)
+            assert key not in found
+    found.forget(77)
+    found[8] = most
+    assert found[8] == most
+    assert sum(found.values()) <= most or len(found) == 1

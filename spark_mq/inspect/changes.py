@@ -1,0 +1,80 @@
+"""List the changes that people made: the audit trail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.operations.context import QueueContext
+from spark_mq.operations.history import read_history
+from spark_mq.util.clock import Duration
+from spark_mq.util.records import Record
+from spark_mq.util.validation import validate_duration
+
+__all__ = ["ChangeRecord", "list_changes"]
+
+_OPERATIONS: Final = (
+    "configure", "create group", "drop group", "pause", "redriven", "resume", "seek", "trim",
+    "unblock",
+)  # fmt: skip
+"""What people do, or call for. An operation may go on behind the word."""
+_KEYS: Final = ["version", "committed_at", "consumer_group", "operation", "user"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRecord(Record):
+    """A change that a person made.
+
+    Attributes
+    ----------
+    at
+        The time of the commit (aware, UTC).
+    group
+        The group, or a reserved name.
+    operation
+        What was done, such as "pause".
+    user
+        The person. None if the program that made the change named nobody.
+    messages
+        The messages that it concerned.
+    in_dead_letters
+        Whether the commit is one of the dead-letter queue.
+    """
+
+    at: datetime
+    group: str | None
+    operation: str
+    user: str | None
+    messages: int
+    in_dead_letters: bool = False
+
+
+def list_changes(context: QueueContext, n: int, since: Duration) -> list[ChangeRecord]:
+    """Return the changes that people made, newest first: see :meth:`spark_mq.Queue.changes`."""
+    start = context.now() - validate_duration("since", since)
+    found = list(_changes(context, start, False))
+    dead = context.existing_dead_letters()
+    if dead is not None and dead.path != context.path:
+        found += _changes(dead, start, True)
+    return sorted(found, key=lambda one: one.at, reverse=True)[:n]
+
+
+def _changes(context: QueueContext, start: int, dead: bool) -> Iterator[ChangeRecord]:
+    rows = read_history(context, since=start).select([*_KEYS, "message_count"])
+    named = pc.match_substring_regex(rows["operation"], rf"(^|\+)({'|'.join(_OPERATIONS)})")
+    rows = rows.filter(pc.or_(pc.is_valid(rows["user"]), pc.fill_null(named, False)))
+    sums: pa.Table = rows.group_by(_KEYS).aggregate([("message_count", "sum")])
+    for row in sums.to_pylist():
+        yield ChangeRecord(
+            row["committed_at"],
+            row["consumer_group"],
+            row["operation"] or "",
+            row["user"],
+            row["message_count_sum"] or 0,
+            dead,
+        )

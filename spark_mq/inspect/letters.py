@@ -1,0 +1,162 @@
+"""Look at dead letters from the newest on, and count them by reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.admin import unsettled_ranges
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.maintenance.dead_letters import HEADER_PREFIX
+from spark_mq.maintenance.letter_headers import is_own_letter
+from spark_mq.maintenance.letter_tables import letter_schema, letter_tables
+from spark_mq.maintenance.redrive import REDRIVE
+from spark_mq.operations.context import QueueContext
+from spark_mq.parquet.reader import MessageReader
+
+__all__ = ["DeadLetterReason", "DeadLetterReasons", "count_reasons", "newest_letters"]
+
+_ROWS: Final = 10_000
+"""Letters whose headers are in memory at once, and the most that a list looks at."""
+_KEYS: Final = ["reason", "consumer_group"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterReason:
+    """Dead letters of one group that died for one reason.
+
+    Attributes
+    ----------
+    reason, group
+        Why they died, and the group. None if their headers do not name it.
+    messages
+        Their number.
+    newest
+        The sequence of the newest in the dead-letter queue.
+    error
+        The text of the newest one's last failure.
+    """
+
+    reason: str | None
+    group: str | None
+    messages: int
+    newest: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterReasons:
+    """Dead letters by reason.
+
+    Attributes
+    ----------
+    counted
+        The letters looked at, from the newest on.
+    complete
+        Whether these are all.
+    reasons
+        The counts, the largest first.
+    """
+
+    counted: int
+    complete: bool
+    reasons: tuple[DeadLetterReason, ...]
+
+
+def count_reasons(context: QueueContext, n: int | None) -> DeadLetterReasons:
+    """Count dead letters by reason: see :meth:`spark_mq.Queue.dead_letter_reasons`."""
+    dead = context.existing_dead_letters()
+    if dead is None:
+        return DeadLetterReasons(0, True, ())
+    reader = MessageReader(dead.messages.files, ["headers"])
+    found: dict[tuple[str | None, str | None], DeadLetterReason] = {}
+    counted, complete = 0, True
+    for piece in _pieces(dead, None, _ROWS):
+        if n is not None and counted >= n:
+            complete = False
+            break
+        part = piece if n is None else _last_rows(piece, min(piece.rows, n - counted))
+        complete = part.rows == piece.rows
+        counted += part.rows
+        for one in _reasons_of(context, reader, part):
+            key = (one.reason, one.group)
+            known = found.get(key, replace(one, messages=0))
+            found[key] = replace(known, messages=known.messages + one.messages)
+        if not complete:
+            break
+    order = sorted(found.values(), key=lambda one: (-one.messages, -one.newest))
+    return DeadLetterReasons(counted, complete, tuple(order))
+
+
+def newest_letters(context: QueueContext, n: int, before: int | None) -> pa.Table:
+    """Return dead letters, newest first: see :meth:`spark_mq.Queue.newest_dead_letters`."""
+    dead = context.existing_dead_letters()
+    found = letter_schema().empty_table()
+    if dead is None:
+        return found
+    looked = 0
+    for piece in _pieces(dead, before, n):
+        interval = (piece.first, piece.first + piece.rows - 1)
+        for table in letter_tables(dead.messages, [interval], piece.rows, skip=True):
+            own = table.filter(is_own_letter(context.settings, context.path, table))
+            found = pa.concat_tables([found, own.sort_by([("dead_letter_sequence", "descending")])])
+        looked += piece.rows
+        if found.num_rows >= n or looked >= _ROWS:
+            break
+    return found.slice(0, n)
+
+
+def _pieces(dead: QueueContext, before: int | None, rows: int) -> Iterator[FileSlice]:
+    """Yield the letters that were not redriven in small slices, newest first."""
+    redriven = dead.group(REDRIVE)
+    ledger = redriven.ledger_in(redriven.snapshot())
+    index = redriven.index_for(ledger)
+    kept = redriven.horizon() + 1  # a purge dropped the rest
+    top = index.last_sequence if before is None else min(before - 1, index.last_sequence)
+    for r in reversed(list(unsettled_ranges(ledger, index, index.last_sequence))):
+        for piece in reversed(list(index.slices(max(r.first, kept), min(r.last, top)))):
+            left = piece
+            while left.rows > 0:
+                yield _last_rows(left, min(rows, left.rows))
+                left = replace(left, rows=left.rows - min(rows, left.rows))
+
+
+def _last_rows(piece: FileSlice, rows: int) -> FileSlice:
+    skipped = piece.rows - rows
+    return replace(piece, offset=piece.offset + skipped, rows=rows, first=piece.first + skipped)
+
+
+def _reasons_of(
+    context: QueueContext, reader: MessageReader, piece: FileSlice
+) -> Iterator[DeadLetterReason]:
+    try:
+        headers = reader.read(piece)["headers"].combine_chunks()
+    except CorruptLog:  # the list of letters leaves them out, too
+        return
+    names = ("queue", "queue_id", "reason", "group", "error")
+    columns: dict[str, Any] = {name: _header(headers, HEADER_PREFIX + name) for name in names}
+    columns["consumer_group"] = columns.pop("group")
+    columns["row"] = pa.array(range(len(headers)), pa.int64())
+    table = pa.table(columns)
+    table = table.filter(is_own_letter(context.settings, context.path, table))
+    sums = table.group_by(_KEYS).aggregate([("row", "count"), ("row", "max")])
+    for row in sums.to_pylist():
+        at = row["row_max"]
+        yield DeadLetterReason(
+            row["reason"],
+            row["consumer_group"],
+            row["row_count"],
+            piece.first + at,
+            columns["error"][at].as_py(),
+        )
+
+
+def _header(headers: pa.Array, name: str) -> pa.Array:
+    """Return the value of one header of each letter. The last one counts, as in a dict."""
+    found = pc.map_lookup(headers, query_key=pa.scalar(name), occurrence="last")
+    return found.cast(pa.string())

@@ -1,0 +1,163 @@
+"""Walk over the messages that a lease holds, and report those that it does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, WAITING, Ledger, Range
+
+__all__ = ["HeldMessages", "SettleOutcome", "why_lost"]
+
+
+@dataclass(slots=True)
+class SettleOutcome:
+    """What a command did."""
+
+    settled: int = 0
+    """Messages that the command settled."""
+    already_settled: int = 0
+    """Messages that were settled before, by any lease."""
+    lost: list[tuple[int, int, str]] = field(default_factory=list)
+    """``(first, last, reason)`` of the sequences that the lease did not hold."""
+    ranges: list[Interval] = field(default_factory=list)
+    """The settled sequences."""
+    states: dict[str, int] = field(default_factory=dict, compare=False)
+    """How many messages went to which state, for logs."""
+    next_due_at: int | None = field(default=None, compare=False)
+    """When the first of those that wait is due again, in microseconds."""
+    ended: int = field(default=0, compare=False)
+    """Messages that the late command did not settle, because their expiry ended them first."""
+
+    def add_lost(self, first: int, last: int, reason: str) -> None:
+        """Add lost sequences, joined with the last ones if the reason is the same."""
+        if self.lost and self.lost[-1][1] + 1 == first and self.lost[-1][2] == reason:
+            first = self.lost.pop()[0]
+        self.lost.append((first, last, reason))
+
+    def add(self, r: Range, became: Range) -> None:
+        """Count a range that was settled, and what became of it."""
+        self.settled += r.message_count
+        self.ranges.append((r.first, r.last))
+        self.states[became.state] = self.states.get(became.state, 0) + r.message_count
+        if became.state == WAITING:
+            due = became.available_at or 0
+            self.next_due_at = due if self.next_due_at is None else min(self.next_due_at, due)
+
+
+class HeldMessages:
+    """The messages that a lease holds, and a change of some of them.
+
+    It splits the ranges at the ends of the intervals.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index.
+    lease_id
+        The lease.
+    whole
+        Whether the intervals are the whole lease. They may then end in a gap.
+    """
+
+    def __init__(
+        self, ledger: Ledger, index: MessageIndex, lease_id: str, *, whole: bool = False
+    ) -> None:
+        self.ledger, self.index, self.lease_id = ledger, index, lease_id
+        self.editor = LedgerEditor(ledger)
+        self.outcome = SettleOutcome()
+        self._whole = whole
+        self._rest: dict[int, Range] = {}  # by row: the part after the last split
+
+    def apply(self, r: Range) -> None:
+        """Apply the change to a range that the lease holds."""
+        raise NotImplementedError
+
+    def visit(self, intervals: Sequence[Interval] | None) -> None:
+        """Apply the change to some messages. None for all that the lease holds."""
+        if intervals is None:
+            for r in self.editor.remove(self.ledger.rows_held(self.lease_id)):
+                self.apply(r)
+        else:
+            self._visit_intervals(normalise(intervals))
+
+    def _visit_intervals(self, intervals: Sequence[Interval]) -> None:
+        """Visit the messages of some intervals in ascending order."""
+        touched = [self.ledger.overlapping(first, last) for first, last in intervals]
+        rows = sorted(set().union(*touched))
+        self._rest = dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
+        held = [row for row in rows if self._holds(self._rest[row])]
+        self.editor.remove(held)
+        for (first, last), of in zip(intervals, touched, strict=True):
+            self._visit_interval(first, last, of)
+        for row in held:
+            if row in self._rest:
+                self.editor.add(self._rest[row], self._rest[row])
+
+    def _holds(self, r: Range) -> bool:
+        return r.state in (LEASED, WAITING) and r.lease_id == self.lease_id
+
+    def _visit_interval(self, first: int, last: int, rows: range) -> None:
+        low = self.index.first_at_or_after(first)
+        high = self.index.last_at_or_before(last)
+        if low is None or high is None or low > high:
+            self._report_gap(first, last)
+            return
+        self._report_gap(first, low - 1)
+        head, frontier = self.ledger.head, self.ledger.tracked_up_to
+        self.count_settled(low, min(high, head.ack_floor))
+        for row in rows:
+            self._split_at(row, low, high)
+        if high > frontier:
+            self.outcome.add_lost(max(low, frontier + 1), high, "unread")
+        self._report_gap(high + 1, last)
+
+    def count_settled(self, first: int, last: int) -> None:
+        """Count settled messages. Messages that a seek skipped are lost, not processed."""
+        if first > last:
+            return
+        done = subtract([(first, last)], self.ledger.head.skipped_intervals)
+        self.outcome.already_settled += sum(self.index.count(*part) for part in done)
+        for low, high in subtract([(first, last)], done):
+            if self.index.count(low, high):
+                self.outcome.add_lost(low, high, "skipped")
+
+    def _report_gap(self, first: int, last: int) -> None:
+        """Report sequences without a message, unless the intervals are a whole lease.
+
+        The intervals of a whole lease may end in a gap.
+        """
+        if first <= last and not self._whole:
+            self.outcome.add_lost(first, last, "no message")
+
+    def _split_at(self, row: int, low: int, high: int) -> None:
+        """Change the piece of a row within ``low..high``."""
+        r = self._rest.get(row)
+        if r is None or (piece := r.slice(low, high, self.index)).message_count == 0:
+            return
+        if r.state == SETTLED:
+            self.count_settled(piece.first, piece.last)
+        elif not self._holds(r):
+            self.outcome.add_lost(piece.first, piece.last, why_lost(r))
+        else:
+            if r.first < piece.first:
+                self.editor.add(r.slice(r.first, piece.first - 1, self.index), r)
+            self.apply(piece)
+            if piece.last < r.last:
+                self._rest[row] = r.slice(piece.last + 1, r.last, self.index)
+            else:
+                del self._rest[row]
+
+
+def why_lost(r: Range) -> str:
+    """Return why a lease does not hold a range."""
+    if r.state == LEASED:
+        return f"leased by {r.lease_id}"
+    if r.state == WAITING:
+        return "given back"
+    return f"{'blocked' if r.state == BLOCKED else 'dead'}: {r.reason}"

@@ -1,0 +1,30 @@
+"""Name the groups that are there, for the error of one that is not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_mq.errors import GroupNotFound
+from spark_mq.storage.ledger_store import LedgerStore
+from spark_mq.util.validation import suggest
+
+__all__ = ["MAX_COMPARED_GROUPS", "group_not_found"]
+
+MAX_COMPARED_GROUPS: Final = 100
+"""A name is compared with those of the groups only if there are not more."""
+_MAX_NAMED: Final = 10
+
+
+def group_not_found(name: str, ledgers: LedgerStore, queue_path: str) -> GroupNotFound:
+    """Return the error for a group that does not exist. It names the nearest group."""
+    known = ledgers.groups() if ledgers.group_count() <= MAX_COMPARED_GROUPS else []
+    there = f"The queue has {', '.join(known[:_MAX_NAMED])}"
+    there += f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+    nearest = suggest(name, known)
+    return GroupNotFound(
+        f"there is no consumer group {name!r} in {queue_path}. "
+        + (f"Did you mean {nearest!r}? " if nearest else "")
+        + (f"{there}. " if known else "")
+        + "The first lease, or ensure(), creates a group",
+        group=name,
+    )

@@ -1,0 +1,81 @@
+"""Look up what a lease that holds nothing any more was granted, and what it settled itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import SparkMQError
+from spark_mq.ledger.intervals import Interval, subtract
+from spark_mq.operations.shared_ledger import SharedLedger
+from spark_mq.storage.history_table import history_rows
+from spark_mq.util.clock import SECOND, to_datetime
+
+__all__ = ["find_unsettled"]
+
+_log = logging.getLogger(__name__)
+
+_REACH: Final = 86_400 * SECOND
+"""How far back the search goes, in microseconds before the latest commit."""
+_COMMITS: Final = 20
+"""Commits that the search reads at a time, the newest first."""
+_GRANTS: Final = ("leased", "replayed")
+_SETTLES: Final = ("acked", "nacked", "rejected", "released")
+
+
+def find_unsettled(group: SharedLedger, lease_id: str) -> list[Interval] | None:
+    """Return what a past lease was granted and did not settle itself.
+
+    Returns
+    -------
+    list of tuple or None
+        Intervals. Empty if the lease has settled all of its messages. None if no commit of the
+        last day granted such a lease.
+    """
+    granted: list[Interval] = []
+    settled: list[Interval] = []
+    try:
+        for rows in _past(group, lease_id):
+            granted += _intervals(rows, _GRANTS)
+            settled += _intervals(rows, _SETTLES)
+            if granted:  # by one commit, and all settles came later
+                return subtract(granted, settled)
+    except (SparkMQError, *STORE_ERRORS) as error:
+        _log.debug("lease %s was not looked up: %s", lease_id, error)
+    return None
+
+
+def _past(group: SharedLedger, lease_id: str) -> Iterator[pa.Table]:
+    """Yield the events of a lease, the newest commits first."""
+    archive, latest = group.history, group.ledgers.version()
+    archived = -1 if archive is None else archive.progress()[0]
+    since: int | None = None
+    for last in range(latest, archived, -_COMMITS):
+        rows = history_rows(group.ledgers.commits(max(archived + 1, last - _COMMITS + 1), last))
+        if times := pc.min_max(rows["committed_at"].cast(pa.int64())).as_py():
+            since = since or (times["max"] or 0) - _REACH
+        own = pc.and_(
+            pc.equal(rows["consumer_group"], group.name), pc.equal(rows["lease_id"], lease_id)
+        )
+        yield rows.filter(pc.fill_null(own, False))
+        if since is not None and (times["min"] or 0) < since:
+            return
+    if archive is not None:
+        after = group.now() - _REACH if since is None else since
+        yield archive.read(
+            [
+                ("consumer_group", "=", group.name),
+                ("lease_id", "=", lease_id),
+                ("committed_at", ">=", to_datetime(after)),
+            ]
+        )[0]
+
+
+def _intervals(rows: pa.Table, events: tuple[str, ...]) -> list[Interval]:
+    rows = rows.filter(pc.is_in(rows["event"], value_set=pa.array(events)))
+    return list(zip(rows["first"].to_pylist(), rows["last"].to_pylist(), strict=True))

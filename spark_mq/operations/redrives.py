@@ -1,0 +1,97 @@
+"""Find what a redrive made of a message, and what it was before.
+
+A redriven message keeps its id, and a header names its dead letter. The dead letter names the
+message. A purge or a trim may have dropped the dead letter. Then the id alone decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.errors import SparkMQError
+from spark_mq.operations.context import QueueContext
+from spark_mq.storage.message_store import MessageStore
+
+__all__ = ["REDRIVEN_FROM", "dead_letter_of", "find_earlier", "find_later"]
+
+REDRIVEN_FROM: Final = "spark_mq.redriven_from"
+"""Header of a redriven message: the sequence of its dead letter in the dead-letter queue."""
+_SEQUENCE: Final = "spark_mq.sequence"
+"""Header of a dead letter: the sequence of the message in its queue."""
+
+
+def dead_letter_of(headers: Any) -> int | None:
+    """Return the dead letter that a message with these headers was redriven from, or None."""
+    return _number(dict(headers or ()), REDRIVEN_FROM)
+
+
+def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: int) -> int | None:
+    """Return the message that a redriven one was before, or None if it is not known.
+
+    Parameters
+    ----------
+    context
+        The queue.
+    sequence, message_id
+        The redriven message.
+    letter
+        The sequence of its dead letter.
+    """
+    named = _named_by(context, letter)
+    if named is not None:
+        return named
+    index = context.messages.index()
+    number = int(message_id) if re.fullmatch("[0-9]{1,18}", message_id) else -1
+    if 0 <= number < sequence and index.first_at_or_after(number) == number:
+        return number  # the publisher gave no id, so it was the sequence
+    found = [at for at, _ in _with_id(context.messages, message_id, 0, sequence - 1)]
+    return found[-1] if found else None
+
+
+def find_later(context: QueueContext, sequence: int, message_id: str | None) -> list[int]:
+    """Return the messages that redrives made of a message, in order."""
+    wanted = str(sequence) if message_id is None else message_id
+    last = context.messages.index().last_sequence
+    found: list[int] = []
+    for at, headers in _with_id(context.messages, wanted, sequence + 1, last):
+        letter = _number(headers, REDRIVEN_FROM)
+        if letter is not None and _named_by(context, letter) in (None, sequence):
+            found.append(at)
+    return found
+
+
+def _named_by(context: QueueContext, letter: int) -> int | None:
+    """Return the message that a dead letter names, or None if the letter is not there."""
+    letters = context.existing_dead_letters()
+    try:
+        if letters is None or letters.messages.index(letter).first_at_or_after(letter) != letter:
+            return None
+        pieces = letters.messages.index(letter).slices(letter, letter)
+        ((_, rows),) = letters.messages.read(pieces, ["headers"])
+    except (SparkMQError, ValueError):
+        return None
+    return _number(dict(rows["headers"].to_pylist()[0] or ()), _SEQUENCE)
+
+
+def _with_id(
+    messages: MessageStore, message_id: str, first: int, last: int
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the messages with an id, with their headers. What cannot be read is left out."""
+    for piece in messages.index().slices(first, last):
+        try:
+            for part, rows in messages.read([piece], ["message_id", "headers"]):
+                hits = pc.equal(rows["message_id"], pa.scalar(message_id))
+                for row in pc.indices_nonzero(pc.fill_null(hits, False)).to_pylist():
+                    yield part.first + row, dict(rows["headers"][row].as_py() or ())
+        except SparkMQError:
+            continue
+
+
+def _number(headers: Mapping[str, str], name: str) -> int | None:
+    text = headers.get(name) or ""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None

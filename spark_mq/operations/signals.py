@@ -1,0 +1,56 @@
+"""What the telemetry of the operations on a group says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from spark_mq.errors import LeaseLost
+from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.telemetry.conventions import RECEIVE, SETTLE, Destination, Signal, error_type
+
+__all__ = ["destination_of", "lease_signals", "settle_signals"]
+
+_LOST: Final = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
+
+
+def destination_of(queue_path: str, group: str | None = None) -> Destination:
+    """Return the destination of a queue, and of a group that reads it."""
+    return Destination(queue_path.rstrip("/").rpartition("/")[2], group)
+
+
+def settle_signals(
+    commands: Sequence[SettleCommand], result: list[SettleOutcome] | Exception
+) -> list[Signal]:
+    """Return one signal for each verb of a settle."""
+    verbs = dict.fromkeys(command.verb for command in commands)
+    if isinstance(result, Exception):
+        return [Signal(verb, SETTLE, error=error_type(result)) for verb in verbs]
+    found = []
+    for verb in verbs:
+        mine = [
+            outcome
+            for command, outcome in zip(commands, result, strict=False)
+            if command.verb == verb
+        ]
+        lost = any(outcome.lost for outcome in mine)
+        messages = sum(outcome.settled for outcome in mine)
+        found.append(Signal(verb, SETTLE, messages, _LOST if lost else None))
+    return found
+
+
+def lease_signals(worker_id: str, result: Any) -> list[Signal]:
+    """Return the signal of a lease. One that finds nothing to lease gives none.
+
+    Parameters
+    ----------
+    worker_id
+        The worker.
+    result
+        The error, or something with the granted ``ranges``.
+    """
+    details = {"messaging.client.id": worker_id}
+    if isinstance(result, Exception):
+        return [Signal("lease", RECEIVE, 0, error_type(result), details)]
+    messages = sum(r.message_count for r in result.ranges)
+    return [Signal("lease", RECEIVE, messages, None, details)] if messages else []

@@ -1,0 +1,34 @@
+"""What a worker loop did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_mq.util.records import Record
+
+__all__ = ["WorkSummary"]
+
+
+@dataclass(slots=True)
+class WorkSummary(Record):
+    """What a worker loop did. Messages that a handler settled itself are not counted.
+
+    Attributes
+    ----------
+    leases
+        Leases handed to the handler.
+    failed
+        Those of them whose handler failed.
+    settled
+        Messages settled.
+    nacked
+        Messages of these given back. They are redelivered, except after their last attempt.
+    rejected
+        Messages of these made dead. The rest was acked.
+    """
+
+    leases: int = 0
+    failed: int = 0
+    settled: int = 0
+    nacked: int = 0
+    rejected: int = 0

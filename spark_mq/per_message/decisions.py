@@ -1,0 +1,196 @@
+"""What a handler decides about its message, and the settle commands for many decisions."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from spark_mq.errors import InvalidHandlerResult
+from spark_mq.handler import HandlerPolicy
+from spark_mq.ledger.intervals import from_sequences
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand
+from spark_mq.util.clock import Duration
+from spark_mq.util.validation import validate_duration
+
+__all__ = [
+    "Decision",
+    "MessageEnd",
+    "Reject",
+    "Retry",
+    "Snooze",
+    "commands_for_ends",
+    "end_of_error",
+    "end_of_result",
+]
+
+_ORDER: Final = (NACK, REJECT, RELEASE, ACK)
+"""Acks come last, so that one of them resets what the failures of a lease counted."""
+
+
+class Decision(Exception):
+    """What becomes of one message. A handler returns it or raises it."""
+
+    def end(self) -> MessageEnd:
+        """Return the end of the message."""
+        raise NotImplementedError
+
+    def _text(self, error: object) -> str | None:
+        """Return the given error, or that from which the decision was raised."""
+        cause = error if error is not None else self.__cause__ or self.__context__
+        return f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else (
+            None if cause is None else str(cause)
+        )  # fmt: skip
+
+
+class Retry(Decision):
+    """Try the message again later. The delivery counts as failed.
+
+    Parameters
+    ----------
+    delay
+        When the message is due again. Default: the group's retry policy.
+    error
+        The reason: text or an exception. Default: the exception from which this one was raised.
+
+    Examples
+    --------
+    >>> def handle(message):
+    ...     if not message.value:
+    ...         return Retry(delay="30s", error="empty")
+    """
+
+    def __init__(self, delay: Duration | None = None, error: object = None) -> None:
+        super().__init__(delay, error)
+        self.delay = None if delay is None else validate_duration("delay", delay, zero=True)
+        self.error = error
+
+    def end(self) -> MessageEnd:
+        """Return the end of the message."""
+        return MessageEnd(NACK, self.delay, self._text(self.error))
+
+
+class Reject(Decision):
+    """Make the message a dead letter, because it can never be processed.
+
+    Parameters
+    ----------
+    error
+        The reason: text or an exception. Default: the exception from which this one was raised.
+    """
+
+    def __init__(self, error: object = None) -> None:
+        super().__init__(error)
+        self.error = error
+
+    def end(self) -> MessageEnd:
+        """Return the end of the message."""
+        return MessageEnd(REJECT, None, self._text(self.error))
+
+
+class Snooze(Decision):
+    """Deliver the message again later. The delivery is not counted.
+
+    Parameters
+    ----------
+    delay
+        When the message is due again.
+    """
+
+    def __init__(self, delay: Duration) -> None:
+        super().__init__(delay)
+        self.delay = validate_duration("delay", delay, zero=True)
+
+    def end(self) -> MessageEnd:
+        """Return the end of the message."""
+        return MessageEnd(RELEASE, self.delay)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEnd:
+    """How the handling of one message ended. Without a verb, its lease expires."""
+
+    verb: str | None
+    delay: int | None = None
+    """Microseconds. None for the verb's default."""
+    error: str | None = None
+    handler_failed: bool = False
+    """The handler failed, and the policy rejects such messages."""
+
+
+def end_of_result(result: object) -> MessageEnd:
+    """Return the end of a message whose handler has returned.
+
+    Raises
+    ------
+    InvalidHandlerResult
+        The result is no decision, and looks like one or like work that was not done.
+    """
+    if isinstance(result, type) and issubclass(result, Decision):
+        result = result()
+    if isinstance(result, Decision):
+        return result.end()
+    if inspect.iscoroutine(result):
+        result.close()  # so that Python does not warn of it, too
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise InvalidHandlerResult(
+            f"the handler returned a {type(result).__name__}, which nobody runs: declare the "
+            "handler with async def, or return the result itself",
+            option="handler",
+            value=type(result).__name__,
+        )
+    if _is_verdict(result):
+        raise InvalidHandlerResult(
+            "the handler of a single message returned rows with an outcome: return Retry(), "
+            "Reject() or Snooze(), or use each='lease'",
+            option="handler",
+            value=type(result).__name__,
+        )
+    return MessageEnd(ACK)
+
+
+def _is_verdict(result: Any) -> bool:
+    rows = result if isinstance(result, list) else [result]
+    return any(isinstance(row, Mapping) and "outcome" in row for row in rows)
+
+
+def end_of_error(error: Exception, policy: HandlerPolicy) -> MessageEnd:
+    """Return the end of a message whose handler has raised."""
+    if isinstance(error, Decision):
+        return error.end()
+    text = f"{type(error).__name__}: {error}"
+    if policy.on_error == "raise":
+        return MessageEnd(None, error=text)
+    return MessageEnd(policy.failure_verb, None, text, policy.failure_verb == REJECT)
+
+
+def commands_for_ends(ended: Iterable[tuple[str, int, MessageEnd]]) -> list[SettleCommand]:
+    """Return the commands that settle messages, each with its lease id and sequence.
+
+    There is one for all messages of a lease with the same end.
+    """
+
+    def same(one: tuple[str, int, MessageEnd]) -> tuple[int, str, int, str, bool]:
+        lease_id, _, end = one
+        delay = -1 if end.delay is None else end.delay
+        order = _ORDER.index(end.verb or ACK)
+        return order, lease_id, delay, end.error or "", end.handler_failed
+
+    settled = [one for one in ended if one[2].verb is not None]
+    commands, jitter = [], random.random()
+    for (order, lease_id, delay, error, failed), some in groupby(sorted(settled, key=same), same):
+        commands.append(
+            SettleCommand(
+                _ORDER[order],
+                lease_id,
+                from_sequences(sequence for _, sequence, _ in some),
+                delay=None if delay < 0 else delay,
+                error=error or None,
+                jitter=jitter,
+                handler_failed=failed,
+            )
+        )
+    return commands

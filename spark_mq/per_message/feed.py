@@ -1,0 +1,396 @@
+"""Lease messages of one group for a pool of handlers, and settle them together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from spark_mq.errors import LeaseLost, SparkMQError
+from spark_mq.handler import log_outcomes
+from spark_mq.lease import Lease
+from spark_mq.ledger.settle import ACK, NACK, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.message import ReceivedMessage
+from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.outages import OUTAGES, is_outage, outage_pause, settle_patiently
+from spark_mq.operations.settle import summarize
+from spark_mq.operations.shared_ledger import LedgerOperation
+from spark_mq.per_message.decisions import (
+    Decision,
+    MessageEnd,
+    commands_for_ends,
+    end_of_error,
+    end_of_result,
+)
+from spark_mq.per_message.keeper import LeaseKeeper
+from spark_mq.per_message.pool import Pool
+from spark_mq.per_message.state import FeedOptions, WorkState
+from spark_mq.util.notifier import Notifier
+from spark_mq.worker_loop import has_ended
+
+__all__ = ["GroupFeed"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+PREFETCH_SECONDS: Final = 1.0
+"""A feed leases as many messages as its handlers need for this time, and not more."""
+_SMOOTHING: Final = 0.2
+"""The share of the newest duration in the average."""
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A lease of which messages are in hand."""
+
+    lease: Lease
+    messages: int
+
+
+@dataclass(eq=False, slots=True)
+class MessageTask:
+    """The handling of one message by a pool."""
+
+    feed: GroupFeed
+    held: _Held
+    message: ReceivedMessage
+    claimed: bool = False
+    started: float = 0.0
+
+    def claim(self) -> bool:
+        """Return whether the handler may have the message."""
+        return self.feed.claim(self)
+
+    def call(self) -> Any:
+        """Call the handler."""
+        return self.feed.handler(self.message)
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> float:
+        """Note how the handler ended. Returns the seconds to pause."""
+        return self.feed.finish(self, result, error)
+
+
+@dataclass(eq=False)
+class GroupFeed:
+    """Leases messages of one group for a pool, and settles what its handlers have finished."""
+
+    ledger: GroupLedger
+    handler: Callable[[ReceivedMessage], Any]
+    options: FeedOptions
+    pool: Pool
+    state: WorkState
+    keeper: LeaseKeeper = field(init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _wake: Notifier = field(default_factory=Notifier)
+    """Wakes the feed while it waits for messages."""
+    _unclaimed: dict[MessageTask, None] = field(default_factory=dict)
+    _running: int = 0
+    _done: list[tuple[_Held, int, MessageEnd]] = field(default_factory=list)
+    _settle_at: float = 0.0
+    """Settle what is done at this time, also without more."""
+    _duration: float | None = None
+    """The average time of a handler in seconds."""
+    _failed: bool = False
+    """The last handler has failed."""
+    _dry: bool = False
+    """The last look found nothing to lease."""
+    _idle: bool = False
+    """No feed had anything to do at the last look."""
+    _outages: int = 0
+    _seen: int = 0
+    """The activity before the last look."""
+
+    def __post_init__(self) -> None:
+        self.keeper = LeaseKeeper(self.ledger, self.options.limit)
+        self.state.add(self)
+
+    # -- in the feed's thread
+
+    def run(self) -> None:
+        """Lease and settle until the work ends."""
+        try:
+            while not self.state.stop.is_set():
+                if self._settle_now():
+                    self._settle(more=True)
+                elif self._room():
+                    self._lease()
+                else:
+                    self._wait()
+            self._finish()
+        except BaseException as error:
+            self.state.fail(error)
+        finally:
+            self.keeper.stop()
+
+    def wake(self) -> None:
+        """Wake the feed's thread, because the work ends."""
+        with self._changed:
+            self._changed.notify_all()
+        self._wake.notify()
+
+    def in_hand(self) -> int:
+        """Return how many messages wait for a handler or are with one."""
+        return len(self._unclaimed) + self._running
+
+    def _room(self) -> int:
+        """Return how many messages to lease now. 0 as long as enough are in hand."""
+        slots = self.pool.slots
+        wanted = slots
+        if self._duration is not None and self._may_prefetch():
+            wanted += round(slots * PREFETCH_SECONDS / max(self._duration, 1e-6))
+        wanted = min(wanted, self.options.lease.max_messages)
+        held, enough = self.in_hand(), slots + (wanted - slots) // 2
+        return max(0, wanted - held) if held < min(enough, wanted) else 0
+
+    def _may_prefetch(self) -> bool:
+        """Return whether messages may wait in hand for a handler.
+
+        Messages that were acked first are lost with their process. After a failure, small leases
+        open the breaker before many messages have failed.
+        """
+        return self.options.policy.ack != "first" and not self._failed
+
+    def _settle_now(self) -> bool:
+        with self._changed:
+            if not self._done:
+                return False
+            full = len(self._done) >= self.options.lease.max_messages
+            hungry = not self._dry and self._room() > 0
+            late = time.monotonic() >= self._settle_at
+            return full or hungry or late or not self.in_hand()
+
+    def _wait(self) -> None:
+        """Wait until handlers have finished messages."""
+        with self._changed:
+            if not self._done:
+                self._changed.wait(self.options.poll)
+            elif (left := self._settle_at - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _lease(self) -> None:
+        """Wait for messages and lease them. A result that has to be settled ends the wait."""
+        self._seen = self.state.activity()
+        try:
+            acquired = wait_for_lease(
+                self.ledger, self._lease_options(), self._time_left, self.options.poll, self._wake
+            )
+        except OUTAGES as error:
+            _log.warning("could not lease, trying again: %s", error)
+            self.state.stop.wait(outage_pause(self._outages))
+            self._outages += 1
+            return
+        self._dry = not (acquired.ranges or acquired.unfinished)
+        if acquired.ranges:
+            self._take(acquired)
+        elif self._idle and self._dry:
+            self.state.end()
+
+    def _lease_options(self) -> LeaseOptions:
+        return replace(self.options.lease, max_messages=self._room())
+
+    def _time_left(self) -> float:
+        """Return the seconds for which a wait for messages may go on."""
+        self._dry, self._idle, seen = True, False, self._seen
+        if self.state.stop.is_set():
+            return -1.0
+        with self._changed:
+            if self._done:
+                return self._settle_at - time.monotonic() if self.in_hand() else -1.0
+            if self.in_hand() or self.options.until is None:
+                return float("inf")
+        ended = has_ended(self.ledger, self.options.until)
+        self._idle = ended and self.state.all_idle(self, seen)
+        self._seen = self.state.activity()
+        return 0.0 if self._idle else float("inf")
+
+    def _take(self, acquired: Acquired) -> None:
+        """Give the messages of a lease to the pool."""
+        lease = Lease(self.ledger, self.options.lease.worker_id, acquired)
+        self.state.note_activity()
+        with self.state.lock:
+            self.state.summary.leases += 1
+        self.keeper.add(lease)
+        if self.options.policy.ack == "first" and not self._ack_first(lease):
+            return
+        try:
+            messages = lease.messages
+        except OUTAGES as error:  # the lease was released, uncounted
+            self.keeper.remove(lease.lease_id)
+            self._note_outage(error)
+            self.state.stop.wait(outage_pause(self._outages))
+            return
+        if not messages:
+            self.keeper.remove(lease.lease_id)
+            return
+        held = _Held(lease, len(messages))
+        tasks = [MessageTask(self, held, message) for message in messages]
+        with self._changed:
+            self._unclaimed.update(dict.fromkeys(tasks))
+        for task in tasks:
+            self.pool.submit(task)
+
+    def _ack_first(self, lease: Lease) -> bool:
+        """Ack before a handler gets the messages. Return whether it may have them."""
+        command = SettleCommand(ACK, lease.lease_id, lease._held.unsettled(), whole=True)
+        done = self._commit([command], more=False)
+        self.keeper.remove(lease.lease_id)
+        return done is not None and done[0][0].settled == len(lease)
+
+    # -- in the pool's threads
+
+    def claim(self, task: MessageTask) -> bool:
+        """Return whether a handler may have a message: its lease lasts, and nobody has it."""
+        with self._changed:
+            acked = self.options.policy.ack == "first"
+            if task not in self._unclaimed:
+                return False
+            if self.state.stop.is_set() and not acked:
+                self._changed.notify_all()  # the feed releases it
+                return False
+            del self._unclaimed[task]
+            if not acked and self._has_expired(task):
+                self._add_done(task, MessageEnd(None))
+                return False
+            self._running += 1
+        task.started = time.monotonic()
+        return True
+
+    def _has_expired(self, task: MessageTask) -> bool:
+        return self.ledger.now() > task.held.lease._expires_at
+
+    def finish(self, task: MessageTask, result: Any, error: BaseException | None) -> float:
+        """Note how a handler ended. Returns the seconds that its slot has to pause."""
+        seconds, pause = time.monotonic() - task.started, 0.0
+        try:
+            end, pause = self._end_of(task, result, error)
+        except BaseException as wrong:
+            self.state.fail(wrong)
+            end = MessageEnd(None)
+        with self._changed:
+            self._running -= 1
+            known = seconds if self._duration is None else self._duration
+            self._duration = known + _SMOOTHING * (seconds - known)
+            self._failed = end.verb == NACK or end.handler_failed
+            self._add_done(task, end)
+        return pause
+
+    def _end_of(
+        self, task: MessageTask, result: Any, error: BaseException | None
+    ) -> tuple[MessageEnd, float]:
+        if error is None:
+            self._outages = 0
+            end = end_of_result(result)
+        elif not isinstance(error, Exception):
+            raise error
+        elif isinstance(error, Decision):
+            end = end_of_error(error, self.options.policy)
+        elif is_outage(error):
+            return MessageEnd(RELEASE), self._note_outage(error)
+        else:
+            self._note_failure(task, error)
+            end = end_of_error(error, self.options.policy)
+            if end.verb is None:
+                raise error
+        return end, 0.0
+
+    def _note_outage(self, error: Exception) -> float:
+        """Log an outage that a handler met. Returns the seconds to pause."""
+        text = "group %s: a handler met a failing store. Its message is released, uncounted: %s"
+        _log.warning(text, self.ledger.name, error)
+        pause, self._outages = outage_pause(self._outages), self._outages + 1
+        return pause
+
+    def _note_failure(self, task: MessageTask, error: Exception) -> None:
+        with self.state.lock:
+            self.state.summary.failed += 1
+        limit = self.ledger.last_settings.max_delivery_attempts
+        message = task.message
+        _log.warning(
+            "group %s: the handler failed with message %d (delivery %d%s)",
+            self.ledger.name, message.sequence, message.delivery_count,
+            f" of {limit}" if limit else "", exc_info=error,
+        )  # fmt: skip
+
+    def _add_done(self, task: MessageTask, end: MessageEnd) -> None:
+        """Add a finished message. Wakes the feed if it may have to settle."""
+        if not self._done:
+            self._settle_at = time.monotonic() + self.options.settle_delay
+        self._done.append((task.held, task.message.sequence, end))
+        self._changed.notify_all()
+        if len(self._done) == 1 or not self.in_hand():
+            self._wake.notify()
+
+    # -- settle
+
+    def _settle(self, *, more: bool) -> None:
+        """Settle what is done, and lease more in the same commit."""
+        with self._changed:
+            done, self._done = self._done, []
+        first = self.options.policy.ack == "first"
+        ended = [(held.lease.lease_id, sequence, end) for held, sequence, end in done]
+        commands = [] if first else commands_for_ends(ended)
+        committed = self._commit(commands, more=more) if commands else ([], [])
+        self.state.note_activity()
+        for held, _, _ in done:
+            held.messages -= 1
+            if not held.messages:
+                self.keeper.remove(held.lease.lease_id)
+        for acquired in committed[1] if committed else ():
+            self._dry = isinstance(acquired, Acquired) and not acquired.ranges
+            if isinstance(acquired, Acquired) and acquired.ranges:
+                self._take(acquired)
+
+    def _commit(
+        self, commands: Sequence[SettleCommand], *, more: bool
+    ) -> tuple[list[SettleOutcome], list[Any]] | None:
+        """Settle, and with `more` lease. Waits as long as the store fails, or until the end."""
+
+        def also() -> list[LedgerOperation[Acquired]]:
+            wanted = more and not self.state.stop.is_set() and self._room() > 0
+            return [lease_operation(self.ledger, self._lease_options())] if wanted else []
+
+        def before_retry(granted: Sequence[Any]) -> None:
+            self._give_back(granted)
+            self.keeper.remove_limit()
+
+        done = settle_patiently(self.ledger, commands, also, self.state.over, before_retry)
+        if done is None:
+            _log.warning("some messages could not be settled: their leases are left to expire")
+            return None
+        for command, outcome in zip(commands, done[0], strict=True):
+            self.state.count(command.verb, outcome.settled)
+        log_outcomes(self.ledger.name, self.ledger.now(), zip(commands, done[0], strict=True))
+        try:
+            summarize([command.lease_id for command in commands], done[0])
+        except LeaseLost as lost:
+            _log.warning("some messages come again, to another worker: %s", lost)
+        return done
+
+    def _give_back(self, granted: Sequence[Any]) -> None:
+        """Release the lease that came with a settle that failed."""
+        for acquired in granted:
+            if isinstance(acquired, Acquired) and acquired.ranges:
+                try:
+                    Lease(self.ledger, self.options.lease.worker_id, acquired).release()
+                except SparkMQError as error:
+                    _log.warning("a lease could not be released and will expire: %s", error)
+
+    def _finish(self) -> None:
+        """Release what no handler has got, and settle what the running ones finish in time."""
+        with self._changed:
+            acked = self.options.policy.ack == "first"  # so a handler must get them
+            for task in [] if acked else list(self._unclaimed):
+                del self._unclaimed[task]
+                self._add_done(task, MessageEnd(RELEASE))
+        while not self.state.over.is_set():
+            self._settle(more=False)
+            with self._changed:
+                if not self._done and not self.in_hand():
+                    return
+                if not self._done:
+                    self._changed.wait(self.options.poll)
+        if running := self._running:
+            _log.warning("%d handlers still run: their messages are left to expire", running)

@@ -1,0 +1,128 @@
+"""Extend the leases of a feed in the background, all in one commit."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+from spark_mq.errors import LeaseLost
+from spark_mq.lease import Lease
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.settle import extend
+from spark_mq.util.clock import SECOND
+
+__all__ = ["LeaseKeeper"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+
+class LeaseKeeper:
+    """Extends leases, a third of their timeout before each deadline at the latest.
+
+    Parameters
+    ----------
+    ledger
+        The group.
+    limit
+        Microseconds. A lease is not extended beyond this time from its start.
+    """
+
+    def __init__(self, ledger: GroupLedger, limit: int) -> None:
+        self._ledger, self._limit = ledger, limit
+        self._kept: dict[str, _Kept] = {}
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, lease: Lease) -> None:
+        """Extend a lease from now on."""
+        first, now = lease._ranges[0], time.monotonic()
+        timeout = min(self._limit, (first.expires_at or 0) - (first.leased_at or 0)) / SECOND
+        with self._lock:
+            self._kept[lease.lease_id] = _Kept(
+                lease, timeout, now + self._limit / SECOND, now + timeout / 3
+            )
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="spark_mq keep-alive", daemon=True
+                )
+                self._thread.start()
+        self._changed.set()
+
+    def remove(self, lease_id: str) -> None:
+        """Extend a lease no more."""
+        with self._lock:
+            self._kept.pop(lease_id, None)
+
+    def remove_limit(self) -> None:
+        """Extend without a limit from now on: the store fails, and only settles wait."""
+        with self._lock:
+            for one in self._kept.values():
+                one.end = float("inf")
+
+    def stop(self) -> None:
+        """No extension starts after this returns."""
+        self._stopped = True
+        self._changed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._changed.clear()  # before the look, so that no change in between is missed
+            if self._stopped:
+                return
+            with self._lock:
+                due = min((one.due for one in self._kept.values()), default=None)
+            pause = None if due is None else due - time.monotonic()
+            if pause is None or pause > 0:
+                self._changed.wait(pause)
+            else:
+                self._extend_all()
+
+    def _extend_all(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            kept = list(self._kept.values())
+        for one in kept:
+            one.due = now + one.timeout / 3
+            if one.end <= now:
+                _log.warning("lease %s has its longest duration: it may expire", one.lease.lease_id)
+                self.remove(one.lease.lease_id)
+        try:
+            self._extend([one for one in kept if one.end >= now + one.timeout])
+            for one in kept:
+                if now < one.end < now + one.timeout:
+                    with contextlib.suppress(LeaseLost):
+                        one.lease.extend(one.end - now)
+        except Exception as error:  # a store that fails for now must not end this
+            _log.warning("could not extend leases, trying again: %s", error)
+
+    def _extend(self, kept: list[_Kept]) -> None:
+        """Extend leases in one commit."""
+        if not kept:
+            return
+        timeout = round(max(one.timeout for one in kept) * SECOND)
+        try:
+            _, deadline = extend(self._ledger, [one.lease.lease_id for one in kept], timeout)
+        except LeaseLost:
+            for one in kept:  # the others are held still
+                with contextlib.suppress(LeaseLost):
+                    one.lease.extend(one.timeout)
+        else:
+            for one in kept:
+                one.lease._move_deadline(deadline)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A lease to extend. Times are monotonic seconds."""
+
+    lease: Lease
+    timeout: float
+    end: float
+    due: float

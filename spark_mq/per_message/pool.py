@@ -1,0 +1,161 @@
+"""Call handlers in threads, or in the coroutines of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from queue import SimpleQueue
+from typing import Any, Final, Protocol
+
+__all__ = ["CoroutinePool", "Pool", "Task", "ThreadPool", "is_async"]
+
+_CANCEL_SECONDS: Final = 5.0
+"""How long coroutines have to end after they were cancelled."""
+
+
+class Task(Protocol):
+    """The handling of one message."""
+
+    def claim(self) -> bool:
+        """Return whether the handler may have the message. It may only once."""
+
+    def call(self) -> Any:
+        """Call the handler. Returns its result."""
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> float:
+        """Note the end of the handler. Returns the seconds that the caller has to pause."""
+
+
+class Pool(Protocol):
+    """Something that calls handlers."""
+
+    slots: int
+    """How many handlers run at a time."""
+
+    def start(self) -> None:
+        """Start to take tasks."""
+
+    def submit(self, task: Task) -> None:
+        """Add a task. Thread-safe."""
+
+    def stop(self) -> None:
+        """Take no more tasks. Coroutines are cancelled; threads end after their handler."""
+
+
+class ThreadPool:
+    """Calls handlers in threads.
+
+    Parameters
+    ----------
+    slots
+        The number of threads.
+    stopping
+        Ends pauses once it is set.
+    """
+
+    def __init__(self, slots: int, stopping: threading.Event) -> None:
+        self.slots = slots
+        self._stopping = stopping
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+
+    def start(self) -> None:
+        """Start the threads."""
+        for n in range(self.slots):
+            threading.Thread(target=self._run, name=f"spark_mq handler {n}", daemon=True).start()
+
+    def submit(self, task: Task) -> None:
+        """Add a task."""
+        self._tasks.put(task)
+
+    def stop(self) -> None:
+        """End each thread after its handler."""
+        for _ in range(self.slots):
+            self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if not task.claim():
+                continue
+            try:
+                result = task.call()
+            except BaseException as error:
+                pause = task.finish(error=error)
+            else:
+                pause = task.finish(result)
+            if pause:
+                self._stopping.wait(pause)
+
+
+class CoroutinePool:
+    """Calls ``async def`` handlers in one event loop, in a thread of its own.
+
+    Parameters
+    ----------
+    slots
+        How many handlers run at a time.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._loop = asyncio.new_event_loop()
+        self._tasks: asyncio.Queue[Task] = asyncio.Queue()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._serve, name="spark_mq handlers", daemon=True)
+
+    def start(self) -> None:
+        """Start the event loop."""
+        self._thread.start()
+
+    def submit(self, task: Task) -> None:
+        """Add a task."""
+        self._loop.call_soon_threadsafe(self._tasks.put_nowait, task)
+
+    def stop(self) -> None:
+        """Cancel the coroutines and end the event loop."""
+        self._stopped = True
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join(_CANCEL_SECONDS)
+
+    def _cancel(self) -> None:
+        for running in asyncio.all_tasks(self._loop):
+            running.cancel()
+
+    def _serve(self) -> None:
+        try:
+            self._loop.run_until_complete(self._run_all())
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _run_all(self) -> None:
+        await asyncio.gather(*(self._run() for _ in range(self.slots)))
+
+    async def _run(self) -> None:
+        while not self._stopped:
+            task = await self._tasks.get()
+            if not task.claim():
+                continue
+            try:
+                result = await task.call()
+            except asyncio.CancelledError as cancelled:
+                if self._stopped:
+                    raise
+                # The handler let the end of something inside it pass. Its slot goes on.
+                error = RuntimeError("the handler was cancelled")
+                error.__cause__ = cancelled
+                pause = task.finish(error=error)
+            except BaseException as error:
+                pause = task.finish(error=error)
+            else:
+                pause = task.finish(result)
+            if pause:
+                await asyncio.sleep(pause)
+
+
+def is_async(handler: Any) -> bool:
+    """Return whether a handler is declared with ``async def``."""
+    call = getattr(handler, "__call__", None)  # noqa: B004 - an object may define it as async
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)

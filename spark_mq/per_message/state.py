@@ -1,0 +1,89 @@
+"""What the feeds of one call share, and their options."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_mq.handler import HandlerPolicy
+from spark_mq.ledger.settle import NACK, REJECT
+from spark_mq.operations.acquire import LeaseOptions
+from spark_mq.worker_loop import WorkSummary
+
+__all__ = ["Feed", "FeedOptions", "WorkState"]
+
+
+class Feed(Protocol):
+    """Something that leases and settles until the work ends."""
+
+    def wake(self) -> None:
+        """Wake the feed's thread, because the work ends."""
+
+
+class WorkState:
+    """What the feeds of one call share. Thread-safe."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop = stop
+        self.over = threading.Event()
+        """Set when the graceful timeout has passed: nothing is settled any more."""
+        self.error: BaseException | None = None
+        self.summary = WorkSummary()
+        self.lock = threading.Lock()
+        self._activity = 0
+        self._idle: dict[Feed, int | None] = {}
+
+    def add(self, feed: Feed) -> None:
+        """Add a feed, which is not idle yet."""
+        self._idle[feed] = None
+
+    def note_activity(self) -> None:
+        """Note that messages were leased or settled, so that idle feeds look again."""
+        with self.lock:
+            self._activity += 1
+
+    def activity(self) -> int:
+        """Return a number that grows with each activity."""
+        with self.lock:
+            return self._activity
+
+    def all_idle(self, feed: Feed, since: int) -> bool:
+        """Note that a feed had nothing to do since an activity. Return whether all have."""
+        with self.lock:
+            self._idle[feed] = since
+            return all(at == self._activity for at in self._idle.values())
+
+    def fail(self, error: BaseException) -> None:
+        """End the work with an error. The first one counts."""
+        with self.lock:
+            self.error = self.error or error
+        self.end()
+
+    def end(self) -> None:
+        """End the work: no feed leases anything more."""
+        self.stop.set()
+        for feed in list(self._idle):
+            feed.wake()
+
+    def count(self, verb: str, messages: int) -> None:
+        """Count settled messages."""
+        with self.lock:
+            self.summary.settled += messages
+            self.summary.nacked += messages if verb == NACK else 0
+            self.summary.rejected += messages if verb == REJECT else 0
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """How a feed leases and settles. Times are seconds, ``limit`` is microseconds."""
+
+    lease: LeaseOptions
+    """Its ``max_messages`` is the most that the feed holds."""
+    policy: HandlerPolicy
+    limit: int
+    poll: float
+    settle_delay: float
+    """How long a finished message may wait for others before it is settled."""
+    until: str | None = None
+    """None, "empty" or "settled"."""

@@ -1,0 +1,148 @@
+"""A listener that reports the groups behind the streams of a session."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from spark_mq.operations.signals import destination_of
+from spark_mq.telemetry.gauges import report_gauges
+
+__all__ = ["SparkMQListener", "StreamProgress"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProgress:
+    """A group behind a stream, as the last batch of the stream has seen it.
+
+    Attributes
+    ----------
+    query_id, query_name
+        The query. The name is None if it has none.
+    batch_id
+        Spark's number of the batch.
+    queue, group
+        The path of the queue, and the name of the group.
+    input_rows
+        Rows of the source that the batch has read. Several queues of one source share it.
+    batch_seconds
+        How long the batch took.
+    ready, delayed, in_flight, dead, blocked
+        Messages of the group by state.
+    oldest_unsettled_age
+        Seconds since the publish of the first unsettled message. None without one.
+    blocked_because
+        The cap, message, pause or breaker that stops the group, or an empty string.
+    breaker
+        "closed", "open" or "paused".
+    """
+
+    query_id: str
+    query_name: str | None
+    batch_id: int
+    queue: str
+    group: str
+    input_rows: int
+    batch_seconds: float
+    ready: int
+    delayed: int
+    in_flight: int
+    dead: int
+    blocked: int
+    oldest_unsettled_age: float | None
+    blocked_because: str
+    breaker: str
+
+
+class SparkMQListener(StreamingQueryListener):
+    """Reads the stats of groups from the progress of streams. It makes no look of its own.
+
+    If the driver has an OpenTelemetry SDK, it sets the gauges ``spark_mq.messages``,
+    ``spark_mq.oldest_unsettled_age`` and ``spark_mq.blocked``. Sources of other formats are left
+    out.
+
+    Parameters
+    ----------
+    on_progress
+        Called with each :class:`StreamProgress`, in a thread of Spark. Default: nothing. Its errors
+        are logged.
+
+    Examples
+    --------
+    >>> listener = SparkMQListener()  # doctest: +SKIP
+    >>> spark.streams.addListener(listener)  # doctest: +SKIP
+    >>> listener.latest["/queues/orders", "billing"].ready  # doctest: +SKIP
+    12
+    """
+
+    latest: dict[tuple[str, str], StreamProgress]
+    """The last progress by queue and group."""
+
+    def __init__(self, on_progress: Callable[[StreamProgress], None] | None = None) -> None:
+        self.latest = {}
+        self._on_progress = on_progress
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Do nothing. Spark calls this when a query starts."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Report the groups of a batch. Spark calls this after each batch."""
+        try:
+            self._report(json.loads(event.progress.json))
+        except Exception:
+            _log.exception("the progress of a stream could not be reported")
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Do nothing. Spark calls this while a query has no new data."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Do nothing. Spark calls this when a query has ended."""
+
+    def _report(self, progress: Mapping[str, Any]) -> None:
+        for source in progress.get("sources", ()):
+            for stats in _groups(source.get("latestOffset")):
+                found = _progress(progress, source, stats)
+                self.latest[found.queue, found.group] = found
+                report_gauges(destination_of(found.queue, found.group), stats)
+                if self._on_progress is not None:
+                    self._on_progress(found)
+
+
+def _groups(offset: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the stats in the latest offset of a source. A source of several queues has several."""
+    try:
+        read = json.loads(offset) if isinstance(offset, str) else offset
+    except ValueError:  # another source's
+        return
+    if not isinstance(read, Mapping):
+        return
+    for stats in (read, *read.values()):
+        if isinstance(stats, Mapping) and stats.get("source") == "spark_mq":
+            yield stats
+
+
+def _progress(
+    progress: Mapping[str, Any], source: Mapping[str, Any], stats: Mapping[str, Any]
+) -> StreamProgress:
+    own = {name: stats[name] for name in StreamProgress.__slots__ if name in stats}
+    return StreamProgress(
+        query_id=progress["id"],
+        query_name=progress.get("name"),
+        batch_id=progress["batchId"],
+        input_rows=source.get("numInputRows", 0),
+        batch_seconds=progress.get("batchDuration", 0) / 1_000,
+        **own,
+    )

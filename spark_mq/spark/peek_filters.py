@@ -1,0 +1,112 @@
+"""Leave out what the filters of a batch read exclude, before any file is read."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from spark_mq.ledger.ranges import Range
+from spark_mq.util.clock import to_micros
+
+__all__ = ["PeekFilters"]
+
+_COLUMNS: Final[Mapping[str, str]] = {
+    "state": "state",
+    "delivery_count": "delivery_count",
+    "failure_count": "failure_count",
+    "worker_id": "worker_id",
+    "lease_id": "lease_id",
+    "lease_expires_at": "expires_at",
+    "available_at": "available_at",
+    "reason": "reason",
+    "error": "error",
+}
+"""Columns with one value for all messages of a range, and where the range has it."""
+_COMPARE: Final[Mapping[type, Callable[[Any, Any], bool]]] = {
+    EqualTo: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    In: lambda value, wanted: value in wanted,
+}
+_MAX: Final = 2**63 - 1
+
+Condition = tuple[str, Callable[[Any, Any], bool], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PeekFilters:
+    """What a batch read wants. Spark still applies every filter to the rows that it gets.
+
+    Attributes
+    ----------
+    conditions
+        The attribute of a range, the comparison, and the other value.
+    first, last
+        The sequences, inclusive.
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    first: int = 0
+    last: int = _MAX
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter]) -> PeekFilters:
+        """Return what filters want. Those of other columns or kinds leave nothing out."""
+        conditions: list[Condition] = []
+        first, last = 0, _MAX
+        for one in filters:
+            compare = _COMPARE.get(type(one))
+            column: tuple[str, ...] = getattr(one, "attribute", ())
+            if compare is None or len(column) != 1:
+                continue
+            wanted = _plain(one.value)  # type: ignore[attr-defined]
+            if column[0] in _COLUMNS and wanted is not None:
+                conditions.append((_COLUMNS[column[0]], compare, wanted))
+            elif column[0] == "sequence" and wanted is not None:
+                low, high = _bounds(one, wanted)
+                first, last = max(first, low), min(last, high)
+        return cls(tuple(conditions), first, last)
+
+    def keep(self, r: Range) -> bool:
+        """Return whether messages of a range may be wanted. A null meets no condition."""
+        if r.last < self.first or r.first > self.last:
+            return False
+        return all(
+            (value := getattr(r, name)) is not None and compare(value, wanted)
+            for name, compare, wanted in self.conditions
+        )
+
+
+def _bounds(one: Filter, wanted: Any) -> tuple[int, int]:
+    if isinstance(one, EqualTo):
+        return wanted, wanted
+    if isinstance(one, In):
+        return min(wanted, default=_MAX), max(wanted, default=0)
+    if isinstance(one, GreaterThan | GreaterThanOrEqual):
+        return wanted + isinstance(one, GreaterThan), _MAX
+    return 0, wanted - isinstance(one, LessThan)
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a filter as a range has it. None: it cannot be compared."""
+    if isinstance(value, datetime):
+        return to_micros(value) if value.tzinfo is not None else None
+    if isinstance(value, tuple):
+        plain = tuple(map(_plain, value))
+        return None if None in plain else plain
+    return value

@@ -1,0 +1,133 @@
+"""Table functions for SQL: the state and the past of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+from pyspark.sql.types import (
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+__all__ = ["TABLE_FUNCTIONS", "register_tables"]
+
+_TEXT, _LONG, _INT = StringType(), LongType(), IntegerType()
+_DOUBLE, _TIME = DoubleType(), TimestampType()
+
+
+def _schema(**columns: Any) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+_COUNTS: Final = (
+    "ready", "unread", "delayed", "in_flight", "dead", "blocked", "routing", "acked",
+    "dead_lettered", "dropped", "skipped", "expired", "lost", "floor", "tail",
+)  # fmt: skip
+STATS_SCHEMA: Final = _schema(
+    consumer_group=_TEXT,
+    **dict.fromkeys(_COUNTS, _LONG),
+    oldest_unsettled_age=_DOUBLE,
+    oldest_lease_age=_DOUBLE,
+    ledger_ranges=_LONG,
+    blocked_because=_TEXT,
+    breaker=_TEXT,
+)
+LEASES_SCHEMA: Final = _schema(
+    consumer_group=_TEXT, lease_id=_TEXT, worker_id=_TEXT, since=_TIME, until=_TIME,
+    messages=_LONG, size=_LONG, first=_LONG, last=_LONG, delivery_count=_INT,
+)  # fmt: skip
+TRACE_SCHEMA: Final = _schema(
+    at=_TIME, version=_LONG, consumer_group=_TEXT, event=_TEXT, state=_TEXT, outcome=_TEXT,
+    operation=_TEXT, lease_id=_TEXT, worker_id=_TEXT, delivery_count=_INT, failure_count=_INT,
+    reason=_TEXT, error=_TEXT,
+)  # fmt: skip
+HISTORY_SCHEMA: Final = _schema(
+    committed_at=_TIME, version=_LONG, consumer_group=_TEXT, event=_TEXT, first=_LONG, last=_LONG,
+    message_count=_LONG, state=_TEXT, outcome=_TEXT, operation=_TEXT, lease_id=_TEXT,
+    worker_id=_TEXT, delivery_count=_INT, failure_count=_INT, reason=_TEXT, error=_TEXT,
+)  # fmt: skip
+"""The columns of each function."""
+
+Row = tuple[Any, ...]
+
+
+def _open(path: str) -> Any:
+    from spark_mq.queue import Queue
+
+    return Queue.open(path)
+
+
+def _pick(source: Any, names: Sequence[str]) -> Row:
+    if isinstance(source, dict):
+        return tuple(source.get(name) for name in names)
+    known = {one.name for one in fields(source)}
+    return tuple(getattr(source, name) if name in known else None for name in names)
+
+
+class StatsTable:
+    """``spark_mq_stats(path)``: one row for each group."""
+
+    def eval(self, path: str) -> Iterator[Row]:
+        """Yield the stats of the groups."""
+        for name, stats in _open(path).describe().groups.items():
+            yield (name, *_pick(stats, STATS_SCHEMA.names[1:]))
+
+
+class LeasesTable:
+    """``spark_mq_leases(path)``: one row for each interval of a lease, ten at most."""
+
+    def eval(self, path: str) -> Iterator[Row]:
+        """Yield the leases of all groups."""
+        queue = _open(path)
+        for name in queue.groups():
+            for lease in queue.group(name).leases():
+                for first, last in lease.positions:
+                    head = _pick(lease, LEASES_SCHEMA.names[1:7])
+                    yield (name, *head, first, last, lease.delivery_count)
+
+
+class TraceTable:
+    """``spark_mq_trace(path, sequence)``: what happened to one message."""
+
+    def eval(self, path: str, sequence: int) -> Iterator[Row]:
+        """Yield the events of a message."""
+        for event in _open(path).trace(sequence).events:
+            head = _pick(event, TRACE_SCHEMA.names[:2])
+            yield (*head, event.group, *_pick(event, TRACE_SCHEMA.names[3:]))
+
+
+class HistoryTable:
+    """``spark_mq_history(path)``: what each commit of a ledger did, as far as history goes."""
+
+    def eval(self, path: str) -> Iterator[Row]:
+        """Yield the events of all groups, in order."""
+        from spark_mq.operations.history import read_history
+
+        table = read_history(_open(path)._context)
+        for batch in table.filter(table["event"].is_valid()).to_batches(max_chunksize=10_000):
+            for row in batch.to_pylist():
+                yield _pick(row, HISTORY_SCHEMA.names)
+
+
+TABLE_FUNCTIONS: Final = {
+    "spark_mq_stats": (StatsTable, STATS_SCHEMA),
+    "spark_mq_leases": (LeasesTable, LEASES_SCHEMA),
+    "spark_mq_trace": (TraceTable, TRACE_SCHEMA),
+    "spark_mq_history": (HistoryTable, HISTORY_SCHEMA),
+}
+"""The name of each function in SQL, its class, and its columns."""
+
+
+def register_tables(spark: Any) -> None:
+    """Register the table functions with a session."""
+    from pyspark.sql.functions import udtf
+
+    for name, (handler, schema) in TABLE_FUNCTIONS.items():
+        spark.udtf.register(name, udtf(handler, returnType=schema))

@@ -1,0 +1,23 @@
+"""Keep the ledgers that a handle read last."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_mq.ledger.ranges import Ledger
+from spark_mq.util.recent import RecentDict
+
+__all__ = ["CachedLedger", "ledger_cache"]
+
+_RANGES: Final = 400_000
+"""Ranges of all ledgers in memory. So 10,000 small ledgers fit: a sweep reads each once."""
+_LEDGER_WEIGHT: Final = 20
+"""What a ledger without ranges counts. It takes 3 KB."""
+
+CachedLedger = tuple[tuple[str, ...], Ledger]
+"""The paths of a ledger's files, and the ledger."""
+
+
+def ledger_cache() -> RecentDict[str, CachedLedger]:
+    """Return an empty cache of ledgers by group."""
+    return RecentDict(_RANGES, lambda cached: _LEDGER_WEIGHT + cached[1].size)

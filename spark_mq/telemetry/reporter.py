@@ -1,0 +1,318 @@
+"""Report spans and metrics to the SDK that the program has set up."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_mq.telemetry.conventions import (
+    CONSUMED_MESSAGES,
+    DURATION_BUCKETS,
+    OPERATION_DURATION,
+    PROCESS,
+    PROCESS_DURATION,
+    RECEIVE,
+    SEND,
+    SENT_MESSAGES,
+    Destination,
+    Signal,
+    error_type,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+__all__ = [
+    "MAX_LINKS",
+    "Reporter",
+    "SendReport",
+    "WorkReport",
+    "current_reporter",
+    "meter_provider",
+]
+
+MAX_LINKS: Final = 128
+"""Links of a span. It is also the limit of an SDK by default."""
+_SCOPE: Final = "spark_mq"
+_NANOS: Final = 1e9
+
+
+def _provider(name: str) -> Any:
+    """Return the provider of an SDK, or None.
+
+    A program without an SDK has the providers of the API, which do nothing.
+    """
+    module = sys.modules.get(f"opentelemetry.{name}")
+    if module is None:
+        return None
+    getter = "get_tracer_provider" if name == "trace" else "get_meter_provider"
+    provider = getattr(module, getter)()
+    return None if type(provider).__module__.startswith(f"opentelemetry.{name}") else provider
+
+
+def meter_provider() -> Any:
+    """Return the SDK's provider of meters, or None."""
+    return _provider("metrics")
+
+
+def current_reporter() -> Reporter | None:
+    """Return what reports to the program's SDK, or None if there is none."""
+    traces, metrics = _provider("trace"), _provider("metrics")
+    if traces is None and metrics is None:
+        return None
+    known = _known.get("reporter")
+    if known is None or known.providers != (traces, metrics):
+        known = _known["reporter"] = Reporter(traces, metrics)
+    return known
+
+
+_known: dict[str, Reporter] = {}
+
+
+class Reporter:
+    """Makes the spans and metrics of spark_mq. Thread-safe.
+
+    Parameters
+    ----------
+    traces, metrics
+        The SDK's providers of tracers and meters, each or None.
+    """
+
+    def __init__(self, traces: Any, metrics: Any) -> None:
+        from opentelemetry import metrics as metrics_api
+        from opentelemetry import propagate, trace
+        from opentelemetry.context import Context
+
+        self.providers = (traces, metrics)
+        self._trace, self._propagate, self._root = trace, propagate, Context()
+        self._tracer = (traces or trace.NoOpTracerProvider()).get_tracer(_SCOPE)
+        meter = (metrics or metrics_api.NoOpMeterProvider()).get_meter(_SCOPE)
+        buckets = {"explicit_bucket_boundaries_advisory": DURATION_BUCKETS}
+        self._sent = meter.create_counter(
+            SENT_MESSAGES, "{message}", "Number of messages producer attempted to send."
+        )
+        self._consumed = meter.create_counter(
+            CONSUMED_MESSAGES,
+            "{message}",
+            "Number of messages that were delivered to the application.",
+        )
+        self._operation = meter.create_histogram(
+            OPERATION_DURATION, "s", "Duration of messaging operation.", **buckets
+        )
+        self._process = meter.create_histogram(
+            PROCESS_DURATION, "s", "Duration of processing operation.", **buckets
+        )
+
+    # -- receive and settle
+
+    def report(
+        self, destination: Destination, signal: Signal, started: int, *, root: bool = False
+    ) -> None:
+        """Make the span and the metrics of an operation that has ended.
+
+        Parameters
+        ----------
+        destination
+            The queue and the group.
+        signal
+            What was done.
+        started
+            When it began, in nanoseconds since 1970.
+        root
+            Whether the span begins a trace of its own.
+        """
+        ended = time.time_ns()
+        span = self._tracer.start_span(
+            f"{signal.name} {destination.queue}",
+            context=self._root if root else None,
+            kind=self._trace.SpanKind.CLIENT,
+            attributes=signal.span_attributes(destination),
+            start_time=started,
+        )
+        if signal.error is not None:
+            span.set_status(self._trace.StatusCode.ERROR, signal.error)
+        span.end(ended)
+        self._measure(destination, signal, (ended - started) / _NANOS)
+
+    def _measure(self, destination: Destination, signal: Signal, seconds: float) -> None:
+        attributes = signal.attributes(destination)
+        self._operation.record(seconds, attributes)
+        del attributes["messaging.operation.type"]
+        if signal.kind == SEND:
+            self._sent.add(signal.messages, attributes)
+        elif signal.kind == RECEIVE:
+            self._consumed.add(signal.messages, attributes)
+
+    # -- send
+
+    @contextmanager
+    def sending(
+        self,
+        destination: Destination,
+        messages: int,
+        *,
+        message_id: str | None = None,
+        created: Iterable[Mapping[str, str]] = (),
+    ) -> Iterator[SendReport]:
+        """Report a send around the block that commits it.
+
+        Parameters
+        ----------
+        destination
+            The queue.
+        messages
+            How many messages are sent.
+        message_id
+            The id of a single message.
+        created
+            The headers of messages that have a context of their own. The span links to them.
+        """
+        details = {} if message_id is None else {"messaging.message.id": message_id}
+        links = self._links(created)
+        kind = self._trace.SpanKind
+        signal = Signal("publish", SEND, messages, None, details)
+        started = time.time_ns()
+        with self._tracer.start_as_current_span(
+            f"publish {destination.queue}",
+            # A producer's span is the context in which its messages were created.
+            kind=kind.CLIENT if len(links) >= messages else kind.PRODUCER,
+            attributes=signal.span_attributes(destination),
+            links=links,
+            start_time=started,
+        ) as span:
+            report = SendReport()
+            self._propagate.inject(report.headers)
+            try:
+                yield report
+            except BaseException as error:
+                report.error = error
+                raise
+            finally:
+                if report.error is not None:
+                    signal = replace(signal, error=error_type(report.error))
+                    span.set_attribute("error.type", signal.error or "")
+                    span.set_status(self._trace.StatusCode.ERROR, str(report.error))
+                self._measure(destination, signal, (time.time_ns() - started) / _NANOS)
+
+    def context_headers(self) -> dict[str, str]:
+        """Return the headers of the caller's own span. Without one there are none."""
+        if not self._trace.get_current_span().get_span_context().is_valid:
+            return {}
+        carrier: dict[str, str] = {}
+        self._propagate.inject(carrier)
+        return carrier
+
+    # -- process
+
+    @contextmanager
+    def processing(
+        self,
+        destination: Destination,
+        messages: int,
+        *,
+        client_id: str | None,
+        created: Iterable[Mapping[str, str]],
+    ) -> Iterator[WorkReport]:
+        """Report the work on a lease. What the block does afterwards belongs to its trace.
+
+        Parameters
+        ----------
+        destination
+            The queue and the group.
+        messages
+            How many messages the lease has.
+        client_id
+            The worker.
+        created
+            The headers of its messages. The span links to their contexts. A single message without
+            another parent is a part of the trace that created it.
+        """
+        details = {} if client_id is None else {"messaging.client.id": client_id}
+        links = self._links(created)
+        alone = messages == 1 and len(links) == 1
+        has_parent = self._trace.get_current_span().get_span_context().is_valid
+        parent = None
+        if alone and not has_parent:
+            parent = self._trace.set_span_in_context(
+                self._trace.NonRecordingSpan(links[0].context), self._root
+            )
+        started = time.time_ns()
+        span = self._tracer.start_span(
+            f"process {destination.queue}",
+            context=parent,
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=Signal("process", PROCESS, messages, None, details).span_attributes(
+                destination
+            ),
+            links=links,
+            start_time=started,
+        )
+        report = WorkReport(self, span, destination, started)
+        with self._trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            try:
+                yield report
+            finally:
+                report.end(None)
+
+    def _end_work(
+        self, span: Span, destination: Destination, started: int, error: BaseException | None
+    ) -> None:
+        ended = time.time_ns()
+        signal = Signal("process", PROCESS, error=None if error is None else error_type(error))
+        if error is not None:
+            span.set_attribute("error.type", error_type(error))
+            span.record_exception(error)
+            span.set_status(self._trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+        span.end(ended)
+        attributes = signal.attributes(destination)
+        del attributes["messaging.operation.type"]
+        self._process.record((ended - started) / _NANOS, attributes)
+
+    def _links(self, created: Iterable[Mapping[str, str]]) -> list[Any]:
+        found: list[Any] = []
+        seen = set()
+        for headers in islice(created, MAX_LINKS):
+            context = self._propagate.extract(headers, self._root)
+            at = self._trace.get_current_span(context).get_span_context()
+            if at.is_valid and (at.trace_id, at.span_id) not in seen:
+                seen.add((at.trace_id, at.span_id))
+                found.append(self._trace.Link(at))
+        return found
+
+
+class SendReport:
+    """A send that goes on.
+
+    Attributes
+    ----------
+    headers
+        The headers that carry its context to the consumers of the messages.
+    error
+        Why it failed, or None.
+    """
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.error: BaseException | None = None
+
+
+class WorkReport:
+    """Work that goes on."""
+
+    def __init__(
+        self, reporter: Reporter, span: Span, destination: Destination, started: int
+    ) -> None:
+        self._reporter, self._span = reporter, span
+        self._destination, self._started = destination, started
+        self._ended = False
+
+    def end(self, error: BaseException | None) -> None:
+        """End the span. A second call does nothing."""
+        if not self._ended:
+            self._ended = True
+            self._reporter._end_work(self._span, self._destination, self._started, error)

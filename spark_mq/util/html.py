@@ -1,0 +1,98 @@
+"""Show values as HTML tables in a notebook. Every text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from html import escape
+from typing import Any, Final
+
+__all__ = ["object_html", "rows_html", "show"]
+
+MAX_ROWS: Final = 50
+"""Rows of a table that are shown."""
+MAX_TEXT: Final = 200
+"""Characters of a value that are shown."""
+_LEFT: Final = ' style="text-align:left"'
+
+
+def show(value: Any) -> str:
+    """Return a value as text. Bytes that are UTF-8 are shown as text, others as hex digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, bytes):
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = "0x" + value[:MAX_TEXT].hex()
+    elif isinstance(value, datetime):
+        text = f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    elif isinstance(value, float):
+        text = f"{value:,.1f}"
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif isinstance(value, int):
+        text = str(value)
+    elif isinstance(value, Mapping):
+        text = ", ".join(f"{name}: {show(one)}" for name, one in value.items())
+    elif isinstance(value, list | tuple):
+        text = ", ".join(map(show, value))
+    else:
+        text = str(value)
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
+
+
+def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: str = "") -> str:
+    """Return rows as a table.
+
+    Parameters
+    ----------
+    rows
+        Mappings or dataclasses.
+    columns
+        The columns to show. Default: those with a value in some row.
+    title
+        A caption. Default: none.
+    """
+    found = [_mapping(row) for row in rows]
+    shown = found[:MAX_ROWS]
+    names = columns or _columns(shown)
+    head = "".join(f"<th{_LEFT}>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(_cell(row.get(name)) for name in names) + "</tr>" for row in shown
+    )
+    more = f"<p>and {len(found) - MAX_ROWS} more</p>" if len(found) > MAX_ROWS else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+    return _caption(title) + (table if found else "<p>none</p>")
+
+
+def object_html(value: Any, title: str = "") -> str:
+    """Return a dataclass or a mapping as a table of two columns."""
+    cells = "".join(
+        f"<tr><th{_LEFT}>{escape(str(name))}</th><td{_LEFT}>{escape(show(one))}</td></tr>"
+        for name, one in _mapping(value).items()
+    )
+    return f"{_caption(title)}<table><tbody>{cells}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    return f"<td{_LEFT}>{escape(show(value))}</td>"
+
+
+def _caption(title: str) -> str:
+    return f"<p><b>{escape(title)}</b></p>" if title else ""
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns with a value in some row, in their order."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    filled = [name for name in names if any(row.get(name) not in (None, {}, ()) for row in rows)]
+    return filled or list(names)
+
+
+def _mapping(row: Any) -> Mapping[str, Any]:
+    if is_dataclass(row) and not isinstance(row, type):
+        return {one.name: getattr(row, one.name) for one in fields(row)}
+    mapping: Mapping[str, Any] = row
+    return mapping

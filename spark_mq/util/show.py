@@ -1,0 +1,47 @@
+"""Show times, ages and payloads to people."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+__all__ = ["printable", "show_age", "show_time", "show_value"]
+
+
+def show_time(at: datetime | None) -> str:
+    """Return a time for people."""
+    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def show_age(seconds: float | None) -> str:
+    """Return an age for people, such as 3m12s."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    if whole >= 3600:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
+def show_value(value: bytes | None, limit: int = 60) -> str:
+    """Return the start of a payload as text.
+
+    Parameters
+    ----------
+    value
+        The payload.
+    limit
+        The most characters. Default: 60.
+    """
+    if value is None:
+        return "-"
+    text = value[: 4 * limit].decode("utf-8", "replace")
+    shown = printable(text)[:limit]
+    return shown if len(text) <= limit and len(value) <= 4 * limit else shown + "…"
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which could steer a terminal."""
+    return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)

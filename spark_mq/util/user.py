@@ -1,0 +1,50 @@
+"""Note which person makes a change, for the audit trail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+__all__ = ["acting_as", "current_user", "with_user"]
+
+_USER: Final[ContextVar[str | None]] = ContextVar("spark_mq_user", default=None)
+MAX_LENGTH: Final = 200
+"""Characters of a name that are kept."""
+
+
+@contextmanager
+def acting_as(user: str) -> Iterator[None]:
+    """Note a person's name in each ledger commit that this thread makes meanwhile.
+
+    Parameters
+    ----------
+    user
+        The name. Characters that cannot be printed are replaced.
+    """
+    name = "".join(one if one.isprintable() else "�" for one in user)[:MAX_LENGTH]
+    token = _USER.set(name or None)
+    try:
+        yield
+    finally:
+        _USER.reset(token)
+
+
+def current_user() -> str | None:
+    """Return the name of the person who acts in this thread, or None."""
+    return _USER.get()
+
+
+def with_user(info: Mapping[str, Any], user: str | None = None) -> Mapping[str, Any]:
+    """Return what a commit says about itself, with the person's name if there is one.
+
+    Parameters
+    ----------
+    info
+        A name in it stays.
+    user
+        The name. None for the person who acts in this thread.
+    """
+    name = _USER.get() if user is None else user
+    return info if name is None else {"user": name, **info}

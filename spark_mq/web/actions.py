@@ -1,0 +1,139 @@
+"""Change a queue: ask for confirmation first, then do it in the name of the user."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.util.user import acting_as
+from spark_mq.util.validation import validate_choice
+from spark_mq.web.html import Child, Html, el
+from spark_mq.web.layout import field, href, page
+from spark_mq.web.pages.letters import limit_of, trial
+from spark_mq.web.view import View
+
+__all__ = ["Forbidden", "change", "confirmation"]
+
+_log = logging.getLogger(__name__)
+
+
+class Forbidden(SparkMQError):
+    """The server offers no changes, or a form does not belong to this visitor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """A change: the question, what else the form shows, and what to do."""
+
+    question: Callable[[View], str]
+    run: Callable[[View], object]
+    more: Callable[[View], Child] = lambda _: None
+
+
+def _of_group(text: str) -> Callable[[View], str]:
+    return lambda view: text.format(view.group()[0].name)
+
+
+def _unblock(to: str) -> _Action:
+    texts = {
+        "retry": "Deliver the messages that block group {} again?",
+        "dead_letter": "Dead-letter the messages that block group {}?",
+        "drop": "Drop the messages that block group {}? They are lost.",
+    }
+    return _Action(_of_group(texts[to]), lambda view: view.group()[0].unblock(to))
+
+
+def _redrive(view: View) -> int:
+    return view.queue.redrive(where=_where(view), limit=limit_of(view)).messages
+
+
+def _where(view: View) -> str:
+    if (where := view.text("where")) is None:
+        raise InvalidOption(
+            "where is missing: give a condition, such as reason = 'rejected'",
+            option="where",
+            value=None,
+        )
+    return where
+
+
+_ACTIONS: Final[Mapping[str, _Action]] = {
+    "pause": _Action(
+        _of_group("Stop new leases of group {}? Live leases can be settled."),
+        lambda view: view.group()[0].pause(view.text("reason")),
+        lambda _: field("Reason", "reason"),
+    ),
+    "resume": _Action(
+        _of_group("Allow new leases of group {}? This closes its breaker, too."),
+        lambda view: view.group()[0].resume(),
+    ),
+    "unblock-retry": _unblock("retry"),
+    "unblock-dead_letter": _unblock("dead_letter"),
+    "unblock-drop": _unblock("drop"),
+    "redrive": _Action(
+        lambda view: f"Publish these dead letters of {view.name} again?",
+        _redrive,
+        lambda view: trial(view, _where(view), limit_of(view), offer=False),
+    ),
+    "sweep": _Action(lambda view: f"Sweep {view.name} now?", lambda view: view.queue.sweep()),
+}
+"""The changes that the page offers, by name."""
+_INPUTS: Final = ("do", "group", "where", "limit")
+"""What a form repeats of its address."""
+
+
+def _action(view: View) -> _Action:
+    if not view.allow_changes:
+        raise Forbidden("this page only looks. Start it with --allow-changes to change something")
+    return _ACTIONS[validate_choice("do", view.text("do"), tuple(_ACTIONS))]
+
+
+def confirmation(view: View) -> Html:
+    """Return the page that asks whether to make a change."""
+    action = _action(view)
+    hidden = [
+        el("input", type="hidden", name=name, value=view.text(name))
+        for name in _INPUTS
+        if view.text(name) is not None
+    ]
+    back = href("group", view.name, group=view.text("group")) if view.text("group") else None
+    form = el(
+        "form",
+        hidden,
+        el("input", type="hidden", name="csrf", value=view.csrf_token),
+        el("p", action.question(view), class_="result"),
+        action.more(view),
+        el("p", f"The change is recorded under the name {view.user}.", class_="note"),
+        el(
+            "p",
+            el("button", "Yes, do it", class_="danger"),
+            el("a", "No", href=back or href("queue", view.name), class_="button"),
+            class_="buttons",
+        ),
+        method="post",
+        action=href("change", view.name),
+    )
+    return page("Please confirm", form, queue=view.name)
+
+
+def change(view: View, given_token: str) -> str:
+    """Make a change. Returns the address of the page that shows it.
+
+    Raises
+    ------
+    Forbidden
+        The server offers no changes, or the form is not one of this visitor.
+    """
+    action = _action(view)
+    if not hmac.compare_digest(given_token.encode(), view.csrf_token.encode()):
+        raise Forbidden("the form is out of date: load the page again, and confirm again")
+    action.question(view)  # refuses a group that does not exist
+    with acting_as(view.user):
+        action.run(view)
+    view.looks.forget(view.name)
+    _log.info("user %r: %s in %s", view.user, view.text("do"), view.name)
+    return href("changes", view.name, done=1)

@@ -1,0 +1,217 @@
+"""The application: which address shows which page, and what an error looks like."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl
+
+import anyio.to_thread
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+)
+from starlette.routing import Route
+
+from spark_mq.errors import GroupNotFound, InvalidOption, QueueNotFound, SparkMQError
+from spark_mq.inspect.prometheus import QueueCollector
+from spark_mq.web.actions import Forbidden, change, confirmation
+from spark_mq.web.html import Html, el
+from spark_mq.web.layout import page
+from spark_mq.web.looks import Looks
+from spark_mq.web.pages.group import group_page
+from spark_mq.web.pages.home import home
+from spark_mq.web.pages.letters import letters_page
+from spark_mq.web.pages.messages import message_page, messages_page
+from spark_mq.web.pages.queue import queue_page
+from spark_mq.web.pages.sweeps import changes_page, health_of, sweeps_page
+from spark_mq.web.security import Access, Guard
+from spark_mq.web.view import Health, View
+
+__all__ = ["Health", "create_app"]
+
+_log = logging.getLogger(__name__)
+
+STATIC: Final = Path(__file__).parent / "static"
+THREADS: Final = 8
+"""Pages that are made at once. Others wait, so that memory stays bounded."""
+MAX_FORM: Final = 64 * 1024
+"""Bytes of a form."""
+_FILES: Final = {
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    "htmx.min.js": "text/javascript",
+    "htmx.LICENSE.txt": "text/plain",
+}
+"""What the pages load, with its type. htmx is version 2.0.11, as npm has it."""
+_PAGES: Final[Mapping[str, Callable[[View], Html]]] = {
+    "queue": queue_page,
+    "group": group_page,
+    "messages": messages_page,
+    "message": message_page,
+    "letters": letters_page,
+    "sweeps": sweeps_page,
+    "changes": changes_page,
+    "change": confirmation,
+}
+"""The pages of a queue by the first part of their address."""
+_STATUS: Final = (
+    (Forbidden, 403), (QueueNotFound, 404), (GroupNotFound, 404), (InvalidOption, 400),
+    (SparkMQError, 503), (OSError, 503),
+)  # fmt: skip
+
+
+def create_app(looks: Looks, access: Access, health: Health | None = None) -> Starlette:
+    """Return the application.
+
+    Parameters
+    ----------
+    looks
+        The queues.
+    access
+        Who may look and change.
+    health
+        When a queue counts as unhealthy. Default: if it was not swept for an hour.
+    """
+    pages = _Pages(looks, access, health or Health())
+    routes = [Route("/", pages.shows(home))]
+    routes += [
+        Route(f"/{name}/{{queue:path}}", pages.shows(show), methods=["GET"])
+        for name, show in _PAGES.items()
+    ]
+    routes += [
+        Route("/change/{queue:path}", pages.change, methods=["POST"]),
+        Route("/healthz", pages.healthz),
+        Route("/metrics", pages.metrics),
+        Route("/static/{name}", _file),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, access=access)],
+        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+        lifespan=_lifespan,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(_: Starlette) -> AsyncIterator[None]:
+    anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+    yield
+
+
+class _Pages:
+    """Answers requests."""
+
+    def __init__(self, looks: Looks, access: Access, health: Health) -> None:
+        self._looks = looks
+        self._access = access
+        self._health = health
+        self._registry = CollectorRegistry()
+        self._registry.register(QueueCollector(looks.by_path))
+
+    def _view(self, request: Request, query: Mapping[str, str]) -> View:
+        user = request.state.user
+        return View(
+            self._looks,
+            request.path_params.get("queue", ""),
+            query,
+            self._health,
+            self._access.allow_changes,
+            user,
+            self._access.csrf_token(request.state.session, user),
+        )
+
+    def shows(self, show: Callable[[View], Html]) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a page."""
+
+        async def endpoint(request: Request) -> Response:
+            view = self._view(request, dict(request.query_params))
+            return await run_in_threadpool(_answer, view, lambda: HTMLResponse(show(view)))
+
+        return endpoint
+
+    async def change(self, request: Request) -> Response:
+        """Make a change that a form confirms."""
+        if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return _error(403, "The form comes from another site.")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_FORM:
+                return _error(413, "The form is too large.")
+        given = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
+        view = self._view(request, given)
+        token = given.get("csrf", "")
+        return await run_in_threadpool(
+            _answer, view, lambda: RedirectResponse(change(view, token), status_code=303)
+        )
+
+    def healthz(self, request: Request) -> Response:
+        """Answer 200 if all queues are healthy, otherwise 503. It names nothing."""
+        problems = 0
+        try:
+            for name in self._looks.queues():
+                view = View(self._looks, name, {}, self._health, False, "", "")
+                try:
+                    problems += len(health_of(view).problems)
+                except SparkMQError:
+                    problems += 1
+        except (SparkMQError, OSError):
+            problems += 1
+        healthy = {"healthy": not problems, "problems": problems}
+        return JSONResponse(healthy, 503 if problems else 200)
+
+    def metrics(self, request: Request) -> Response:
+        """Answer with the metrics of all queues, for Prometheus."""
+        content = generate_latest(self._registry)
+        return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _answer(view: View, make: Callable[[], Response]) -> Response:
+    """Make an answer. An error becomes a page that explains it."""
+    try:
+        return make()
+    except (SparkMQError, OSError) as error:
+        status = next(code for kind, code in _STATUS if isinstance(error, kind))
+        if status >= 500:
+            _log.error("a page failed: %s", error)
+            view.looks.close(view.name)
+        return _error(status, str(error) or type(error).__name__)
+
+
+def _error(status: int, text: str) -> Response:
+    content = page(f"Error {status}", el("p", text, class_="bad result"))
+    return HTMLResponse(content, status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = _error(error.status_code, error.detail)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    # The text of an unknown error may hold a secret: it goes to the log only.
+    return _error(500, "The page has a fault. The log of the server shows it.")
+
+
+def _file(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _FILES:
+        raise HTTPException(404)
+    return FileResponse(
+        STATIC / name, media_type=_FILES[name], headers={"Cache-Control": "private, max-age=3600"}
+    )

@@ -1,0 +1,147 @@
+"""Draw charts as inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from spark_mq.web.html import Html, el, join
+
+__all__ = ["Series", "line_chart", "state_bar"]
+
+WIDTH: Final = 420
+HEIGHT: Final = 150
+_LEFT: Final = 54
+_RIGHT: Final = 6
+_TOP: Final = 10
+_BOTTOM: Final = 22
+MAX_POINTS: Final = 400
+"""Points of a line. More are thinned out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line: its name, and pairs of seconds since 1970 and a value."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def line_chart(title: str, series: Sequence[Series], show: Callable[[float], str]) -> Html:
+    """Return a chart of lines over time, with a legend of the last values.
+
+    Parameters
+    ----------
+    title
+        What the chart shows.
+    series
+        The lines, four at most.
+    show
+        Shows a value to people.
+    """
+    head = el("h3", title)
+    times = [at for one in series for at, _ in one.points]
+    if not times or max(times) == min(times):
+        note = el("p", "The page looks every 5 seconds. A line needs three looks.", class_="note")
+        return el("figure", head, note, class_="chart")
+    low, high = min(times), max(times)
+    top = _nice(max(value for one in series for _, value in one.points))
+    lines = [_line(number, one, low, high, top) for number, one in enumerate(series, 1)]
+    last = ", ".join(f"{one.name} {show(one.points[-1][1])}" for one in series if one.points)
+    picture = el(
+        "svg",
+        _grid(low, high, top, show),
+        lines,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=f"{title}: {last}",
+    )
+    return el("figure", head, picture, _legend(series, show), class_="chart")
+
+
+def _legend(series: Sequence[Series], show: Callable[[float], str]) -> Html:
+    items = [
+        el("li", el("b", class_=f"dot s{number}"), one.name, " ", el("strong", _last(one, show)))
+        for number, one in enumerate(series, 1)
+    ]
+    return el("ul", items, class_="legend")
+
+
+def _last(one: Series, show: Callable[[float], str]) -> str:
+    return show(one.points[-1][1]) if one.points else "-"
+
+
+def _line(number: int, one: Series, low: float, high: float, top: float) -> Html:
+    step = max(1, -(-len(one.points) // MAX_POINTS))
+    points = [*one.points[:-1:step], *one.points[-1:]]
+    path = " ".join(f"{_x(at, low, high):.1f},{_y(value, top):.1f}" for at, value in points)
+    return el("polyline", points=path, class_=f"line s{number}")
+
+
+def _grid(low: float, high: float, top: float, show: Callable[[float], str]) -> Html:
+    parts = []
+    for value in (0.0, top / 2, top):
+        y = _y(value, top)
+        parts.append(el("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}"))
+        parts.append(el("text", show(value), x=_LEFT - 5, y=f"{y + 4:.1f}", class_="right"))
+    base = HEIGHT - 5
+    parts.append(el("text", _clock(low), x=_LEFT, y=base))
+    parts.append(el("text", _clock(high), x=WIDTH - _RIGHT, y=base, class_="right"))
+    return el("g", parts, class_="grid")
+
+
+def _x(at: float, low: float, high: float) -> float:
+    return _LEFT + (WIDTH - _LEFT - _RIGHT) * (at - low) / (high - low)
+
+
+def _y(value: float, top: float) -> float:
+    return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / top
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}Z"
+
+
+def _nice(value: float) -> float:
+    """Return a round number that is not smaller. It is the top of a scale."""
+    if value <= 0:
+        return 1.0
+    power = 1.0
+    while power < value:
+        power *= 10
+    while power / 10 >= value:
+        power /= 10
+    return next(power * part for part in (0.2, 0.5, 1.0) if power * part >= value)
+
+
+def state_bar(counts: Sequence[tuple[str, int]]) -> Html:
+    """Return a bar of states, each as wide as its share of the messages."""
+    total = sum(count for _, count in counts)
+    if not total:
+        return el("p", "No message waits.", class_="note")
+    parts, at = [], 0.0
+    for name, count in counts:
+        width = 100 * count / total
+        if count:
+            width = max(width, 0.6)  # so that a few messages among many can be seen
+            title = el("title", f"{name}: {count:,}")
+            parts.append(el("rect", title, x=f"{at:.2f}", y=0, width=f"{width:.2f}", height=4,
+                            class_=f"state-{name.replace(' ', '-')}"))  # fmt: skip
+            at += width
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts)
+    bar = el(
+        "svg",
+        join(*parts),
+        viewBox=f"0 0 {max(at, 100):.2f} 4",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=shown,
+        class_="bar",
+    )
+    names = [
+        el("li", el("b", class_=f"dot {name.replace(' ', '-')}"), name, " ", el("strong", f"{n:,}"))
+        for name, n in counts
+    ]
+    return join(bar, el("ul", names, class_="legend states"))

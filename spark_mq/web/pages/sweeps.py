@@ -1,0 +1,84 @@
+"""Sweeps and health of a queue, and the changes that people made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_mq.inspect import Health
+from spark_mq.web.html import Child, Html, el, join
+from spark_mq.web.layout import button, facts, field, href, page, table, when
+from spark_mq.web.view import View
+
+__all__ = ["changes_page", "health_of", "sweeps_page"]
+
+MAX_PROBLEMS: Final = 200
+MAX_CHANGES: Final = 200
+PERIODS: Final = ("1h", "1d", "7d", "30d")
+
+
+def health_of(view: View) -> Health:
+    """Return the health of the queue under the limits that the server has."""
+    limits = view.health
+    return view.queue.health(
+        max_unswept=limits.max_unswept, max_age=limits.max_age, max_dead=limits.max_dead
+    )
+
+
+def sweeps_page(view: View) -> Html:
+    """Show when sweeps changed the queue, what waits, and what is wrong."""
+    overview, health = view.overview, health_of(view)
+    sweeps = overview.sweeps
+    rows: list[list[Child]] = [
+        [one.check.replace("_", " "), one.group or "", el("span", one.text, class_="bad")]
+        for one in health.problems[:MAX_PROBLEMS]
+    ]
+    word = el("span", "healthy", class_="good")
+    if not health.healthy:
+        word = el("span", f"{len(health.problems)} problems", class_="bad")
+    sweep = button("Sweep now", href("change", view.name, do="sweep"))
+    return page(
+        "Sweeps and health",
+        el("p", "The queue is ", word, ".", class_="result"),
+        table(("Problem", "Group", "Reason"), rows, empty="Nothing is wrong."),
+        el("h2", "Sweeps"),
+        facts([
+            ("Last change by a sweep", when(sweeps.last_change_at, view.now)),
+            ("Oldest commit that waits", when(sweeps.waiting_since, view.now)),
+            ("Commits of leases/ that wait", sweeps.unarchived_commits),
+            ("Commits of messages/ that wait", sweeps.unindexed_commits),
+            ("Trim horizon", str(overview.horizon)),
+            ("Last sequence", str(overview.tail)),
+        ]),
+        el("p", sweep, class_="buttons") if view.allow_changes else None,
+        queue=view.name,
+        view="sweeps",
+    )  # fmt: skip
+
+
+def changes_page(view: View) -> Html:
+    """Show the changes that people made: the audit trail."""
+    asked = view.text("since")
+    since = asked if asked in PERIODS else "1d"
+    rows: list[list[Child]] = [
+        [
+            when(one.at, view.now), one.operation, one.group or "", one.user or "",
+            one.messages, "dead letters" if one.in_dead_letters else "queue",
+        ]
+        for one in view.queue.changes(MAX_CHANGES, since=since)
+    ]  # fmt: skip
+    form = el(
+        "form",
+        field("Since", "since", since, options=PERIODS),
+        el("button", "Show"),
+        action=href("changes", view.name),
+        class_="row",
+    )
+    headings = ("At", "What", "Group", "User", "Messages", "In")
+    done = el("p", "Done.", class_="result good") if view.text("done") else None
+    return page(
+        "Changes",
+        done,
+        join(form, table(headings, rows, empty="Nobody changed anything.")),
+        queue=view.name,
+        view="changes",
+    )

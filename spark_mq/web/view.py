@@ -1,0 +1,104 @@
+"""One request, as the pages see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from spark_mq.errors import GroupNotFound, InvalidOption
+from spark_mq.group import ConsumerGroup
+from spark_mq.inspect import QueueOverview
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.queue import Queue
+from spark_mq.util.clock import Duration
+from spark_mq.web.looks import Looks
+
+__all__ = ["Health", "View"]
+
+MAX_NUMBER: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """When a queue counts as unhealthy: see :meth:`spark_mq.Queue.health`."""
+
+    max_unswept: Duration | None = "1h"
+    max_age: Duration | None = None
+    max_dead: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One request.
+
+    Attributes
+    ----------
+    looks
+        The queues.
+    name
+        The queue's name on the page. Empty on the first page.
+    query
+        The parameters.
+    health
+        When a queue counts as unhealthy.
+    allow_changes
+        Whether the page offers changes.
+    user
+        Who asks.
+    csrf_token
+        What a form must carry.
+    """
+
+    looks: Looks
+    name: str
+    query: Mapping[str, str]
+    health: Health
+    allow_changes: bool
+    user: str
+    csrf_token: str = field(repr=False)
+
+    @property
+    def queue(self) -> Queue:
+        """The queue. Raises QueueNotFound."""
+        return self.looks.queue(self.name)
+
+    @property
+    def overview(self) -> QueueOverview:
+        """The overview of the queue. Raises QueueNotFound and others."""
+        return self.looks.overview(self.name)
+
+    @property
+    def now(self) -> datetime:
+        """The time."""
+        return datetime.now(UTC)
+
+    def text(self, name: str) -> str | None:
+        """Return a parameter, or None if it is missing or empty."""
+        return self.query.get(name, "").strip() or None
+
+    def number(self, name: str, *, least: int = 0, most: int = MAX_NUMBER) -> int | None:
+        """Return a parameter that is a number, or None without it. Raises InvalidOption."""
+        text = self.text(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) <= 19):
+            raise InvalidOption(
+                f"{name}={text[:40]!r} is not a number: give digits", option=name, value=text
+            )
+        value = int(text)
+        if not least <= value <= most:
+            raise InvalidOption(
+                f"{name}={value} is out of range: give {least} to {most}", option=name, value=value
+            )
+        return value
+
+    def group(self) -> tuple[ConsumerGroup, GroupStats]:
+        """Return the group that the parameters name, and its stats. Raises GroupNotFound."""
+        name, overview = self.text("group") or "", self.overview
+        if name in overview.damaged:
+            raise GroupNotFound(overview.damaged[name], group=name)
+        if name not in overview.groups:
+            raise GroupNotFound(f"there is no group {name!r} in {self.name}", group=name)
+        return self.queue.group(name), overview.groups[name]

@@ -1,0 +1,102 @@
+"""The queries of the examples ask for metrics, labels and values that are served."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spark_mq import Queue
+from spark_mq.inspect.prometheus import QueueCollector
+
+FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
+_METRIC = re.compile(r"\b(spark_mq_\w+)(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r"(\w+)\s*(=~|!~|!=|=)\s*\"([^\"]*)\"")
+_BY = re.compile(r"by \(([^)]*)\)")
+Served = dict[str, list[dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The labels of each sample, by the name of the sample."""
+    queue = Queue.create(tmp_path_factory.mktemp("monitoring") / "orders", durable=False)
+    queue.publish(["a", "b", "c"])
+    lease = queue.group("billing").lease("w")
+    assert lease is not None
+    lease.reject()
+    queue.sweep()
+    queue.group("billing").lease("w")
+    found: Served = {}
+    for family in QueueCollector(lambda: {queue.path: queue.describe()}).collect():
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(dict(sample.labels))
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def board() -> Any:
+    return json.loads((FOLDER / "grafana.json").read_text())
+
+
+def queries() -> dict[str, str]:
+    found = {rule["alert"]: rule["expr"] for rule in alerts()}
+    for panel in board()["panels"]:
+        for target in panel["targets"]:
+            found[f"{panel['title']} {target['refId']}"] = target["expr"]
+    for trigger in yaml.safe_load((FOLDER / "keda.yml").read_text())["spec"]["triggers"]:
+        found["keda"] = trigger["metadata"]["query"]
+    for variable in board()["templating"]["list"]:
+        if variable["type"] == "query":
+            found[variable["name"]] = variable["query"]
+    return found
+
+
+@pytest.mark.parametrize("name", queries())
+def test_a_query_asks_for_what_is_served(name: str, served: Served) -> None:
+    asked = _METRIC.findall(queries()[name])
+    assert asked
+    for metric, matchers in asked:
+        assert metric in served
+        for label, how, value in _MATCHER.findall(matchers):
+            assert label in served[metric][0], f"{metric} has no label {label}"
+            if label in ("state", "outcome"):
+                values = value.split("|") if how == "=~" else [value]
+                assert set(values) <= {labels[label] for labels in served[metric]}
+    for by in _BY.findall(queries()[name]):
+        metric, _ = asked[0]
+        assert {label.strip() for label in by.split(",")} <= set(served[metric][0])
+
+
+def test_texts_name_labels_that_are_served(served: Served) -> None:
+    for rule in alerts():
+        metric, _ = _METRIC.findall(rule["expr"])[0]
+        named = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
+        assert set(named) <= set(served[metric][0]), rule["alert"]
+    for panel in board()["panels"]:
+        for target in panel["targets"]:
+            metric, _ = _METRIC.findall(target["expr"])[0]
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= set(served[metric][0])
+
+
+def test_the_board_has_its_panels_apart_and_shows_every_gauge(served: Served) -> None:
+    cells = set()
+    for panel in board()["panels"]:
+        at = panel["gridPos"]
+        own = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not own & cells, panel["title"]
+        assert max(x for x, _ in own) < 24
+        cells |= own
+    shown = {metric for query in queries().values() for metric, _ in _METRIC.findall(query)}
+    assert {name for name in served if not name.endswith("_created")} <= shown

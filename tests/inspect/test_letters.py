@@ -1,0 +1,125 @@
+"""Dead letters by reason, and the changes that people made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from spark_mq import InvalidOption, Message, Queue
+from spark_mq.util.user import acting_as, current_user
+
+
+def with_letters(queue: Queue) -> Queue:
+    """Seven letters: five of `billing` in two sweeps, two of `audit`."""
+    queue.publish([Message(f"{n}", message_id=f"id-{n}") for n in range(5)])
+    billing = queue.group("billing")
+    billing.lease("w", max_messages=3).reject(error="no customer")
+    queue.sweep()
+    billing.configure(max_delivery_attempts=1)
+    for _ in range(2):
+        billing.lease("w").nack(error="timeout")
+    queue.group("audit").lease("w", max_messages=2).reject(error="bad")
+    queue.sweep()
+    return queue
+
+
+def test_dead_letters_are_counted_by_reason_and_group(queue: Queue) -> None:
+    assert queue.dead_letter_reasons().reasons == ()
+    found = with_letters(queue).dead_letter_reasons()
+    assert (found.counted, found.complete) == (7, True)
+    counts = {(one.reason, one.group): (one.messages, one.error) for one in found.reasons}
+    assert counts == {
+        ("rejected", "billing"): (3, "no customer"),
+        ("max_delivery_attempts", "billing"): (2, "timeout"),
+        ("rejected", "audit"): (2, "bad"),
+    }
+    newest = queue.dead_letter_reasons(4)
+    assert (newest.counted, newest.complete) == (4, False)
+    assert sum(one.messages for one in newest.reasons) == 4
+    assert {one.error for one in newest.reasons} == {"timeout", "bad"}
+    assert queue.dead_letter_reasons(None) == found
+
+
+def test_dead_letters_are_listed_from_the_newest_on(queue: Queue) -> None:
+    assert queue.newest_dead_letters().num_rows == 0
+    everything = with_letters(queue).list_dead_letters()["dead_letter_sequence"].to_pylist()
+    newest = queue.newest_dead_letters(3)["dead_letter_sequence"].to_pylist()
+    assert newest == everything[::-1][:3]
+    rest = queue.newest_dead_letters(9, before=newest[-1])["dead_letter_sequence"].to_pylist()
+    assert newest + rest == everything[::-1]
+    queue.redrive(where=f"dead_letter_sequence = {newest[0]}")
+    assert queue.newest_dead_letters(1)["dead_letter_sequence"].to_pylist() == newest[1:2]
+    assert queue.dead_letter_reasons().counted == 6
+    with pytest.raises(InvalidOption, match="n="):
+        queue.newest_dead_letters(0)
+
+
+def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]) -> None:
+    queue = delta_queue()
+    other = Queue.create(f"{queue.path}-2", dead_letter_path=queue.dead_letters.path, durable=False)
+    with_letters(queue)
+    other.publish("foreign")
+    other.group("g").lease("w").reject(error="foreign")
+    other.sweep()
+    assert "foreign" not in queue.newest_dead_letters()["error"].to_pylist()
+    assert queue.newest_dead_letters().num_rows == 7
+    assert [one.error for one in other.dead_letter_reasons().reasons] == ["foreign"]
+
+
+def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
+    with_letters(queue)
+    group = queue.group("billing")
+    with acting_as("alice"):
+        group.pause("repairs")
+        group.seek("latest")
+    with acting_as("bob\x1b"):
+        assert queue.redrive(where="consumer_group = 'audit'").messages == 2
+    group.resume()
+    assert current_user() is None
+    made = [(one.operation, one.user, one.in_dead_letters) for one in queue.changes()]
+    assert ("pause", "alice", False) in made
+    assert ("seek", "alice", False) in made
+    assert ("redriven", "bob�", True) in made
+    assert ("resume", None, False) in made
+    assert all("lease" not in operation for operation, _, _ in made)
+    queue.sweep()  # the archive has the same
+    assert set(made) <= {(c.operation, c.user, c.in_dead_letters) for c in queue.changes()}
+    assert len(queue.changes(2)) == 2
+
+
+def test_a_trace_names_the_user(queue: Queue) -> None:
+    (sequence,) = queue.publish("a").sequences
+    with acting_as("alice"):
+        queue.group("g").configure(max_delivery_attempts=1, on_exhausted="block")
+        queue.group("g").lease("w").nack(error="x")
+        queue.group("g").unblock("drop")
+    events = queue.trace(sequence).events
+    assert [one.user for one in events if one.event == "unblocked"] == ["alice"]
+    assert "user alice" in str(queue.trace(sequence))
+
+
+def test_a_user_is_noted_with_the_own_operation_only(queue: Queue) -> None:
+    """Other threads do not get the name, also if they share the commits."""
+    queue.publish([f"{n}" for n in range(20)])
+    group = queue.group("g").ensure()
+    ready, wait = threading.Barrier(2), 60
+
+    def pausing() -> None:
+        with acting_as("alice"):
+            ready.wait(wait)
+            for _ in range(5):
+                group.pause("x")
+
+    thread = threading.Thread(target=pausing)
+    thread.start()
+    ready.wait(wait)
+    for number in range(5):
+        group.configure(max_delivery_attempts=number + 1)
+    thread.join(wait)
+    for one in queue.changes():
+        if "pause" in one.operation:
+            assert one.user == "alice"
+        elif one.operation == "configure":
+            assert one.user is None

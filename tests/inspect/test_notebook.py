@@ -1,0 +1,141 @@
+"""What objects show in a notebook, and what results convert to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_mq import Message, Queue
+from spark_mq.testing import ManualClock
+from spark_mq.util.html import object_html, rows_html, show
+from spark_mq.util.records import Records
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def lease(queue: Queue) -> Any:
+    queue.publish([Message("<b>first</b>", key="k", headers={"a": "1"}), b"\xff\x00"])
+    return queue.group("billing").lease("worker-1", max_messages=2)
+
+
+def test_text_is_shown_as_text_and_bytes_as_digits() -> None:
+    assert show("grüße".encode()) == "grüße"
+    assert show(b"\xff\x00") == "0xff00"
+    assert show(None) == "-"
+    assert show(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "2026-01-02 03:04:05 UTC"
+    assert show("x" * 300) == "x" * 200 + "…"
+
+
+def test_values_and_titles_are_escaped() -> None:
+    for html in (
+        object_html({"<i>": "<script>"}, "<title>"),
+        rows_html([{"<i>": "<script>"}], title="<title>"),
+    ):
+        assert "<script>" not in html
+        assert "<i>" not in html
+        assert "<title>" not in html
+        assert "&lt;script&gt;" in html
+
+
+def test_a_queue_shows_its_groups(queue: Queue, lease: Any) -> None:
+    html = queue._repr_html_()
+    assert "billing" in html
+    assert "<th>published" not in html
+    assert "published</th><td" in html
+    assert "dead letters" in html
+
+
+def test_a_queue_that_cannot_be_read_shows_why(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError("no <disk>")
+
+    monkeypatch.setattr(queue, "describe", fail)
+    assert "no &lt;disk&gt;" in queue._repr_html_()
+
+
+def test_a_group_shows_its_stats_and_leases(queue: Queue, lease: Any) -> None:
+    html = queue.group("billing")._repr_html_()
+    assert "in_flight</th><td" in html
+    assert lease.lease_id in html
+    assert "worker-1" in html
+
+
+def test_a_lease_shows_its_messages_once_they_are_read(queue: Queue, lease: Any) -> None:
+    before = lease._repr_html_()
+    assert "worker-1" in before
+    assert "first" not in before
+    lease.messages  # noqa: B018
+    after = lease._repr_html_()
+    assert "&lt;b&gt;first&lt;/b&gt;" in after
+    assert "0xff00" in after
+
+
+def test_stats_a_trace_a_sweep_and_a_redrive_show_themselves(
+    queue: Queue, lease: Any, clock: ManualClock
+) -> None:
+    lease.reject(error="no <customer>")
+    assert "GroupStats" in queue.group("billing").stats()._repr_html_()
+    assert "billing" in queue.stats()._repr_html_()
+    life = queue.trace(lease.messages[0].sequence)._repr_html_()
+    assert "no &lt;customer&gt;" in life
+    assert "worker-1" in life
+    assert "routed</th>" in queue.sweep()._repr_html_()
+    dry = queue.redrive(dry_run=True)
+    assert "&lt;b&gt;first&lt;/b&gt;" in dry._repr_html_()
+    assert "2 messages to redrive" in dry._repr_html_()
+    assert "2 messages redriven" in queue.redrive()._repr_html_()
+
+
+def test_lists_of_results_show_as_tables(queue: Queue, lease: Any) -> None:
+    group = queue.group("billing")
+    assert lease.lease_id in group.leases()._repr_html_()
+    assert "&lt;b&gt;first&lt;/b&gt;" in group.peek()._repr_html_()
+    assert "worker-1" in group.workers()._repr_html_()
+    assert "none" in group.last_errors()._repr_html_()
+    assert "and 10 more" in Records([{"n": n} for n in range(60)])._repr_html_()
+
+
+def test_results_convert_to_arrow(queue: Queue, lease: Any) -> None:
+    group = queue.group("billing")
+    (row,) = group.leases().to_arrow().to_pylist()
+    assert row["lease_id"] == lease.lease_id
+    assert row["positions"] == [[lease.messages[0].sequence, lease.messages[1].sequence]]
+    assert row["since"].tzinfo is not None
+    messages = group.peek().to_arrow()
+    assert messages["value"].to_pylist() == [b"<b>first</b>", b"\xff\x00"]
+    assert dict(messages["headers"][0].as_py()) == {"a": "1"}
+    assert group.stats().to_arrow()["in_flight"].to_pylist() == [2]
+    life = queue.trace(lease.messages[0].sequence).to_arrow()
+    assert life["event"].to_pylist()[-1] == "leased"
+    assert queue.redrive(dry_run=True).to_arrow().num_rows == 0
+    assert group.last_errors().to_arrow().num_rows == 0
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_results_convert_to_data_frames(queue: Queue, lease: Any, library: str) -> None:
+    pytest.importorskip(library)
+    frame = getattr(queue.group("billing").leases(), f"to_{library}")()
+    assert list(frame["worker_id"]) == ["worker-1"]
+    assert len(getattr(queue.group("billing").peek(), f"to_{library}")()) == 2
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_conversion_names_what_is_missing(library: str) -> None:
+    program = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from spark_mq.util.records import Records\n"
+        f"try: Records().to_{library}()\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"pip install {library}" in done.stdout

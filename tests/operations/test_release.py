@@ -1,0 +1,139 @@
+"""Release messages for later, and release and extend single messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from spark_mq import Queue, SettleResult
+from spark_mq.errors import InvalidOption, LeaseLost
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+def test_a_message_released_for_later_is_due_then_however_often(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(max_delivery_attempts=2)
+    group = queue.group()
+    queue.publish("not yet")
+    for _ in range(5):
+        lease = group.lease("w")
+        assert lease is not None
+        assert lease.messages[0].delivery_count == 1
+        assert lease.release(delay="15m") == SettleResult(1)
+        assert (group.stats().delayed, group.stats().ready) == (1, 0)
+        clock.advance("14m")
+        assert group.lease("w") is None
+        clock.advance("61s")
+    assert group.stats().ready == 1
+
+
+def test_some_messages_are_released_for_later_and_the_rest_stays_leased(
+    queue: Queue, clock: ManualClock
+) -> None:
+    first, second, third = queue.publish(["a", "b", "c"]).sequences
+    group = queue.group()
+    lease = group.lease("w", max_messages=3)
+    assert lease is not None
+    ids = [m.message_id for m in lease.messages]
+    assert lease.release([first], delay=30) == SettleResult(1)
+    assert group.release(lease, message_ids=[ids[2]], delay=10) == SettleResult(1)
+    assert lease.ack() == SettleResult(1), "the object knows what it has released"
+    clock.advance("11s")
+    again = group.lease("w", max_messages=3)
+    assert again is not None
+    assert [(m.sequence, m.delivery_count) for m in again.messages] == [(third, 1)]
+    clock.advance("20s")
+    again = group.lease("w", max_messages=3)
+    assert again is not None
+    assert [(m.sequence, m.delivery_count) for m in again.messages] == [(first, 1)]
+    assert second < third
+
+
+def test_a_release_without_a_delay_keeps_the_place_in_the_queue(queue: Queue) -> None:
+    first, second, third = queue.publish(["a", "b", "c"]).sequences
+    group = queue.group()
+    lease = group.lease("w", max_messages=2)
+    assert lease is not None
+    lease.release([first])
+    again = group.lease("w", max_messages=2)
+    assert again is not None
+    assert [m.sequence for m in again.messages] == [first, third]
+    assert lease.ack([second]) == SettleResult(1)
+
+
+def test_a_late_release_counts_and_its_delay_still_holds(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    group = queue.group()
+    lease = group.lease("w")
+    assert lease is not None
+    clock.advance("62s")
+    assert lease.release(delay="5m") == SettleResult(1)
+    clock.advance("4m")
+    assert group.lease("w") is None
+    clock.advance("61s")
+    again = group.lease("w")
+    assert again is not None
+    assert again.messages[0].delivery_count == 2
+
+
+def test_an_extension_of_one_message_leaves_the_others_to_expire(
+    queue: Queue, clock: ManualClock
+) -> None:
+    first, second = queue.publish(["a", "b"]).sequences
+    group = queue.group()
+    lease = group.lease("w", max_messages=2)
+    assert lease is not None
+    deadline = lease.expires_at
+    assert lease.extend("10m", [second]) == SettleResult(1)
+    assert lease.expires_at == deadline
+    clock.advance("62s")
+    again = group.lease("v", max_messages=2)
+    assert again is not None
+    assert [m.sequence for m in again.messages] == [first]
+    with pytest.raises(LeaseLost) as lost:
+        lease.extend("10m", [first, second])
+    assert [place for *place, _ in lost.value.data["lost"]] == [[first, first]]
+    assert lost.value.data["result"] == SettleResult(1)
+    assert lease.ack([second]) == SettleResult(1)
+
+
+def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b", "c"])
+    group = queue.group()
+    one, two = group.lease("w"), group.lease("w", max_messages=2)
+    assert one is not None
+    assert two is not None
+    ids = [m.message_id for m in two.messages]
+    assert group.extend([one, two], "10m") == SettleResult(3)
+    assert group.extend({one: None, two: [two.messages[0].sequence]}, "20m") == SettleResult(2)
+    assert group.extend(two, "30m", message_ids=[ids[1]]) == SettleResult(1)
+    clock.advance("15m")
+    assert group.lease("v", max_messages=3) is None
+    clock.advance("10m")
+    assert group.expire() == 2
+    assert group.stats().in_flight == 1
+
+
+def test_a_trace_shows_the_release(delta_queue: Make) -> None:
+    queue = delta_queue()
+    sequence = queue.publish("a").sequences[0]
+    lease = queue.group().lease("w")
+    assert lease is not None
+    lease.release(delay="15m")
+    events = [(e.event, e.state) for e in queue.trace(sequence).events]
+    assert events == [("leased", "leased"), ("released", "waiting")]
+
+
+@pytest.mark.parametrize("delay", [-1, "soon", True])
+def test_a_delay_that_is_none_is_refused(queue: Queue, delay: object) -> None:
+    queue.publish("a")
+    lease = queue.group().lease("w")
+    assert lease is not None
+    with pytest.raises(InvalidOption, match="delay"):
+        lease.release(delay=delay)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="delay"):
+        queue.group().release(lease, delay=delay)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""Verdicts in the log: how many messages were nacked and are dead, and why, but not for each lease."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from spark_mq import Lease, Queue
+from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleCommand, SettleOutcome
+from spark_mq.operations.verdict_log import VerdictLog
+
+
+@pytest.fixture(autouse=True)
+def at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "spark_mq.verdicts")
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "spark_mq.verdicts"]
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def nack(error: str = "no customer") -> tuple[list[SettleCommand], list[SettleOutcome]]:
+    commands = [SettleCommand(ACK, "l"), SettleCommand(NACK, "l", error=error)]
+    return commands, [SettleOutcome(settled=5), SettleOutcome(settled=1)]
+
+
+def test_the_first_failure_is_logged_at_once_and_the_others_are_summed_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Time()
+    log = VerdictLog("billing", clock)
+    log.add(*nack())
+    assert lines(caplog) == ["group billing: 5 acked, 1 nacked. The first error: no customer"]
+    for _ in range(1_000):
+        log.add(*nack("another"))
+    assert len(lines(caplog)) == 1
+    clock.now = 10.0
+    log.add(*nack("a third"))
+    assert lines(caplog)[1:] == ["group billing: 5005 acked, 1001 nacked. The first error: another"]
+
+
+def test_dead_messages_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    outcome = SettleOutcome(settled=3, states={"dead": 3})
+    VerdictLog("g", Time()).add([SettleCommand(REJECT, "l", error="bad")], [outcome])
+    assert lines(caplog) == ["group g: 3 rejected, 3 of these dead. The first error: bad"]
+
+
+def test_a_group_without_failures_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    log = VerdictLog("g", Time())
+    log.add([SettleCommand(ACK, "l")], [SettleOutcome(settled=3)])
+    log.flush()
+    assert lines(caplog) == []
+
+
+def test_a_long_error_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    VerdictLog("g", Time()).add(*nack("x" * 5_000))
+    assert len(lines(caplog)[0]) < 300
+
+
+def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish([str(n) for n in range(20)])
+
+    def handler(lease: Lease) -> list[dict[str, Any]]:
+        (message,) = lease.messages
+        return [
+            {"sequence": message.sequence, "outcome": "reject", "error": f"bad {message.value!r}"}
+        ]
+
+    queue.group("billing").work(handler, until_empty=True)
+    first, rest = lines(caplog)
+    assert first == "group billing: 1 rejected, 1 of these dead. The first error: bad b'0'"
+    assert rest == "group billing: 19 rejected, 19 of these dead. The first error: bad b'1'"

@@ -1,0 +1,595 @@
+"""The worker that calls a handler for each message: decisions, sharing of commits, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.handles import again, lease, until
+
+from spark_mq import (
+    Queue,
+    ReceivedMessage,
+    Reject,
+    Retry,
+    Snooze,
+    WorkSummary,
+    errors,
+)
+from spark_mq.errors import InvalidHandlerResult, InvalidOption
+from spark_mq.operations import outages
+from spark_mq.testing import ManualClock, memory_queue
+
+Make = Callable[..., Queue]
+Handler = Callable[[ReceivedMessage], Any]
+
+
+def drain(queue: Queue, handler: Handler, **options: Any) -> WorkSummary:
+    given = {"until": "empty", "each": "message", **options}
+    return queue.group().work(handler, **given)
+
+
+def revision(queue: Queue) -> int:
+    ledger = queue.group()._ledger.snapshot().ledger
+    return 0 if ledger is None else ledger.head.revision
+
+
+def counts(queue: Queue) -> dict[str, int]:
+    stats = again(queue).group().stats()
+    names = ("ready", "delayed", "in_flight", "dead", "acked")
+    return {name: value for name in names if (value := getattr(stats, name))}
+
+
+@contextlib.contextmanager
+def working(queue: Queue, handler: Handler, **options: Any) -> Iterator[list[WorkSummary]]:
+    """A worker in a thread of its own. It ends with the block."""
+    stop, done = threading.Event(), list[WorkSummary]()
+
+    def run() -> None:
+        done.append(queue.group().work(handler, each="message", stop=stop, **options))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+# -- many together
+
+
+def test_messages_are_leased_and_settled_together(queue: Queue) -> None:
+    values = [str(n).encode() for n in range(200)]
+    queue.publish(values)
+    queue.group().ensure()
+    before, seen = revision(queue), list[bytes]()
+    pause = threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        pause.wait(0.01)
+        seen.append(message.value)
+
+    summary = drain(queue, handle, threads=8)
+    assert sorted(seen) == sorted(values), "each message once"
+    assert (summary.settled, summary.failed) == (200, 0)
+    assert counts(queue) == {"acked": 200}
+    assert revision(queue) - before <= 20, "with leases of one these are 200 or more"
+
+
+def test_one_thread_gets_the_messages_in_order(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(50)])
+    seen: list[int] = []
+    drain(queue, lambda message: seen.append(message.sequence))
+    assert seen == sorted(seen)
+    assert len(seen) == 50
+
+
+def test_a_slow_message_delays_neither_settles_nor_leases(queue: Queue) -> None:
+    queue.publish(["slow", *(str(n) for n in range(20))])
+    go_on = threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.value == b"slow":
+            assert go_on.wait(60)
+
+    with working(queue, handle, threads=2) as done:
+        until(lambda: counts(queue) == {"acked": 20, "in_flight": 1})
+        queue.publish([str(n) for n in range(20)])
+        until(lambda: counts(queue) == {"acked": 40, "in_flight": 1})
+        go_on.set()
+        until(lambda: counts(queue) == {"acked": 41})
+    assert done[0].settled == 41
+
+
+def test_no_more_is_leased_than_the_handlers_need_soon(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(100)])
+    go_on, started = threading.Event(), threading.Semaphore(0)
+
+    def handle(_: ReceivedMessage) -> None:
+        started.release()
+        assert go_on.wait(60)
+
+    with working(queue, handle, threads=2):
+        for _ in range(2):
+            assert started.acquire(timeout=60)
+        assert counts(queue) == {"in_flight": 2, "ready": 98}, "the rest is for other workers"
+        go_on.set()
+        until(lambda: counts(queue) == {"acked": 100})
+
+
+def test_no_more_is_held_than_max_messages(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(60)])
+    most: list[int] = []
+
+    def handle(_: ReceivedMessage) -> None:
+        most.append(counts(queue).get("in_flight", 0))
+
+    drain(queue, handle, threads=2, max_messages=5)
+    # What is finished and not settled yet does not count: it waits for nobody.
+    assert max(most) <= 10
+    assert counts(queue) == {"acked": 60}
+
+
+# -- what a handler decides
+
+
+def test_a_failure_blames_its_message_alone(queue: Queue) -> None:
+    bad = queue.publish([str(n) for n in range(10)]).sequences[7]
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.sequence == bad:
+            raise ValueError("boom")
+
+    summary = drain(queue, handle, threads=4)
+    assert (summary.failed, summary.nacked) == (1, 1)
+    assert counts(queue) == {"acked": 9, "delayed": 1}
+    (r,) = [r for r in queue.group()._ledger.current() if r.state == "waiting"]
+    assert (r.first, r.suspect, r.failure_count, r.error) == (bad, False, 1, "ValueError: boom")
+
+
+def test_failures_are_rejected_if_the_policy_says_so(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+
+    def handle(_: ReceivedMessage) -> None:
+        raise ValueError("boom")
+
+    assert drain(queue, handle, on_error="reject").rejected == 2
+    assert counts(queue) == {"dead": 2}
+
+
+DECISIONS: dict[str, tuple[Callable[[], Any], dict[str, int], tuple[int, int], str | None]] = {
+    "retry": (lambda: Retry(delay="5m", error="later"), {"delayed": 1}, (1, 1), "later"),
+    "retry by the policy": (Retry, {"delayed": 1}, (1, 1), None),
+    "retry at once": (lambda: Retry(0), {"ready": 1}, (1, 1), None),
+    "reject": (lambda: Reject(error=KeyError("no")), {"dead": 1}, (1, 0), "KeyError: 'no'"),
+    "snooze": (lambda: Snooze("15m"), {"delayed": 1}, (0, 0), None),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+@pytest.mark.parametrize("how", ["returned", "raised"])
+def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) -> None:
+    make, left, (deliveries, failures), error = DECISIONS[name]
+    queue.publish("a")
+    stop = threading.Event()
+
+    def handle(_: ReceivedMessage) -> Any:
+        stop.set()
+        if how == "raised":
+            raise make()
+        return make()
+
+    queue.group().work(handle, each="message", stop=stop)
+    assert counts(queue) == left
+    (r,) = queue.group()._ledger.current()
+    assert (r.delivery_count, r.failure_count, r.error) == (deliveries, failures, error)
+    assert not r.suspect
+
+
+def test_a_decision_that_was_raised_from_an_error_keeps_its_text(queue: Queue) -> None:
+    queue.publish("a")
+
+    def handle(_: ReceivedMessage) -> None:
+        try:
+            raise ValueError("cause")
+        except ValueError as error:
+            raise Reject from error
+
+    drain(queue, handle)
+    assert [r.error for r in queue.group()._ledger.current()] == ["ValueError: cause"]
+
+
+def test_a_delay_is_as_long_as_the_decision_says(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    drain(queue, lambda _: Snooze("15m"))
+    clock.advance("899s")
+    assert counts(queue) == {"delayed": 1}
+    clock.advance("2s")
+    assert counts(queue) == {"ready": 1}
+
+
+@pytest.mark.parametrize("result", [None, 0, False, "text", {"id": 1}, [1, 2], object()])
+def test_any_other_result_acks(queue: Queue, result: object) -> None:
+    queue.publish("a")
+    assert drain(queue, lambda _: result).settled == 1
+    assert counts(queue) == {"acked": 1}
+
+
+async def _nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        lambda _: _nothing(),
+        lambda _: {"sequence": 1, "outcome": "nack"},
+        lambda _: (n for n in "a"),
+    ],
+    ids=["a coroutine that nobody runs", "a verdict of a lease's handler", "a generator"],
+)
+def test_what_would_ack_by_mistake_ends_the_loop_and_settles_nothing(
+    queue: Queue, handler: Handler
+) -> None:
+    queue.publish("a")
+    with pytest.raises(InvalidHandlerResult):
+        drain(queue, handler)
+    assert counts(queue) == {"in_flight": 1}
+
+
+def test_with_raise_the_loop_ends_with_the_error(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+
+    def fail(_: ReceivedMessage) -> None:
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        drain(queue, fail, on_error="raise")
+    assert counts(queue) == {"in_flight": 1, "ready": 1}
+
+
+def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue) -> None:
+    queue.publish(["a", "b", "c"])
+    during: list[int] = []
+
+    def fail(_: ReceivedMessage) -> None:
+        during.append(counts(queue)["acked"])
+        raise ValueError("boom")
+
+    assert drain(queue, fail, ack="first").failed == 3
+    assert during == [1, 2, 3]
+    assert counts(queue) == {"acked": 3}
+
+
+def test_a_bug_opens_the_breaker_before_a_message_is_dead(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(300)])
+
+    def typo(_: ReceivedMessage) -> None:
+        raise KeyError("ammount")
+
+    drain(queue, typo, threads=4)
+    stats = queue.group().stats()
+    assert (stats.breaker, stats.dead) == ("open", 0)
+
+
+# -- coroutines
+
+
+def test_async_handlers_run_at_the_same_time(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(90)])
+    together: list[asyncio.Barrier] = []
+
+    async def handle(_: ReceivedMessage) -> None:
+        if not together:
+            together.append(asyncio.Barrier(30))
+        async with asyncio.timeout(60):
+            await together[0].wait()
+
+    assert drain(queue, handle, concurrency=30).settled == 90
+    assert counts(queue) == {"acked": 90}
+
+
+def test_an_async_handler_decides_and_fails_as_any_other(queue: Queue) -> None:
+    queue.publish(["retry", "reject", "fail", "cancel", "fine"])
+
+    async def handle(message: ReceivedMessage) -> Any:
+        await asyncio.sleep(0)
+        match message.value:
+            case b"retry":
+                return Retry("5m")
+            case b"reject":
+                raise Reject
+            case b"fail":
+                raise ValueError("boom")
+            case b"cancel":
+                raise asyncio.CancelledError
+        return None
+
+    assert drain(queue, handle).failed == 2
+    assert counts(queue) == {"acked": 1, "dead": 1, "delayed": 3}
+
+
+def test_an_async_method_of_an_object_is_a_handler(queue: Queue) -> None:
+    queue.publish("a")
+
+    class Handle:
+        async def __call__(self, message: ReceivedMessage) -> None:
+            await asyncio.sleep(0)
+
+    assert drain(queue, Handle()).settled == 1
+
+
+def test_coroutines_that_outlast_the_grace_are_cancelled(queue: Queue) -> None:
+    queue.publish("hung")
+    stop, cancelled = threading.Event(), threading.Event()
+
+    async def handle(_: ReceivedMessage) -> None:
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    queue.group().work(handle, each="message", stop=stop, graceful_timeout=0)
+    assert cancelled.wait(30)
+    assert counts(queue) == {"in_flight": 1}
+
+
+# -- several groups and queues
+
+
+def test_one_call_serves_several_groups_and_queues(make: Make, clock: ManualClock) -> None:
+    queue, other = make(), memory_queue(clock)
+    queue.publish(["a", "b"])
+    other.publish(["c"])
+    seen: list[tuple[str, bytes]] = []
+    also = {
+        queue.group("audit"): lambda message: seen.append(("audit", message.value)),
+        other.group(): lambda message: seen.append(("other", message.value)),
+    }
+    drain(queue, lambda message: seen.append(("own", message.value)), also=also, threads=2)
+    assert sorted(seen) == [
+        ("audit", b"a"), ("audit", b"b"), ("other", b"c"), ("own", b"a"), ("own", b"b"),
+    ]  # fmt: skip
+    assert other.group().stats().acked == 1
+    assert queue.group("audit").stats().acked == 2
+
+
+def test_it_ends_only_when_no_group_has_anything_left(queue: Queue, clock: ManualClock) -> None:
+    """Each message goes from one queue to the next, also after that one was found empty."""
+    last = memory_queue(clock)
+    queue.publish([str(n) for n in range(5)])
+    seen: list[bytes] = []
+    pause = threading.Event()
+
+    def forward(message: ReceivedMessage) -> None:
+        pause.wait(0.05)
+        last.publish(message.value)
+
+    drain(
+        queue, forward, also={last.group(): lambda message: seen.append(message.value)}, threads=2
+    )
+    assert sorted(seen) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+# -- the end
+
+
+@pytest.mark.parametrize("each", ["message", "lease"])
+def test_until_settled_waits_for_delayed_messages_and_retries(
+    queue: Queue, clock: ManualClock, each: str
+) -> None:
+    queue.publish("retried")
+    queue.publish("delayed", deliver_at=timedelta(minutes=5))
+    seen: list[int] = []
+
+    def handle(got: Any) -> Any:
+        message = got if each == "message" else got.messages[0]
+        seen.append(message.delivery_count)
+        if message.value == b"retried" and message.delivery_count < 3:
+            raise ValueError("boom")
+
+    thread = threading.Thread(
+        target=queue.group().work, args=(handle,), kwargs={"each": each, "until": "settled"}
+    )
+    thread.start()
+
+    def step() -> bool:
+        if not counts(queue).get("ready") and counts(queue).get("delayed"):
+            clock.advance("10s")
+        return not thread.is_alive()
+
+    until(step)
+    assert sorted(seen) == [1, 1, 2, 3]
+    assert counts(queue) == {"acked": 2}
+
+
+def test_until_settled_waits_for_leases_of_others(queue: Queue) -> None:
+    queue.publish("a")
+    held, seen = lease(queue, 1), list[int]()
+    with working(
+        queue, lambda m: seen.append(m.delivery_count), until="settled", max_poll_interval="50ms"
+    ) as done:
+        until(lambda: revision(queue) > 0)
+        assert not done
+        held.nack(delay=0)
+        until(lambda: done)
+    assert seen == [2]
+
+
+def test_told_to_stop_it_releases_what_no_handler_got(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(100)])
+    stop, seen = threading.Event(), list[int]()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.sequence)
+        if len(seen) == 20:
+            stop.set()
+
+    summary = queue.group().work(handle, each="message", stop=stop)
+    assert len(seen) == 20
+    assert counts(queue) == {"acked": 20, "ready": 80}
+    assert summary.settled >= 20
+    assert all(m.delivery_count == 1 for m in lease(again(queue), 100).messages), "uncounted"
+
+
+def test_what_outlasts_the_grace_is_left_to_expire(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["hung"])
+    stop, release = threading.Event(), threading.Event()
+
+    def handle(_: ReceivedMessage) -> None:
+        stop.set()
+        release.wait(60)
+
+    queue.group().work(handle, each="message", stop=stop, graceful_timeout=0)
+    assert counts(queue) == {"in_flight": 1}
+    clock.advance("62s")
+    assert lease(again(queue)).messages[0].delivery_count == 2
+    release.set()
+
+
+def test_sigterm_ends_it_after_the_running_handlers(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(30)])
+    seen: list[int] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.sequence)
+        if len(seen) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    queue.group().work(handle, each="message")
+    assert len(seen) >= 5
+    assert counts(queue).get("acked", 0) == len(seen)
+    assert counts(queue).get("in_flight", 0) == 0
+
+
+# -- leases and outages
+
+
+def test_leases_are_extended_while_their_messages_are_in_hand(delta_queue: Make) -> None:
+    queue = Queue.open(delta_queue(visibility_timeout="300ms", clock_skew=0).path)
+    queue.publish(["slow", "slow"])
+
+    def handle(_: ReceivedMessage) -> None:
+        now = queue._context.clock()
+        until(lambda: (queue._context.clock() - now).total_seconds() > 1)
+        assert again(queue, queue._context.clock).group().lease("other") is None
+
+    assert drain(queue, handle, threads=2).settled == 2
+
+
+def test_a_message_whose_lease_has_expired_reaches_no_handler(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish([str(n) for n in range(100)])
+    seen, elsewhere = list[int](), list[int]()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.sequence)
+        if len(seen) == 10 and not elsewhere:
+            clock.advance("62s")  # as if the process had stood still
+            other = again(queue).group()
+            while (taken := other.lease("other", max_messages=100)) is not None:
+                elsewhere.extend(m.sequence for m in taken.messages)
+                taken.ack()
+
+    # Half of this is in hand, so it leases no more before.
+    drain(queue, handle, max_messages=100)
+    assert elsewhere, "the worker had more in hand"
+    both = set(seen) & set(elsewhere)
+    assert len(seen) + len(elsewhere) - len(both) == 100
+    # Those that were finished and not settled yet, and that in the handler.
+    assert both <= set(seen[:10])
+
+
+def test_an_outage_that_a_handler_meets_is_no_failure(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outages, "FIRST_PAUSE", 0.0)
+    queue = make(max_delivery_attempts=2)
+    queue.publish("a")
+    tries: list[int] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        tries.append(message.delivery_count)
+        if len(tries) < 6:
+            raise errors.StorageError("publishing failed", path="/other", landed=False)
+
+    summary = drain(queue, handle)
+    assert tries == [1] * 6
+    assert summary.failed == 0
+    assert counts(queue) == {"acked": 1}
+
+
+def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = make()
+    queue.publish(["a", "b", "c"])
+    ledger, tries = type(queue.group()._ledger), list[int]()
+    real = ledger.run_together
+
+    def contended(self: Any, *operations: Any) -> list[Any]:
+        if operations[0].lease_ids and len(tries) < 3:
+            tries.append(1)
+            raise errors.ContentionTimeout("lost", group="default", attempts=9)
+        return real(self, *operations)
+
+    monkeypatch.setattr(ledger, "run_together", contended)
+    summary = drain(queue, lambda _: None)
+    assert (len(tries), summary.settled) == (3, 3)
+    assert counts(queue) == {"acked": 3}
+
+
+# -- wrong options
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"each": "batch"}, "each"),
+        ({"until": "done"}, "until"),
+        ({"ack": "manual"}, "ack"),
+        ({"concurrency": 5}, "concurrency"),
+        ({"threads": 0}, "threads"),
+        ({"max_messages": 0}, "max_messages"),
+        ({"max_settle_delay": "soon"}, "max_settle_delay"),
+        ({"also": ["audit"]}, "also"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_leased(
+    queue: Queue, options: dict[str, Any], named: str
+) -> None:
+    queue.publish("a")
+    with pytest.raises(InvalidOption) as wrong:
+        drain(queue, lambda _: None, **options)
+    assert wrong.value.data["option"] == named
+    assert counts(queue) == {"ready": 1}
+
+
+def test_options_of_the_other_kind_of_handler_are_refused(queue: Queue) -> None:
+    async def handle(_: Any) -> None:
+        pass
+
+    group = queue.group()
+    with pytest.raises(InvalidOption, match="each='message'"):
+        group.work(handle)
+    with pytest.raises(InvalidOption, match="each='message'"):
+        group.work(print, also=[queue.group("audit")])
+    with pytest.raises(InvalidOption, match="concurrency"):
+        group.work(handle, each="message", threads=4)
+    with pytest.raises(InvalidOption, match="once for each kind"):
+        group.work(handle, each="message", also={queue.group("audit"): print})
+    with pytest.raises(InvalidOption, match="handler"):
+        group.work(lambda: None, each="message")  # type: ignore[misc]
+    with pytest.raises(InvalidOption, match="delay"):
+        Retry(delay="soon")

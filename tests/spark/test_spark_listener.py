@@ -1,0 +1,107 @@
+"""SparkMQListener, and the spans of a stream's batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.harness import Stream, make_queue, until
+
+from spark_mq.spark import SparkMQListener, StreamProgress
+
+pytest.importorskip("opentelemetry.sdk")
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch) -> Any:
+    import opentelemetry.metrics
+    import opentelemetry.trace
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    spans, reader, traces = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
+    traces.add_span_processor(SimpleSpanProcessor(spans))
+    metrics = MeterProvider([reader])
+    monkeypatch.setattr(opentelemetry.trace, "get_tracer_provider", lambda: traces)
+    monkeypatch.setattr(opentelemetry.metrics, "get_meter_provider", lambda: metrics)
+    return SimpleNamespace(spans=spans.get_finished_spans, reader=reader)
+
+
+def read(batch: Any, _: Any) -> None:
+    batch.collect()  # Spark counts only rows that are read
+
+
+def gauges(reader: Any) -> dict[tuple[str, str | None], float]:
+    data = reader.get_metrics_data()
+    return {
+        (one.name, point.attributes.get("spark_mq.state")): point.value
+        for of in data.resource_metrics
+        for scope in of.scope_metrics
+        for one in scope.metrics
+        for point in one.data.data_points
+        if one.name.startswith("spark_mq.")
+    }
+
+
+def test_a_stream_is_seen_by_its_listener_and_in_its_spans(
+    spark: Any, tmp_path: Path, sdk: Any
+) -> None:
+    queue = make_queue(tmp_path / "orders")
+    queue.publish([str(n) for n in range(5)])
+    stream = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="3")
+    seen: list[StreamProgress] = []
+    listener = SparkMQListener(seen.append)
+    spark.streams.addListener(listener)
+    try:
+        stream.run(stream.group.for_each_batch(read))
+        until(lambda: sum(one.input_rows for one in seen) == 5, "the listener has both batches")
+    finally:
+        spark.streams.removeListener(listener)
+    first = seen[0]
+    assert (first.queue, first.group, first.ready) == (queue.path, "g", 5)
+    assert first.batch_seconds > 0
+    assert gauges(sdk.reader)["spark_mq.messages", "dead"] == 0
+    assert ("spark_mq.messages", "ready") in gauges(sdk.reader)
+    names = [span.name for span in sdk.spans()]
+    assert names.count("process orders") == 2
+    assert names.count("ack orders") == 2
+    process = next(span for span in sdk.spans() if span.name == "process orders")
+    (link,) = process.links
+    publish = next(span for span in sdk.spans() if span.name == "publish orders")
+    assert link.context.span_id == publish.context.span_id
+
+
+def event(*offsets: Any) -> Any:
+    sources = [{"latestOffset": offset, "numInputRows": 1} for offset in offsets]
+    progress = {"id": "q", "batchId": 1, "batchDuration": 250, "sources": sources}
+    return SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress)))
+
+
+def stats(queue: str) -> dict[str, Any]:
+    counts = dict.fromkeys(("ready", "delayed", "in_flight", "dead", "blocked"), 2)
+    return {
+        **counts, "source": "spark_mq", "queue": queue, "group": "g",
+        "oldest_unsettled_age": None, "blocked_because": "", "breaker": "closed",
+    }  # fmt: skip
+
+
+def test_a_source_of_several_queues_reports_each_and_others_are_left_out() -> None:
+    listener = SparkMQListener()
+    several = json.dumps({"/q/a": stats("/q/a"), "/q/b": stats("/q/b"), "/q/c": {}})
+    listener.onQueryProgress(event(several, "17", "not json", None, json.dumps({"0": 12})))
+    assert sorted(listener.latest) == [("/q/a", "g"), ("/q/b", "g")]
+    assert listener.latest["/q/a", "g"].batch_seconds == 0.25
+
+
+def test_an_error_of_the_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: StreamProgress) -> None:
+        raise ValueError("no dashboard")
+
+    SparkMQListener(fail).onQueryProgress(event(json.dumps(stats("/q/a"))))
+    assert "could not be reported" in caplog.text

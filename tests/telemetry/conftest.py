@@ -1,0 +1,90 @@
+"""An OpenTelemetry SDK that keeps its spans and metrics in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_mq import Queue
+
+
+class Recorded:
+    """What the SDK got."""
+
+    def __init__(self, spans: Any, metrics: Any) -> None:
+        self._spans, self._metrics = spans, metrics
+
+    def spans(self, name: str | None = None) -> list[Any]:
+        """The finished spans, in order of their end."""
+        return [s for s in self._spans.get_finished_spans() if name in (None, s.name)]
+
+    def span(self, name: str) -> Any:
+        (found,) = self.spans(name)
+        return found
+
+    def points(self, metric: str) -> list[Any]:
+        data = self._metrics.get_metrics_data()
+        return [
+            point
+            for of in (data.resource_metrics if data else ())
+            for scope in of.scope_metrics
+            for one in scope.metrics
+            if one.name == metric
+            for point in one.data.data_points
+        ]
+
+    def units(self) -> dict[str, str]:
+        data = self._metrics.get_metrics_data()
+        return {
+            one.name: one.unit
+            for of in data.resource_metrics
+            for scope in of.scope_metrics
+            for one in scope.metrics
+        }
+
+
+@pytest.fixture(scope="session")
+def _sdk() -> Any:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    def make() -> tuple[Any, Any, Any, Any]:
+        spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
+        traces = TracerProvider()
+        traces.add_span_processor(SimpleSpanProcessor(spans))
+        return traces, MeterProvider([reader]), spans, reader
+
+    return make
+
+
+@pytest.fixture
+def recorded(_sdk: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    """A program that has set up an SDK. Afterwards there is none."""
+    import opentelemetry.metrics
+    import opentelemetry.trace
+
+    traces, metrics, spans, reader = _sdk()
+    # The API lets a process set a provider only once.
+    monkeypatch.setattr(opentelemetry.trace, "get_tracer_provider", lambda: traces)
+    monkeypatch.setattr(opentelemetry.metrics, "get_meter_provider", lambda: metrics)
+    yield Recorded(spans, reader)
+    traces.shutdown()
+    metrics.shutdown()
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue.create(tmp_path / "orders", durable=False, retry_delay="0s")
+
+
+@pytest.fixture
+def tracer(recorded: Recorded) -> Callable[[], Any]:
+    import opentelemetry.trace
+
+    return lambda: opentelemetry.trace.get_tracer_provider().get_tracer("test")

@@ -1,0 +1,269 @@
+"""Spans and metrics follow OpenTelemetry's messaging conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_mq import Lease, LeaseLost, Message, Queue
+from spark_mq.telemetry import conventions
+from spark_mq.telemetry.headers import add_headers, trace_headers
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.semconv._incubating.attributes import messaging_attributes as names
+from opentelemetry.semconv._incubating.metrics import messaging_metrics as metrics
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
+from opentelemetry.trace import SpanKind, StatusCode
+
+
+def test_the_names_are_those_of_the_conventions() -> None:
+    types = {kind.value for kind in names.MessagingOperationTypeValues}
+    assert {conventions.SEND, conventions.RECEIVE, conventions.PROCESS, conventions.SETTLE} <= types
+    assert conventions.SENT_MESSAGES == metrics.MESSAGING_CLIENT_SENT_MESSAGES
+    assert conventions.CONSUMED_MESSAGES == metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES
+    assert conventions.OPERATION_DURATION == metrics.MESSAGING_CLIENT_OPERATION_DURATION
+    assert conventions.PROCESS_DURATION == metrics.MESSAGING_PROCESS_DURATION
+
+
+def test_a_publish_is_a_send_span(queue: Queue, recorded: Any) -> None:
+    queue.publish(["a", "b", "c"])
+    span = recorded.span("publish orders")
+    assert span.kind is SpanKind.PRODUCER
+    assert dict(span.attributes) == {
+        names.MESSAGING_SYSTEM: "spark_mq",
+        names.MESSAGING_DESTINATION_NAME: "orders",
+        names.MESSAGING_OPERATION_NAME: "publish",
+        names.MESSAGING_OPERATION_TYPE: "send",
+        names.MESSAGING_BATCH_MESSAGE_COUNT: 3,
+    }
+
+
+def test_a_single_message_is_named_by_its_id_and_has_no_batch_count(
+    queue: Queue, recorded: Any
+) -> None:
+    queue.publish(Message("a", message_id="m-1"))
+    attributes = recorded.span("publish orders").attributes
+    assert attributes[names.MESSAGING_MESSAGE_ID] == "m-1"
+    assert names.MESSAGING_BATCH_MESSAGE_COUNT not in attributes
+
+
+def test_messages_carry_the_context_of_their_publish(queue: Queue, recorded: Any) -> None:
+    queue.publish([Message("a", headers={"own": "1"}), "b"])
+    context = recorded.span("publish orders").context
+    lease = queue.group().lease("w", max_messages=2)
+    assert lease is not None
+    expected = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    assert [m.headers for m in lease.messages] == [
+        {"own": "1", "traceparent": expected}, {"traceparent": expected}
+    ]  # fmt: skip
+
+
+def test_a_message_with_a_context_of_its_own_keeps_it_and_is_linked(
+    queue: Queue, recorded: Any
+) -> None:
+    own = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    queue.publish([Message("a", headers={"traceparent": own})])
+    (link,) = recorded.span("publish orders").links
+    assert link.context.span_id == int("b" * 16, 16)
+    assert recorded.span("publish orders").kind is SpanKind.CLIENT
+    lease = queue.group().lease("w")
+    assert lease is not None
+    assert lease.messages[0].headers == {"traceparent": own}
+
+
+def test_a_lease_is_a_receive_span(queue: Queue, recorded: Any) -> None:
+    queue.publish(["a", "b"])
+    queue.group("billing").lease("worker-1", max_messages=2)
+    span = recorded.span("lease orders")
+    assert span.kind is SpanKind.CLIENT
+    assert dict(span.attributes) == {
+        names.MESSAGING_SYSTEM: "spark_mq",
+        names.MESSAGING_DESTINATION_NAME: "orders",
+        names.MESSAGING_CONSUMER_GROUP_NAME: "billing",
+        names.MESSAGING_OPERATION_NAME: "lease",
+        names.MESSAGING_OPERATION_TYPE: "receive",
+        names.MESSAGING_CLIENT_ID: "worker-1",
+        names.MESSAGING_BATCH_MESSAGE_COUNT: 2,
+    }
+    assert span.end_time > span.start_time
+
+
+def test_a_lease_that_finds_nothing_makes_no_span(queue: Queue, recorded: Any) -> None:
+    assert queue.group().lease("w") is None
+    assert recorded.spans() == []
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release"])
+def test_each_settle_is_a_settle_span(queue: Queue, recorded: Any, verb: str) -> None:
+    queue.publish(["a", "b"])
+    lease = queue.group().lease("w", max_messages=2)
+    getattr(lease, verb)()
+    span = recorded.span(f"{verb} orders")
+    assert span.kind is SpanKind.CLIENT
+    assert span.attributes[names.MESSAGING_OPERATION_TYPE] == "settle"
+    assert span.attributes[names.MESSAGING_BATCH_MESSAGE_COUNT] == 2
+    assert ERROR_TYPE not in span.attributes
+
+
+def test_a_settle_of_a_lost_lease_has_an_error(queue: Queue, recorded: Any) -> None:
+    queue.publish(["a"])
+    lease = queue.group().lease("w")
+    assert lease is not None
+    queue.group().seek("latest")
+    with pytest.raises(LeaseLost):
+        lease.ack()
+    span = recorded.span("ack orders")
+    assert span.attributes[ERROR_TYPE] == "spark_mq.errors.LeaseLost"
+    assert span.status.status_code is StatusCode.ERROR
+
+
+def test_a_failed_publish_has_an_error_and_counts(
+    queue: Queue, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(queue._context.messages, "publish", fail)
+    with pytest.raises(OSError, match="disk full"):
+        queue.publish("a")
+    span = recorded.span("publish orders")
+    assert span.attributes[ERROR_TYPE] == "OSError"
+    assert span.status.status_code is StatusCode.ERROR
+    (point,) = recorded.points(metrics.MESSAGING_CLIENT_SENT_MESSAGES)
+    assert point.attributes[ERROR_TYPE] == "OSError"
+
+
+def test_work_is_a_process_span_with_links_and_the_settle_below_it(
+    queue: Queue, recorded: Any
+) -> None:
+    queue.publish(["a", "b"])
+    queue.publish("c")
+    queue.group().work(lambda lease: None, max_messages=3, until_empty=True, worker_id="w-1")
+    span, ack = recorded.span("process orders"), recorded.span("ack orders")
+    sent = [one.context.span_id for one in recorded.spans("publish orders")]
+    assert span.kind is SpanKind.CONSUMER
+    assert [link.context.span_id for link in span.links] == sent
+    assert span.attributes[names.MESSAGING_OPERATION_TYPE] == "process"
+    assert span.attributes[names.MESSAGING_BATCH_MESSAGE_COUNT] == 3
+    assert span.attributes[names.MESSAGING_CLIENT_ID] == "w-1"
+    assert ack.parent.span_id == span.context.span_id
+    assert span.end_time <= ack.end_time
+
+
+def test_work_on_one_message_belongs_to_the_trace_of_its_publish(
+    queue: Queue, recorded: Any
+) -> None:
+    queue.publish("a")
+    queue.group().work(lambda lease: None, until_empty=True)
+    publish, process = recorded.span("publish orders"), recorded.span("process orders")
+    assert process.parent.span_id == publish.context.span_id
+    assert process.context.trace_id == publish.context.trace_id
+
+
+def test_the_next_lease_is_no_part_of_the_work_before(queue: Queue, recorded: Any) -> None:
+    queue.publish(["a", "b"])
+    queue.group().work(lambda lease: None, until_empty=True)
+    leases = recorded.spans("lease orders")
+    assert len(leases) == 2
+    assert [one.parent for one in leases] == [None, None]
+
+
+def test_a_handler_that_fails_marks_its_span(queue: Queue, recorded: Any) -> None:
+    queue.publish("a")
+
+    def handler(lease: Lease) -> None:
+        raise ValueError("no customer")
+
+    queue.group().work(handler, on_error="reject", until_empty=True)
+    span = recorded.span("process orders")
+    assert span.attributes[ERROR_TYPE] == "ValueError"
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.events[0].attributes["exception.message"] == "no customer"
+    (point,) = recorded.points(metrics.MESSAGING_PROCESS_DURATION)
+    assert point.attributes[ERROR_TYPE] == "ValueError"
+    assert recorded.span("reject orders").parent.span_id == span.context.span_id
+
+
+def test_the_links_of_a_large_batch_are_capped(queue: Queue, recorded: Any) -> None:
+    contexts = [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(300)]
+    queue.publish([Message("x", headers={"traceparent": one}) for one in contexts])
+    queue.group().work(lambda lease: None, max_messages=300, until_empty=True)
+    assert len(recorded.span("process orders").links) == 128
+    assert len(recorded.span("publish orders").links) == 128
+
+
+def test_a_buffered_message_carries_the_span_that_published_it(
+    queue: Queue, recorded: Any, tracer: Callable[[], Any]
+) -> None:
+    with queue.publisher() as publisher:
+        with tracer().start_as_current_span("request") as request:
+            publisher.publish("a")
+        publisher.publish("b")
+    (link,) = recorded.span("publish orders").links
+    assert link.context.span_id == request.get_span_context().span_id
+    lease = queue.group().lease("w", max_messages=2)
+    assert lease is not None
+    first, second = (m.headers for m in lease.messages)
+    assert f"{request.get_span_context().span_id:016x}" in first["traceparent"]
+    assert second == {}
+
+
+def test_the_metrics_count_and_time_the_operations(queue: Queue, recorded: Any) -> None:
+    queue.publish(["a", "b", "c"])
+    group = queue.group("billing")
+    group.work(lambda lease: None, max_messages=2, until_empty=True)
+    (sent,) = recorded.points(metrics.MESSAGING_CLIENT_SENT_MESSAGES)
+    (consumed,) = recorded.points(metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES)
+    assert (sent.value, consumed.value) == (3, 3)
+    assert dict(consumed.attributes) == {
+        names.MESSAGING_SYSTEM: "spark_mq",
+        names.MESSAGING_DESTINATION_NAME: "orders",
+        names.MESSAGING_CONSUMER_GROUP_NAME: "billing",
+        names.MESSAGING_OPERATION_NAME: "lease",
+    }
+    durations = {
+        point.attributes[names.MESSAGING_OPERATION_NAME]: point
+        for point in recorded.points(metrics.MESSAGING_CLIENT_OPERATION_DURATION)
+    }
+    assert set(durations) == {"publish", "lease", "ack"}
+    assert durations["lease"].count == 2
+    assert durations["ack"].attributes[names.MESSAGING_OPERATION_TYPE] == "settle"
+    assert durations["ack"].explicit_bounds == conventions.DURATION_BUCKETS
+    (processed,) = recorded.points(metrics.MESSAGING_PROCESS_DURATION)
+    assert processed.count == 2
+    assert recorded.units() == {
+        metrics.MESSAGING_CLIENT_SENT_MESSAGES: "{message}",
+        metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES: "{message}",
+        metrics.MESSAGING_CLIENT_OPERATION_DURATION: "s",
+        metrics.MESSAGING_PROCESS_DURATION: "s",
+    }
+
+
+def test_nothing_is_reported_or_added_without_an_sdk(queue: Queue) -> None:
+    from spark_mq.telemetry.reporter import current_reporter
+
+    assert current_reporter() is None
+    queue.publish("a")
+    lease = queue.group().lease("w")
+    assert lease is not None
+    assert lease.messages[0].headers == {}
+
+
+def test_headers_are_added_to_each_row_that_has_no_context() -> None:
+    rows = [{"a": "1", "b": "2"}, None, {}, {"traceparent": "own"}, {"c": "3"}]
+    column = pa.chunked_array(
+        [
+            pa.array([row and list(row.items()) for row in part], pa.map_(pa.string(), pa.string()))
+            for part in (rows[:2], rows[2:])
+        ]
+    )
+    added = add_headers(column, {"traceparent": "t", "tracestate": "s"})
+    extra = {"traceparent": "t", "tracestate": "s"}
+    assert [dict(row.as_py()) for row in added] == [
+        {**rows[0], **extra}, extra, extra, rows[3], {"c": "3", **extra}
+    ]  # fmt: skip
+    assert list(trace_headers(pa.chunked_array([added])))[3] == {"traceparent": "own"}

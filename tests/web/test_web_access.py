@@ -1,0 +1,247 @@
+"""Who may look, who may change something, and what an answer allows a browser."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from spark_mq import InvalidOption, Queue
+from spark_mq.web import Access, Looks, serve
+from spark_mq.web.security import is_local
+
+Visit = Callable[..., TestClient]
+PASSWORD = "correct horse battery"
+ADDRESSES = ["/", "/queue/orders", "/metrics", "/static/style.css", "/change/orders?do=sweep"]
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    text = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {text}"}
+
+
+def form_of(client: TestClient, **query: Any) -> dict[str, str]:
+    """The fields of the form that asks for confirmation."""
+    answer = client.get("/change/orders", params=query)
+    assert answer.status_code == 200, answer.text
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', answer.text))
+
+
+def who(queue: Queue) -> set[tuple[str, str | None]]:
+    return {(one.operation, one.user) for one in queue.changes()}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_answer_carries_a_strict_policy(visit: Visit, queue: Queue, address: str) -> None:
+    headers = visit(allow_changes=True).get(address).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert ("no-store" in headers["cache-control"]) == ("static" not in address)
+
+
+def test_nothing_is_loaded_from_elsewhere(visit: Visit, queue: Queue) -> None:
+    text = visit().get("/queue/orders").text
+    assert not re.search(r'(src|href|action|hx-get)="(https?:)?//', text)
+    for name in ("style.css", "htmx.min.js", "htmx.LICENSE.txt"):
+        assert visit().get(f"/static/{name}").status_code == 200
+    assert visit().get("/static/../app.py").status_code == 404
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_password_is_needed_if_there_is_one(visit: Visit, queue: Queue, address: str) -> None:
+    client = visit(password=PASSWORD, allow_changes=True)
+    wrong = ({}, basic("bob", "wrong"), basic("bob", ""), {"Authorization": "Basic %%%"},
+             {"Authorization": "Bearer"}, {"Authorization": f"Bearer {PASSWORD}"},
+             {"Authorization": "Basic " + base64.b64encode(b"\xff\xfe").decode()})  # fmt: skip
+    for headers in wrong:
+        answer = client.get(address, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Basic")
+        assert "set-cookie" not in answer.headers
+        assert "orders" not in answer.text
+    assert client.get(address, headers=basic("bob", PASSWORD)).status_code == 200
+
+
+def test_a_token_lets_a_program_in(visit: Visit, queue: Queue) -> None:
+    client = visit(token="a-token-of-prometheus")
+    good = {"Authorization": "Bearer a-token-of-prometheus"}
+    assert client.get("/metrics", headers=good).status_code == 200
+    assert client.get("/metrics", headers={"Authorization": "Bearer other"}).status_code == 401
+    assert client.get("/metrics", headers=basic("x", "a-token-of-prometheus")).status_code == 401
+
+
+def test_healthz_needs_no_password_and_names_nothing(visit: Visit, queue: Queue) -> None:
+    answer = visit(password=PASSWORD).get("/healthz")
+    assert answer.json() == {"healthy": True, "problems": 0}
+
+
+def test_without_a_password_only_names_of_this_machine_are_answered(
+    visit: Visit, queue: Queue
+) -> None:
+    client = visit()
+    for host in ("evil.example", "evil.example:9465", "localhost.evil.example", "", "[::2]:1"):
+        assert client.get("/queue/orders", headers={"Host": host}).status_code == 400
+        assert client.get("/healthz", headers={"Host": host}).status_code == 400
+    for host in ("localhost", "LOCALHOST:9465", "127.0.0.1:9465", "[::1]:9465"):
+        assert client.get("/queue/orders", headers={"Host": host}).status_code == 200
+    guarded = visit(password=PASSWORD)
+    headers = {**basic("bob", PASSWORD), "Host": "queues.example"}
+    assert guarded.get("/", headers=headers).status_code == 200
+
+
+def test_secrets_are_long_and_stay_out_of_texts() -> None:
+    with pytest.raises(InvalidOption, match="12") as caught:
+        Access(password="short")
+    assert "'short'" not in str(caught.value)
+    with pytest.raises(InvalidOption, match="token"):
+        Access(token="x" * 11)
+    assert PASSWORD not in repr(Access(password=PASSWORD))
+
+
+def test_elsewhere_a_password_is_required(tmp_path: Any) -> None:
+    looks = Looks(str(tmp_path))
+    for address in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(InvalidOption, match="SPARK_MQ_WEB_PASSWORD"):
+            serve(looks, Access(), address=address, port=0, listening=print)
+    assert is_local("127.0.0.1")
+    assert is_local("::1")
+    assert is_local("localhost")
+
+
+def test_a_page_that_only_looks_offers_and_makes_no_change(visit: Visit, queue: Queue) -> None:
+    queue.sweep()
+    client = visit()
+    for address in ("/queue/orders", "/group/orders?group=billing", "/sweeps/orders",
+                    "/letters/orders?where=true"):  # fmt: skip
+        text = client.get(address).text
+        assert "/change/" not in text
+    assert client.get("/change/orders", params={"do": "sweep"}).status_code == 403
+    posted = client.post("/change/orders", data={"do": "sweep", "csrf": "x"})
+    assert posted.status_code == 403
+    assert "--allow-changes" in posted.text
+    assert "set-cookie" not in client.get("/").headers
+
+
+def test_a_change_asks_first_and_names_the_user(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True)
+    form = form_of(client, do="pause", group="billing")
+    assert form["group"] == "billing"
+    assert queue.group("billing").blocked_because == ""
+    done = client.post("/change/orders", data={**form, "reason": "repairs"})
+    assert (done.status_code, done.headers["location"]) == (303, "/changes/orders?done=1")
+    assert "repairs" in queue.group("billing").blocked_because
+    assert ("pause", "alice") in who(queue)
+    shown = client.get(done.headers["location"]).text
+    assert "alice" in shown
+    assert "pause" in shown
+    client.post("/change/orders", data=form_of(client, do="resume", group="billing"))
+    assert queue.group("billing").blocked_because == ""
+    assert ("resume", "alice") in who(queue)
+
+
+def test_the_name_of_the_password_is_recorded(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True, password=PASSWORD)
+    client.headers.update(basic("bob", PASSWORD))
+    client.post("/change/orders", data=form_of(client, do="pause", group="audit"))
+    assert ("pause", "bob") in who(queue)
+
+
+def test_a_form_without_its_token_is_refused(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True)
+    form = form_of(client, do="pause", group="billing")
+    stranger = visit(allow_changes=True)
+    other = form_of(stranger, do="pause", group="billing")
+    refused = [
+        client.post("/change/orders", data={**form, "csrf": ""}),
+        client.post("/change/orders", data={**form, "csrf": "é"}),
+        client.post("/change/orders", data={**form, "csrf": other["csrf"]}),
+        client.post("/change/orders", data={k: v for k, v in form.items() if k != "csrf"}),
+        visit(allow_changes=True).post("/change/orders", data=form),
+        client.post("/change/orders", data=form, headers={"Sec-Fetch-Site": "cross-site"}),
+        client.post("/change/orders", data=form, headers={"Sec-Fetch-Site": "same-site"}),
+    ]
+    assert [answer.status_code for answer in refused] == [403] * 7
+    assert queue.group("billing").blocked_because == ""
+    accepted = client.post("/change/orders", data=form, headers={"Sec-Fetch-Site": "same-origin"})
+    assert accepted.status_code == 303
+
+
+def test_the_token_belongs_to_a_session_and_a_user() -> None:
+    access = Access()
+    assert access.csrf_token("s" * 20, "a") == access.csrf_token("s" * 20, "a")
+    tokens = {access.csrf_token(s, u) for s in ("s", "t") for u in ("a", "b")}
+    assert len(tokens | {Access().csrf_token("s", "a")}) == 5
+
+
+def test_the_cookie_is_for_this_site_only(visit: Visit, queue: Queue) -> None:
+    cookie = visit(allow_changes=True).get("/").headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+
+
+def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -> None:
+    queue.sweep()
+    client = visit(allow_changes=True)
+    query = {"do": "redrive", "where": "reason = 'rejected'", "limit": 5}
+    assert "1 letters would be redriven" in client.get("/change/orders", params=query).text
+    assert queue.describe().dead_letters == 1
+    data = form_of(client, **query)
+    data["where"] = query["where"]
+    assert client.post("/change/orders", data=data).status_code == 303
+    assert queue.describe().dead_letters == 0
+    assert ("redriven", "alice") in who(queue)
+    assert queue.describe().published == 6
+    missing = client.post("/change/orders", data={**data, "where": ""})
+    assert missing.status_code == 400
+
+
+def test_a_sweep_and_an_unblock_are_offered(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True)
+    client.post("/change/orders", data=form_of(client, do="sweep"))
+    assert queue.describe().dead_letters == 1
+    assert {user for operation, user in who(queue) if "rout" in operation} == {"alice"}
+    group = queue.group("stuck")
+    group.configure(max_delivery_attempts=1, on_exhausted="block")
+    group.lease("w").nack(error="broken")
+    assert "Unblock: drop" in client.get("/group/orders", params={"group": "stuck"}).text
+    client.post("/change/orders", data=form_of(client, do="unblock-drop", group="stuck"))
+    assert group.stats().blocked == 0
+    assert ("unblock: drop", "alice") in who(queue)
+
+
+def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True)
+    for query, code in (
+        ({"do": "drop"}, 400), ({}, 400), ({"do": "pause"}, 404),
+        ({"do": "pause", "group": "nope"}, 404), ({"do": "redrive"}, 400),
+        ({"do": "redrive", "where": "nope = 1"}, 400),
+    ):  # fmt: skip
+        assert client.get("/change/orders", params=query).status_code == code, query
+    form = form_of(client, do="sweep")
+    large = client.post("/change/orders", data={**form, "reason": "x" * 100_000})
+    assert large.status_code == 413
+    assert client.post("/change/none", data=form).status_code == 404
+    assert client.post("/queue/orders").status_code == 405
+
+
+def test_an_unknown_error_shows_no_text(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Looks, name: str) -> Any:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(Looks, "overview", fail)
+    client = visit()
+    quiet = TestClient(client.app, base_url="http://localhost", raise_server_exceptions=False)
+    answer = quiet.get("/queue/orders")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text

@@ -1,0 +1,395 @@
+"""What each page shows. Looking changes nothing, and no value is read as HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from spark_mq import Message, Queue
+from spark_mq.maintenance.dead_letters import HEADER_PREFIX
+from spark_mq.web import Health, Looks
+
+Visit = Callable[..., TestClient]
+EVIL = "<script>alert(1)</script>\"'&\u202e"
+"""What must never reach a page as it is."""
+
+
+class Page(HTMLParser):
+    """The elements and the texts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "input", "br", "hr"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+    def links(self) -> list[str]:
+        return [attrs["href"] or "" for tag, attrs in self.tags if tag == "a"]
+
+
+def get(client: TestClient, address: str, expect: int = 200, **query: Any) -> Page:
+    answer = client.get(address, params=query)
+    assert answer.status_code == expect, answer.text
+    assert "Traceback" not in answer.text
+    return Page(answer.text)
+
+
+def sequence_of(queue: Queue, name: str) -> int:
+    (found,) = queue.find(message_id=f"id-{name}")
+    return found
+
+
+def test_without_a_queue_the_page_says_how_to_create_one(visit: Visit) -> None:
+    assert "spark-mq queue create" in get(visit(), "/").text
+    assert "no queue" in get(visit(), "/queue/none", 404).text
+    assert get(visit(), "/queue/../../etc", 404)
+
+
+def test_the_first_page_lists_queues_and_their_errors(
+    visit: Visit, queue: Queue, tmp_path: Path
+) -> None:
+    Queue.create(tmp_path / "queues" / "shop" / "empty", durable=False)
+    broken = tmp_path / "queues" / "broken"
+    for table in ("messages", "leases"):
+        (broken / table).mkdir(parents=True)
+    page = get(visit(), "/")
+    assert {"/queue/orders", "/queue/shop/empty", "/queue/broken"} <= set(page.links())
+    assert "is no queue" in page.text or "not a queue" in page.text
+    assert "3 queues" in page.text
+    part = visit().get("/", params={"part": "live"}).text
+    assert part.startswith("<section")
+
+
+def test_an_empty_queue_has_a_page(visit: Visit, tmp_path: Path) -> None:
+    Queue.create(tmp_path / "queues" / "empty", durable=False)
+    client = visit(allow_changes=True)
+    assert "No message waits." in get(client, "/queue/empty").text
+    for page in ("messages", "letters", "sweeps", "changes"):
+        assert get(client, f"/{page}/empty")
+    for part in ("work", "past", "live"):
+        assert get(client, "/queue/empty", part=part)
+
+
+def test_a_queue_that_is_the_path_itself_has_its_name(queue: Queue) -> None:
+    looks = Looks(queue.path)
+    assert looks.queues() == {"orders": queue.path}
+
+
+def test_a_queue_shows_states_rates_groups_workers_and_blockers(visit: Visit, queue: Queue) -> None:
+    client = visit()
+    get(client, "/queue/orders")
+    queue.publish(["more"] * 5)
+    get(client, "/queue/orders")
+    page = get(client, "/queue/orders", part="live")
+    for text in ("billing", "audit", "Messages a second", "oldest lease", "Published", "10"):
+        assert text in page.text
+    lines = [attrs for tag, attrs in page.tags if tag == "polyline"]
+    assert len(lines) == 5  # published, acked, dead-lettered; two ages
+    assert all(re.fullmatch(r"[0-9., ]+", one["points"] or "") for one in lines)
+    queue.group("audit").pause("repairs")
+    work = get(client, "/queue/orders", part="work")
+    assert "worker-7" in work.text
+    assert "repairs" in work.text
+    assert "published" in get(client, "/queue/orders", part="past").text
+    whole = get(client, "/queue/orders")
+    assert any(attrs.get("hx-trigger") == "every 5s" for _, attrs in whole.tags)
+
+
+def test_groups_are_shown_in_pages_and_searched(visit: Visit, queue: Queue) -> None:
+    for number in range(60):
+        queue.group(f"group-{number:02}").ensure()
+    client = visit()
+    first, second = (get(client, "/queue/orders", page=number) for number in (0, 1))
+    assert "Page 1 of 2" in first.text
+    groups = [
+        [link for link in page.links() if link.startswith("/group/")] for page in (first, second)
+    ]
+    assert [len(one) for one in groups] == [50, 12]
+    assert not set(groups[0]) & set(groups[1])
+    assert "group-07" in get(client, "/queue/orders", q="up-07").text
+    assert "No group has this" in get(client, "/queue/orders", q="nope").text
+
+
+def test_a_group_shows_leases_workers_errors_and_settings(visit: Visit, queue: Queue) -> None:
+    client = visit()
+    page = get(client, "/group/orders", group="billing")
+    for text in ("worker-7", "no luck", "1 of 4", "retry delay", "retry_delay", "Lag"):
+        assert text in page.text or text == "retry delay"
+    assert f"sequence={sequence_of(queue, 'leased')}" in " ".join(page.links())
+    notable = get(client, "/group/orders", group="billing", part="notable")
+    assert "Most failing" in notable.text
+    assert "no group" in get(client, "/group/orders", 404, group="nope").text
+    assert get(client, "/group/orders", group="billing", part="live")
+
+
+def test_messages_are_found_by_sequence_id_key_and_state(visit: Visit, queue: Queue) -> None:
+    client, address = visit(), "/messages/orders"
+    sequence = sequence_of(queue, "bad")
+
+    def found(**query: Any) -> set[str]:
+        text = get(client, address, **query).text
+        return set(re.findall(r"id-(\w+)", text)) - {query.get("id", "id-")[3:]}
+
+    assert found() == {"acked", "nacked", "bad", "leased", "unread"}
+    assert found(sequence=sequence) == {"bad"}
+    assert found(sequence=sequence + 1_000) == set()
+    assert found(key="key-leased") == {"leased"}
+    assert "key-leased" in get(client, address, id="id-leased").text
+    assert found(group="billing", state="dead") == {"bad"}
+    assert found(group="billing", state="delayed") == {"nacked"}
+    assert "group" in get(client, address, 400, state="dead").text
+    assert "digits" in get(client, address, 400, sequence="-1").text
+    assert get(client, address, 400, after="9" * 30)
+    assert get(client, address, 400, group="billing", state="nope")
+
+
+def test_many_messages_are_shown_in_pages(visit: Visit, queue: Queue) -> None:
+    queue.publish([f"{number}" for number in range(60)])
+    client = visit()
+    first = get(client, "/messages/orders")
+    (following,) = [link for link in first.links() if "after=" in link]
+    second = client.get(following)
+    assert second.status_code == 200
+    assert "after=" not in " ".join(Page(second.text).links())
+
+
+def test_a_message_shows_its_value_and_whole_life(visit: Visit, queue: Queue) -> None:
+    client, sequence = visit(), sequence_of(queue, "nacked")
+    page = get(client, "/message/orders", sequence=sequence)
+    assert '{\n  "name": "nacked"\n}' in page.text
+    assert "kind" in page.text
+    life = get(client, "/message/orders", sequence=sequence, part="life")
+    for text in ("leased", "nacked", "no luck", "worker-7", "delayed", "audit"):
+        assert text in life.text
+    leased = get(client, "/message/orders", sequence=sequence_of(queue, "leased"), part="life")
+    assert "worker-7" in leased.text
+    assert "not in the queue" in get(client, "/message/orders", sequence=3).text
+    assert get(client, "/message/orders", 400)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "shown"),
+    [
+        (b"\xff\x00\x01", "Bytes", "ff 00 01"),
+        (b"plain", "Text", "plain"),
+        (b'{"a":[1]}', "JSON", '"a": ['),
+        (b"[" * 100_000, "Text", "the first 65,536"),
+        ("é".encode() * 40_000, "Text", "éé"),
+        (b"x" + "é".encode() * 40_000, "Text", "éé"),
+        (b"", "Text", "0 bytes"),
+    ],
+)
+def test_a_payload_is_shown_as_json_text_or_bytes(
+    visit: Visit, queue: Queue, value: bytes, kind: str, shown: str
+) -> None:
+    (sequence,) = queue.publish(value).sequences
+    text = get(visit(), "/message/orders", sequence=sequence).text
+    assert f"{kind}, {len(value):,} bytes" in text
+    assert shown in text
+
+
+def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
+    visit: Visit, queue: Queue
+) -> None:
+    queue.sweep()
+    before = queue.dead_letters.describe().version, queue.describe().version
+    client = visit()
+    page = get(client, "/letters/orders")
+    for text in ("rejected", "billing", "bad customer", "id-bad", "key-bad"):
+        assert text in page.text or text == "id-bad"
+    (link,) = [one for one in page.links() if "where=" in one]
+    trial = client.get(link)
+    assert "1 letters would be redriven." in trial.text
+    assert "Redrive them" not in trial.text
+    none = get(client, "/letters/orders", where="reason = 'x'' or 1=1'")
+    assert "0 letters" in none.text
+    assert "nope" in get(client, "/letters/orders", 400, where="nope = 1").text
+    assert get(client, "/letters/orders", 400, where="true", limit=10_001)
+    (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
+    assert '"name": "bad"' in get(client, "/letters/orders", letter=letter).text
+    assert "not there" in get(client, "/letters/orders", letter=letter + 1).text
+    assert get(client, "/letters/orders", count="all")
+    assert (queue.dead_letters.describe().version, queue.describe().version) == before
+
+
+def test_the_reason_of_a_letter_may_contain_quotes(visit: Visit, queue: Queue) -> None:
+    queue.sweep()
+    (own,) = queue.dead_letters.peek()
+    headers = {**own.headers, f"{HEADER_PREFIX}reason": "it's 'odd'"}
+    queue.dead_letters.publish(Message("x", headers=headers))
+    client = visit()
+    links = [one for one in get(client, "/letters/orders").links() if "where=" in one]
+    assert len(links) == 2
+    for link in links:
+        assert "1 letters would be redriven." in client.get(link).text
+
+
+def test_sweeps_and_health_say_what_is_wrong(visit: Visit, queue: Queue) -> None:
+    healthy = visit()
+    assert "The queue is  healthy" in get(healthy, "/sweeps/orders").text
+    assert healthy.get("/healthz").json() == {"healthy": True, "problems": 0}
+    strict = visit(Health(max_dead=0))
+    assert "too many dead" in get(strict, "/sweeps/orders").text
+    answer = strict.get("/healthz")
+    assert (answer.status_code, answer.json()["problems"]) == (503, 1)
+
+
+def test_metrics_are_what_prometheus_reads(visit: Visit, queue: Queue, tmp_path: Path) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    second = Queue.create(tmp_path / "queues" / "second", durable=False)
+    second.publish("a")
+    second.group("g").lease("w")
+    answer = visit().get("/metrics")
+    families = [*text_string_to_metric_families(answer.text)]
+    assert len({one.name for one in families}) == len(families)
+    found = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+    def value(name: str, path: str, **labels: str) -> float:
+        return found[name, frozenset({"queue": path, **labels}.items())]
+
+    assert value("spark_mq_up", queue.path) == 1
+    for state in ("ready", "delayed", "in_flight", "dead"):
+        assert value("spark_mq_messages", queue.path, group="billing", state=state) == 1
+    assert value("spark_mq_messages", second.path, group="g", state="in_flight") == 1
+    assert value("spark_mq_settled_total", queue.path, group="audit", outcome="acked") == 5
+
+
+def test_values_are_escaped_on_every_page(visit: Visit, queue: Queue) -> None:
+    message = Message(EVIL, key=EVIL, message_id=EVIL, headers={EVIL: EVIL})
+    (sequence,) = queue.publish(message).sequences
+    group = queue.group("evil", start=sequence)
+    group.lease("w").nack([sequence], error=EVIL, delay="1h")
+    queue.group("dead", start=sequence).lease("w").reject(error=EVIL)
+    queue.sweep()
+    (own,) = queue.dead_letters.peek(message_id=EVIL)
+    headers = {**own.headers, f"{HEADER_PREFIX}reason": EVIL, f"{HEADER_PREFIX}group": EVIL}
+    queue.dead_letters.publish(Message(EVIL, headers=headers))
+    queue.group("billing").pause(EVIL)
+    (letter,) = queue.newest_dead_letters(1)["dead_letter_sequence"].to_pylist()
+    client = visit(allow_changes=True, user=EVIL)
+    name = group.name
+    seen = 0
+    for address, query in (
+        ("/", {}),
+        ("/queue/orders", {"q": EVIL}),
+        *(("/queue/orders", {"part": part}) for part in ("live", "work", "past")),
+        ("/group/orders", {"group": name}),
+        ("/group/orders", {"group": name, "part": "notable"}),
+        ("/messages/orders", {"key": EVIL}),
+        ("/messages/orders", {"group": name, "state": "delayed"}),
+        ("/message/orders", {"sequence": sequence}),
+        ("/message/orders", {"sequence": sequence, "part": "life"}),
+        ("/letters/orders", {}),
+        ("/letters/orders", {"letter": letter}),
+        ("/letters/orders", {"where": "error IS NOT NULL"}),
+        ("/letters/orders", {"where": EVIL}),
+        ("/sweeps/orders", {}),
+        ("/changes/orders", {}),
+        ("/change/orders", {"do": "pause", "group": name}),
+        ("/change/orders", {"do": EVIL}),
+        ("/group/orders", {"group": EVIL}),
+        (f"/queue/{EVIL}", {}),
+    ):
+        answer = client.get(address, params=query)
+        page = Page(answer.text)
+        scripts = [attrs for tag, attrs in page.tags if tag == "script"]
+        assert all(one == {"src": "/static/htmx.min.js", "defer": ""} for one in scripts)
+        assert "\u202e" not in answer.text
+        assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+        assert not any("style" in attrs for _, attrs in page.tags)
+        seen += EVIL[:20] in page.text
+    assert seen > 10
+
+
+def test_looking_changes_no_file(visit: Visit, queue: Queue) -> None:
+    def files() -> Any:
+        root = Path(queue.path)
+        found = sorted(path for path in root.rglob("*") if path.is_file())
+        return [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
+
+    before, client = files(), visit(allow_changes=True)
+    for address in ("/", "/metrics", "/healthz", *(f"/{page}/orders" for page in (
+        "queue", "messages", "letters", "sweeps", "changes"))):  # fmt: skip
+        assert client.get(address).status_code == 200
+    get(client, "/letters/orders", where="true")
+    get(client, "/change/orders", do="sweep")
+    get(client, "/change/orders", do="pause", group="billing")
+    assert files() == before
+
+
+def test_an_overview_is_read_once_a_second(queue: Queue) -> None:
+    now = [0.0]
+    looks = Looks(queue.path, clock=lambda: now[0])
+    first = looks.overview("orders")
+    queue.publish("new")
+    assert looks.overview("orders") is first
+    now[0] = 1.5
+    assert looks.overview("orders").published == 6
+    queue.publish("newer")
+    looks.forget("orders")
+    assert looks.overview("orders").published == 7
+
+
+def test_a_queue_is_found_at_once_after_it_was_created(queue: Queue) -> None:
+    now = [0.0]
+    looks = Looks(str(Path(queue.path).parent), clock=lambda: now[0])
+    assert list(looks.queues()) == ["orders"]
+    Queue.create(Path(queue.path).parent / "new", durable=False)
+    now[0] = 1.5
+    assert looks.overview("new").published == 0
+
+
+def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue) -> None:
+    client = visit()
+    assert get(client, "/queue/orders")
+    Queue.drop(queue.path, "orders")
+    Queue.create(queue.path, durable=False).publish("new")
+    assert "No message waits" in get(client, "/queue/orders").text
+    assert "new" in get(client, "/messages/orders").text
+    Queue.drop(queue.path, "orders")
+    Queue.create(queue.path, durable=False).publish("newer")
+    client.get("/messages/orders")
+    assert "newer" in get(client, "/messages/orders").text
+
+
+def test_samples_are_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_mq.web import looks as module
+
+    monkeypatch.setattr(module, "CHARTS", 3)
+    monkeypatch.setattr(module, "SAMPLES", 2)
+    now = iter(range(0, 10**6, 10))
+    looks = Looks(queue.path, clock=lambda: float(next(now)))
+    for number in range(5):
+        queue.group(f"g{number}").ensure()
+    for number in range(5):
+        for _ in range(4):
+            assert len(looks.samples("orders", f"g{number}")) <= 2
+    assert len(looks._samples) == 3
