@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.parquet.publishable import check_publishable, simple_type
-from spark_mq.parquet.schema import INSTANT, MESSAGE_SCHEMA, TIME_COLUMNS
+from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA, TIME_COLUMNS
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND, Duration, to_datetime, to_micros
 from spark_mq.util.validation import short_repr, validate_duration
 
@@ -30,6 +30,7 @@ __all__ = [
 
 _ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS)
 _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLUMNS])
+_PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
 _IDS: Final = 1_000_000
 """Ids in one array. Their text fits into it."""
 _UNIX_TIME: Final = 1e9
@@ -64,6 +65,9 @@ class Message:
         Default: at once.
     expires_at
         No worker leases the message from then on. As `deliver_at`. Default: never.
+    dedup_id
+        Any text. A second message with it, within the queue's ``dedup_window``, is not published.
+        Default: none.
 
     Examples
     --------
@@ -77,6 +81,7 @@ class Message:
     message_id: str | None = None
     deliver_at: datetime | Duration | None = None
     expires_at: datetime | Duration | None = None
+    dedup_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
         else:
             table = _with(table, name, _repeated_instant(at, table.num_rows))
     for name in table.schema.names:
-        table = _with(table, name, _cast(table[name], MESSAGE_SCHEMA.field(name)))
+        table = _with(table, name, _cast(table[name], _PUBLISH_SCHEMA.field(name)))
     _check_instants(table)
     return _due_at_once(table, now)
 
@@ -264,7 +269,10 @@ def _example(value: Any) -> str:
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Return rows of :func:`to_row` as a table for :func:`to_publish`."""
-    return pa.Table.from_pylist(list(rows), schema=_ROW_SCHEMA)
+    listed = list(rows)
+    unique = any("dedup_id" in row for row in listed)
+    schema = _ROW_SCHEMA.append(DEDUP_FIELD) if unique else _ROW_SCHEMA
+    return pa.Table.from_pylist(listed, schema=schema)
 
 
 def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
@@ -292,6 +300,7 @@ def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
         "headers": list(m.headers.items()) or None,  # Null, as other writers leave it.
         "deliver_at": _at(m.deliver_at, now),
         "expires_at": _at(m.expires_at, now),
+        **({} if m.dedup_id is None else {"dedup_id": m.dedup_id}),
     }
 
 
@@ -300,13 +309,13 @@ def _problem(m: Message) -> str | None:
     if not isinstance(m.value, bytes | str):
         text = f"a value of type {type(m.value).__name__}: give bytes or str"
         return text + _example(m.value)
-    for name, given in (("key", m.key), ("message_id", m.message_id)):
+    for name, given in (("key", m.key), ("message_id", m.message_id), ("dedup_id", m.dedup_id)):
         if given is not None and not isinstance(given, str):
             return f"a {name} of type {type(given).__name__}: give str"
     headers = _header_texts(m.headers)
     if headers is None:
         return "headers that are no mapping from str to str"
-    texts = [m.value, m.key, m.message_id, *headers]
+    texts = [m.value, m.key, m.message_id, m.dedup_id, *headers]
     if not all(_is_utf8(text) for text in texts if isinstance(text, str)):
         return "text that has no UTF-8 form (a lone surrogate)"
     for name, at in zip(TIME_COLUMNS, (m.deliver_at, m.expires_at), strict=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,7 +27,10 @@ from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.producer import Producer
 from spark_mq.operations.publish import report_send, with_own_context
+from spark_mq.operations.unique_publish import check_dedup, draft_of
 from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.storage.draft import Draft
+from spark_mq.storage.message_store import PublishReceipt
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.validation import validate_count, validate_duration, validate_size
@@ -50,7 +52,7 @@ class _Batch:
     since: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
-    sequences: Future[Sequence[int]] = field(default_factory=Future)
+    sequences: Future[PublishReceipt] = field(default_factory=Future)
     told: set[int] = field(default_factory=set)  # messages whose outcome somebody has asked for
     number: int | None = None  # the producer's number before the first message
 
@@ -75,13 +77,15 @@ class PendingMessage:
         """Whether the message is durable, or has failed."""
         return self._batch.sequences.done()
 
-    def result(self, timeout: float | None = None) -> int:
-        """The sequence, once the message is durable. Raises what it failed with; TimeoutError after
-        `timeout` seconds."""
-        sequences = self._outcome(timeout)
-        if isinstance(sequences, BaseException):
-            raise sequences
-        return sequences[self._at]
+    def result(self, timeout: float | None = None) -> int | None:
+        """The sequence, once the message is durable; None if its dedup id was published before.
+
+        Raises what it failed with; TimeoutError after `timeout` seconds.
+        """
+        receipt = self._outcome(timeout)
+        if isinstance(receipt, BaseException):
+            raise receipt
+        return receipt.sequence_of(self._at)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the message failed with, or None once it is durable. Raises TimeoutError after
@@ -89,7 +93,7 @@ class PendingMessage:
         outcome = self._outcome(timeout)
         return outcome if isinstance(outcome, BaseException) else None
 
-    def _outcome(self, timeout: float | None) -> Sequence[int] | BaseException:
+    def _outcome(self, timeout: float | None) -> PublishReceipt | BaseException:
         error = self._batch.sequences.exception(timeout)
         self._batch.told.add(self._at)
         return self._batch.sequences.result() if error is None else error
@@ -169,6 +173,8 @@ class BufferedPublisher:
         """
         self._process.check()
         row = with_own_context(to_row(message, "the message", self._context.now))
+        if "dedup_id" in row:
+            check_dedup(self._context.settings.dedup_window)
         size = len(row["value"]) + (
             0
             if len(row) == 1
@@ -287,9 +293,9 @@ class BufferedPublisher:
                     return None
                 self._changed.wait(left if batch.rows else None)
 
-    def _send(self, batch: _Batch) -> Sequence[int] | BaseException:
-        """Commits a batch, once. Returns the sequences, or the error that it gave up with."""
-        written: WrittenFile | None = None
+    def _send(self, batch: _Batch) -> PublishReceipt | BaseException:
+        """Commits a batch, once. Returns the receipt, or the error that it gave up with."""
+        written: WrittenFile | Draft | None = None
         pause, deadline = _FIRST_PAUSE, time.monotonic() + self._patience
         while True:
             try:
@@ -297,8 +303,12 @@ class BufferedPublisher:
                     now = self._context.now()
                     times = self._context.settings.default_times(now)
                     table = to_publish(from_rows(batch.rows), now, times)
-                    written = write_file(self._context.messages.files, table)
-                return self._producer.commit(written).sequences
+                    written = draft_of(self._context, table) or write_file(
+                        self._context.messages.files, table
+                    )
+                if isinstance(written, Draft):
+                    return self._producer.commit_unique(written)
+                return self._producer.commit(written)
             except Exception as error:
                 lasting = isinstance(error, SparkMQError) and not isinstance(
                     error, ContentionTimeout | StorageError

@@ -82,6 +82,7 @@ class Queue(QueueViews):
         message_ttl: Duration | None = None,
         dead_letter_path: Path | None = None,
         durable: bool = True,
+        dedup_window: Duration | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         exist_ok: bool = False,
@@ -112,6 +113,8 @@ class Queue(QueueViews):
         durable
             Whether commits on a local disk are synced before they are reported. Default: True.
             Without it, a power cut may lose the last second.
+        dedup_window
+            How long a ``dedup_id`` counts after its publish. Default: none, and messages have none.
         storage_options
             Options of the object store.
         clock
@@ -149,6 +152,7 @@ class Queue(QueueViews):
             message_ttl=message_ttl,
             dead_letter_path=dead_letters,
             durable=durable,
+            dedup_window=dedup_window,
         )
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
         queue = cls(open_context(root, options, clock))
@@ -287,7 +291,8 @@ class Queue(QueueViews):
         Returns
         -------
         PublishReceipt
-            The version of ``messages/`` and the sequences.
+            The version of ``messages/`` and the sequences. ``duplicates`` are the positions of
+            messages whose ``dedup_id`` was published within the ``dedup_window``.
 
         Raises
         ------

@@ -83,6 +83,7 @@ def memory_queue(
     hard_retention: Duration | None = None,
     delivery_delay: Duration | None = None,
     message_ttl: Duration | None = None,
+    dedup_window: Duration | None = None,
     **group_settings: Unpack[GroupSettingsOptions],
 ) -> Queue:
     """A queue in memory, with a dead-letter queue in memory. Settings as for
@@ -104,6 +105,7 @@ def memory_queue(
         hard_retention=hard_retention,
         delivery_delay=delivery_delay,
         message_ttl=message_ttl,
+        dedup_window=dedup_window,
     )
     ticking = clock or system_clock
     dead_path = "memory/dead_letters"

@@ -92,6 +92,8 @@ class Change:
     """The table's new metadata, if it changes."""
     unsynced: bool = False
     """The added files were written without a sync. The commit syncs them first."""
+    companions: Sequence[str] = ()
+    """Paths of other files that were written without a sync. The commit syncs them first."""
 
 
 class Commit:

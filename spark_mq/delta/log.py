@@ -119,6 +119,7 @@ class DeltaLog(LogFollower):
         """
         version, previous = base, self._operation_id(base)
         unsynced = [file.path for file in change.adds] if change.unsynced else []
+        unsynced += change.companions
         while True:
             version += 1
             started, now = time.monotonic(), int(time.time() * 1000)

@@ -279,6 +279,8 @@ class QueueSettings:
     durable
         Whether local commits are synced to the disk before they are reported. Default True. Without
         it, a power cut may lose the last second. Object stores always sync.
+    dedup_window
+        How long a dedup id counts after its publish. None for queues without them, the default.
     queue_id
         The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
     home
@@ -295,6 +297,7 @@ class QueueSettings:
     message_ttl: int | None = None
     history_retention: int = 30 * 86_400 * SECOND
     durable: bool = True
+    dedup_window: int | None = None
     queue_id: str = field(default="", compare=False)
     home: str | None = field(default=None, compare=False)
     former_ids: tuple[str, ...] = field(default=(), compare=False)
@@ -324,6 +327,7 @@ class QueueSettings:
         history_retention: Any = "30d",
         dead_letter_path: str | None = None,
         durable: bool = True,
+        dedup_window: Any = None,
     ) -> QueueSettings:
         """Create settings from a user's values.
 
@@ -331,7 +335,7 @@ class QueueSettings:
         ----------
         group
             The defaults of new groups.
-        retention, hard_retention, delivery_delay, message_ttl, history_retention
+        retention, hard_retention, delivery_delay, message_ttl, history_retention, dedup_window
             Seconds, timedeltas or text like "30s". See the class.
         dead_letter_path, durable
             See the class.
@@ -363,6 +367,7 @@ class QueueSettings:
             ttl,
             validate_duration("history_retention", history_retention),
             _checked_flag("durable", durable),
+            optional("dedup_window", dedup_window),
         )
 
     def default_times(self, now: int) -> dict[str, int]:

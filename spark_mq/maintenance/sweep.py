@@ -144,9 +144,13 @@ class _ChoreRunner:
 def clean_messages(
     context: QueueContext, keep_versions: int | None = None, keep_seconds: float | None = None
 ) -> int:
-    """Clean the logs of ``messages/`` and ``commits/``. Returns the number of files."""
+    """Clean the logs of ``messages/`` and ``commits/``, and old dedup ids.
+
+    Returns the number of files.
+    """
     with wrap_store_errors(context.path, "cleaning"):
-        return context.messages.clean(keep_versions, keep_seconds)
+        ids = context.messages.clean_ids()
+        return ids + context.messages.clean(keep_versions, keep_seconds)
 
 
 def clean_ledgers(

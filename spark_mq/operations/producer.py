@@ -11,6 +11,7 @@ import uuid
 
 from spark_mq.errors import DuplicatePublish, ProducerFenced
 from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.draft import Draft
 from spark_mq.storage.message_store import MessageStore, PublishReceipt, producer_txn
 
 __all__ = ["Producer"]
@@ -42,6 +43,16 @@ class Producer:
         else:
             self._app = producer_txn(producer_id)
             self.number = messages.last_number(self._app) or 0
+
+    def commit_unique(self, draft: Draft) -> PublishReceipt:
+        """Publish a draft. A duplicate counts as a message. Raises as :meth:`commit`."""
+        number = self.number + len(draft.ids)
+        receipt = self._messages.commit_unique(
+            draft, mark=(self._app, number), after=self.number if self.named else None
+        )
+        draft.discard(keep=draft.landed)
+        self.number = number
+        return receipt
 
     def commit(self, written: WrittenFile) -> PublishReceipt:
         """Publish a file, also if an earlier try has landed and its reply was lost.

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.signals import destination_of
+from spark_mq.operations.unique_publish import store_table
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.storage.message_store import PublishReceipt
 from spark_mq.telemetry.headers import add_headers, trace_headers
@@ -34,7 +35,7 @@ def publish_table(
     """
     reporter = current_reporter() if "opentelemetry" in sys.modules else None
     if reporter is None:
-        return context.messages.publish(table, mark=mark)
+        return store_table(context, table, mark)
     return _reported(reporter, context, table, mark)
 
 
@@ -50,7 +51,7 @@ def _reported(
     with reporter.sending(destination, count, message_id=alone, created=created) as report:
         if report.headers:
             table = _with_headers(table, report.headers)
-        return context.messages.publish(table, mark=mark)
+        return store_table(context, table, mark)
 
 
 def _with_headers(table: pa.Table, extra: Mapping[str, str]) -> pa.Table:

@@ -8,12 +8,12 @@ from typing import Final
 import pyarrow as pa
 
 from spark_mq.errors import InvalidSchema
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
+from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA
 from spark_mq.util.validation import suggest
 
 __all__ = ["PUBLISH_COLUMNS", "check_publishable", "simple_type"]
 
-PUBLISH_COLUMNS: Final = tuple(MESSAGE_SCHEMA.names)
+PUBLISH_COLUMNS: Final = (*MESSAGE_SCHEMA.names, DEDUP_FIELD.name)
 """The columns that a publisher may give."""
 
 

@@ -7,6 +7,7 @@ from typing import Final
 import pyarrow as pa
 
 __all__ = [
+    "DEDUP_FIELD",
     "DELIVERED_COLUMNS",
     "DELIVERY_SCHEMA",
     "FILE_SCHEMA",
@@ -30,6 +31,9 @@ MESSAGE_SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of ``messages/``. Only ``value`` is required. The table has no partitions."""
+
+DEDUP_FIELD: Final = pa.field("dedup_id", pa.string())
+"""The column that a publisher may give for deduplication. It is not stored."""
 
 FILE_SCHEMA: Final = MESSAGE_SCHEMA
 """The columns of a data file of ``messages/``: all columns of the table."""

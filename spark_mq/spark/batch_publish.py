@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_mq.errors import DuplicatePublish, InvalidOption
+from spark_mq.operations.unique_publish import publish_draft
 from spark_mq.storage.message_store import producer_txn
 from spark_mq.util.validation import short_repr, validate_name
 
 if TYPE_CHECKING:
     from spark_mq.parquet.writer import WrittenFile
     from spark_mq.queue import Messages, Queue
+    from spark_mq.storage.draft import Draft
     from spark_mq.storage.message_store import MessageStore, PublishReceipt
 
 __all__ = ["PRODUCER_OPTIONS", "BatchPublisher", "SinkProducer"]
@@ -76,8 +78,19 @@ class SinkProducer:
         name = _part_of(given["producerId"], given.get("producerPart"))
         return cls(validate_name("producerId", name), int(number), given.get("producerRun"))
 
-    def commit(self, messages: MessageStore, files: list[WrittenFile]) -> bool:
+    def commit(
+        self, messages: MessageStore, files: list[WrittenFile], draft: Draft | None = None
+    ) -> bool:
         """Publish files, unless the producer has published this number.
+
+        Parameters
+        ----------
+        messages
+            The log.
+        files
+            The files.
+        draft
+            The same messages with their dedup ids, if they have any.
 
         Returns
         -------
@@ -91,7 +104,11 @@ class SinkProducer:
         """
         mark = (producer_txn(self.name), self.number)
         try:
-            messages.commit(files, mark=mark, note={"operation": "publish", _RUN: self.run})
+            note = {"operation": "publish", _RUN: self.run}
+            if draft is None:
+                messages.commit(files, mark=mark, note=note)
+            else:
+                publish_draft(messages, draft, mark=mark, note=note)
         except DuplicatePublish:
             first = messages.receipt(*mark)
             if self.run and first and messages.note(first.version or 0).get(_RUN) == self.run:

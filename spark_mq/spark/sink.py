@@ -19,9 +19,11 @@ from pyspark.sql.types import StructType
 
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
+from spark_mq.operations.unique_publish import check_dedup, draft_of_files, publish_draft
 from spark_mq.parquet.publishable import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.spark.options import WriteOptions
+from spark_mq.storage.draft import hashed_ids
 from spark_mq.storage.message_store import producer_txn
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "check_dataframe"]
@@ -37,9 +39,11 @@ class FilesWritten(WriterCommitMessage):
 
     files: tuple[WrittenFile, ...]
     query_id: str | None = None
+    ids: tuple[bytes | None, ...] = ()
+    """The hashed dedup id of each message, if the rows have that column."""
 
 
-def check_dataframe(schema: StructType, overwrite: bool) -> None:
+def check_dataframe(schema: StructType, overwrite: bool, options: WriteOptions) -> None:
     """Raise InvalidSchema or InvalidOption if a DataFrame cannot be published, before any job."""
     if overwrite:
         raise InvalidOption(
@@ -48,11 +52,13 @@ def check_dataframe(schema: StructType, overwrite: bool) -> None:
             value="overwrite",
         )
     check_publishable({f.name: f.dataType.simpleString() for f in schema})
+    if "dedup_id" in schema.names:
+        check_dedup(options.open().settings.dedup_window)
 
 
 def write_files(
-    options: WriteOptions, batches: Iterator[pa.RecordBatch]
-) -> tuple[WrittenFile, ...]:
+    options: WriteOptions, batches: Iterator[pa.RecordBatch], query_id: str | None = None
+) -> FilesWritten:
     """Write the rows of a task as data files of about FILE_BYTES.
 
     Raises InvalidSchema for a null value. Then no file stays.
@@ -60,6 +66,7 @@ def write_files(
     queue = options.open()
     now = time.time_ns() // 1000
     files: list[WrittenFile] = []
+    ids: list[bytes | None] = []
     pending: list[pa.RecordBatch] = []
 
     def flush() -> None:
@@ -67,6 +74,8 @@ def write_files(
             table = to_publish(
                 pa.Table.from_batches(pending), now, queue.settings.default_times(now)
             )
+            if "dedup_id" in table.schema.names:
+                ids.extend(hashed_ids(table["dedup_id"]))
             files.append(write_file(queue.messages.files, table))
             pending.clear()
 
@@ -82,7 +91,7 @@ def write_files(
             with contextlib.suppress(OSError):
                 queue.messages.files.delete(file.path)
         raise
-    return tuple(files)
+    return FilesWritten(tuple(files), query_id, tuple(ids))
 
 
 def log_unpublished(files: Sequence[WrittenFile]) -> None:
@@ -105,6 +114,11 @@ def collect_files(messages: Sequence[WriterCommitMessage | None]) -> list[Writte
     return [
         file for message in messages if isinstance(message, FilesWritten) for file in message.files
     ]
+
+
+def collect_ids(messages: Sequence[WriterCommitMessage | None]) -> list[bytes | None]:
+    """Return the hashed dedup ids of all tasks, in the order of their files."""
+    return [one for message in messages if isinstance(message, FilesWritten) for one in message.ids]
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -130,7 +144,7 @@ class QueueWriter(DataSourceArrowWriter):
         InvalidSchema
             A value is null.
         """
-        return FilesWritten(write_files(self.options, iterator))
+        return write_files(self.options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the files of all tasks in one commit.
@@ -141,11 +155,15 @@ class QueueWriter(DataSourceArrowWriter):
         files, producer = collect_files(messages), self.options.producer
         if not files:
             return
-        log = self.options.open().messages
-        if producer is None:
-            log.commit(files)
-        elif not producer.commit(log, files):
-            log_unpublished(files)
+        queue = self.options.open()
+        draft = draft_of_files(queue, files, collect_ids(messages))
+        if producer is not None:
+            if not producer.commit(queue.messages, files, draft):
+                log_unpublished(files)
+        elif draft is not None:
+            publish_draft(queue.messages, draft)
+        else:
+            queue.messages.commit(files)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the files that stay unpublished. Spark calls this once if the write failed."""
@@ -183,7 +201,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
-        return FilesWritten(write_files(self.options, iterator), query)
+        return write_files(self.options, iterator, query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Publish the files of a batch in one commit, unless the batch is published already.
@@ -209,9 +227,14 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             )
         # Never a name that the user gave: with a new checkpoint, batches count from 0 again.
         producer = f"query-{queries.pop()}"
-        log = self.options.open().messages
+        queue = self.options.open()
+        draft = draft_of_files(queue, files, collect_ids(messages))
+        mark = (producer_txn(producer), batchId)
         try:
-            log.commit(files, mark=(producer_txn(producer), batchId))
+            if draft is not None:
+                publish_draft(queue.messages, draft, mark=mark)
+            else:
+                queue.messages.commit(files, mark=mark)
         except DuplicatePublish:
             _log.warning(
                 "batch %d of %s is published already; it is not published again",

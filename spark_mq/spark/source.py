@@ -102,8 +102,9 @@ class SparkMQDataSource(DataSource):
         InvalidSchema
             The DataFrame cannot be published.
         """
-        check_dataframe(schema, overwrite)
-        return QueueWriter(WriteOptions.parse(self.options))
+        options = WriteOptions.parse(self.options)
+        check_dataframe(schema, overwrite, options)
+        return QueueWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> QueueStreamWriter:
         """Return the writer of ``df.writeStream``.
@@ -111,5 +112,6 @@ class SparkMQDataSource(DataSource):
         Spark calls this twice for each batch: for its tasks and for its commit. Parameters and
         errors are those of :meth:`writer`.
         """
-        check_dataframe(schema, overwrite)
-        return QueueStreamWriter(WriteOptions.parse(self.options))
+        options = WriteOptions.parse(self.options)
+        check_dataframe(schema, overwrite, options)
+        return QueueStreamWriter(options)

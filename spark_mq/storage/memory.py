@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.errors import CommitConflict
+from spark_mq.ledger.dedup import NO_IDS
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.delivery_times import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.draft import Draft
+from spark_mq.storage.id_files import new_name
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
 from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_mark
@@ -69,6 +73,8 @@ class MemoryMessages(MessageStore):
         self._lock = threading.Lock()
         self._index = MessageIndex(version=0)  # as if version 0 had made the table
         self._active: set[str] = set()
+        self._unique = threading.Lock()
+        self._ids = NO_IDS
         self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest mark
 
     def commit(
@@ -101,6 +107,38 @@ class MemoryMessages(MessageStore):
                 self._numbers[mark[0]] = (mark[1], receipt)
         self.bell.notify()
         return receipt
+
+    def commit_unique(
+        self,
+        draft: Draft,
+        *,
+        mark: tuple[str, int] | None = None,
+        after: int | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        with self._unique:
+            for files, duplicates in draft.tried:  # an interrupted call may have published
+                if (landed := self.receipt_of(files[0])) is not None:
+                    draft.landed = files
+                    return replace(landed, duplicates=duplicates)
+            if mark is not None:
+                check_mark(self.last_number(mark[0]), mark, after)
+            window = self._ids
+            duplicates = window.duplicates(draft.ids, draft.since)
+            files = draft.files(duplicates)
+            if not files:
+                receipt = PublishReceipt(None, range(0), True, duplicates)
+                if mark is not None:
+                    self._numbers[mark[0]] = (mark[1], receipt)
+                return receipt
+            draft.tried.append((files, duplicates))
+            receipt = self.commit(files, mark=mark, after=after, note=note)
+            self._ids = window.with_ids(new_name(), draft.fresh(duplicates), draft.now, draft.since)
+            draft.landed = files
+        return replace(receipt, duplicates=duplicates)
+
+    def clean_ids(self) -> int:
+        return 0
 
     def last_number(self, app: str) -> int | None:
         return self._numbers[app][0] if app in self._numbers else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from spark_mq.ledger.intervals import Interval, SequenceRange
 from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.storage.draft import Draft
 from spark_mq.storage.published_files import PublishedFiles
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import validate_name
@@ -37,7 +39,7 @@ class PublishReceipt:
     order given. The sequences behave as a ``range`` and equal a list of the same numbers.
 
     ``duplicate``: the call published nothing, for its number, or a higher one, had landed before
-    (``on_duplicate="skip"``). It is then the
+    (``on_duplicate="skip"``), or all of its dedup ids had. For a number it is then the
     first call's receipt; for another number than the producer's latest, that is not known: version
     None, no sequences.
     """
@@ -45,6 +47,16 @@ class PublishReceipt:
     version: int | None
     sequences: Sequence[int]
     duplicate: bool = False
+    duplicates: tuple[int, ...] = ()
+    """Positions of the given messages whose dedup id was published before. They have no
+    sequence."""
+
+    def sequence_of(self, position: int) -> int | None:
+        """Return the sequence of a given message by its position; None for a duplicate."""
+        before = bisect_left(self.duplicates, position)
+        if self.duplicates[before : before + 1] == (position,):
+            return None
+        return self.sequences[position - before]
 
     def __post_init__(self) -> None:
         if isinstance(self.sequences, range):
@@ -124,6 +136,24 @@ class MessageStore(ABC):
         number or a higher one. ``after``: the producer's last number, 0 for none. Raises
         ProducerFenced if it is another one.
         """
+
+    @abstractmethod
+    def commit_unique(
+        self,
+        draft: Draft,
+        *,
+        mark: tuple[str, int] | None = None,
+        after: int | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        """Publish the messages of a draft whose ids were not published in its window.
+
+        Check and publish are one commit. Parameters and errors as :meth:`commit`.
+        """
+
+    @abstractmethod
+    def clean_ids(self) -> int:
+        """Delete the files of ids that no publish needs any more. Return their number."""
 
     @abstractmethod
     def last_number(self, app: str) -> int | None:

@@ -9,6 +9,7 @@ publisher.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -34,6 +35,8 @@ from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.commit_rows import file_columns
 from spark_mq.storage.commits_table import CommitsTable
+from spark_mq.storage.draft import Draft
+from spark_mq.storage.id_files import DEDUP_APP, IdFiles
 from spark_mq.storage.log_recovery import plan_recovery, publish_again, rewrite_commits
 from spark_mq.storage.message_store import (
     LogPlan,
@@ -44,6 +47,7 @@ from spark_mq.storage.message_store import (
 )
 from spark_mq.storage.message_trim import TRIMMED, drop_files
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
+from spark_mq.storage.unique_commit import UniqueCommit
 from spark_mq.util.notifier import notifier_for
 
 __all__ = ["MessageTable"]
@@ -81,6 +85,7 @@ class MessageTable(MessageStore):
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         # 100,000 data files cost time to open; commits/ has what a reader needs of them.
         self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
+        self.ids = IdFiles(self.files)
         self.bell = notifier_for(path)
         self.commits = CommitsTable(
             join(path.rstrip("/").rpartition("/")[0], "commits"),
@@ -208,6 +213,34 @@ class MessageTable(MessageStore):
             rows = index.count(first, sequence(version + 1, 0) - 1)
             known = last == number and first > index.forgotten_to
             return _receipt(version, rows) if known else None
+
+    def commit_unique(
+        self,
+        draft: Draft,
+        *,
+        mark: tuple[str, int] | None = None,
+        after: int | None = None,
+        note: Mapping[str, Any] | None = None,
+    ) -> PublishReceipt:
+        unique = UniqueCommit(
+            self.log,
+            self.ids,
+            draft,
+            version_of=lambda path: self.published().version_of(path),
+            check=self._check_expected,
+            mark=mark,
+            after=after,
+            note=note,
+        )
+        with wrap_store_errors(self.path, "publishing to"):
+            receipt = unique.run(_COMMIT_TIMEOUT_SECONDS)
+        self.bell.notify()
+        return receipt
+
+    def clean_ids(self) -> int:
+        with wrap_store_errors(self.path, "cleaning"):
+            head = self.log.refresh().txns.get(DEDUP_APP)
+            return 0 if head is None else self.ids.clean(head, time.time())
 
     def note(self, version: int) -> dict[str, Any]:
         with wrap_store_errors(self.path, "reading"):

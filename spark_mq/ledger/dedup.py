@@ -1,0 +1,113 @@
+"""Remember the ids of recent publishes, so that a second publish of an id is noticed.
+
+Each commit with ids has a block. A block holds the ids of its commit. It also takes over the blocks
+before it that are no larger, without what has expired. So there are few blocks, and each id is
+written a few times only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["NO_IDS", "BlockRef", "IdBlock", "IdWindow"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """Where a block is, and how old it is.
+
+    Parameters
+    ----------
+    name
+        The number of the block.
+    count
+        Its ids.
+    newest
+        When its latest id was published, in microseconds since 1970.
+    """
+
+    name: int
+    count: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdBlock:
+    """The ids that one commit has written down.
+
+    Parameters
+    ----------
+    ref
+        Its name, size and age.
+    ids
+        When each id was published, in microseconds since 1970.
+    """
+
+    ref: BlockRef
+    ids: Mapping[bytes, int]
+
+    @classmethod
+    def of(cls, name: int, ids: Mapping[bytes, int]) -> IdBlock:
+        """Return a block of ids."""
+        return cls(BlockRef(name, len(ids), max(ids.values(), default=0)), ids)
+
+
+@dataclass(frozen=True, slots=True)
+class IdWindow:
+    """The blocks of the last commit with ids, the newest first. It never changes."""
+
+    blocks: tuple[IdBlock, ...] = ()
+
+    def duplicates(self, ids: Sequence[bytes | None], since: int) -> tuple[int, ...]:
+        """Return the positions of ids that were published before.
+
+        Parameters
+        ----------
+        ids
+            The ids to publish, in order. None is never a duplicate.
+        since
+            Ids published at this time or before do not count.
+        """
+        found: list[int] = []
+        seen: set[bytes] = set()
+        for at, one in enumerate(ids):
+            if one is None:
+                continue
+            if one in seen or self._has(one, since):
+                found.append(at)
+            seen.add(one)
+        return tuple(found)
+
+    def _has(self, one: bytes, since: int) -> bool:
+        for block in self.blocks:
+            published = block.ids.get(one)
+            if published is not None:
+                return published > since  # The newest block knows the latest time.
+        return False
+
+    def with_ids(self, name: int, fresh: Iterable[bytes], now: int, since: int) -> IdWindow:
+        """Return the window after a publish.
+
+        Parameters
+        ----------
+        name
+            The number of the new block.
+        fresh
+            The ids that are published.
+        now
+            The time of the publish.
+        since
+            What was published at this time or before is forgotten.
+        """
+        own = dict.fromkeys(fresh, now)
+        older = [block for block in self.blocks if block.ref.newest > since]
+        while older and older[0].ref.count <= len(own):
+            taken = older.pop(0).ids
+            own = {one: at for one, at in taken.items() if at > since} | own
+        return IdWindow((IdBlock.of(name, own), *older))
+
+
+NO_IDS: Final = IdWindow()
+"""The window before the first id."""

@@ -1,0 +1,97 @@
+"""Publish messages, and leave out those whose dedup id was published before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_mq.errors import (
+    DuplicatePublish,
+    InvalidOption,
+    ProducerFenced,
+    StorageError,
+    TablesDisagree,
+)
+from spark_mq.operations.context import QueueContext
+from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.draft import Draft, FilesDraft, TableDraft, hashed_ids
+from spark_mq.storage.message_store import MessageStore, PublishReceipt
+
+__all__ = ["check_dedup", "draft_of", "draft_of_files", "publish_draft", "store_table"]
+
+_DEDUP_ID: Final = "dedup_id"
+
+
+def check_dedup(window: int | None) -> int:
+    """Return the ``dedup_window`` of a queue. Raise InvalidOption if it has none."""
+    if window is None:
+        raise InvalidOption(
+            "a message has a dedup_id, and the queue has no dedup_window. Create the queue with "
+            "dedup_window=, such as '1h', or leave the dedup_id out",
+            option=_DEDUP_ID,
+            value=None,
+        )
+    return window
+
+
+def store_table(
+    context: QueueContext, table: pa.Table, mark: tuple[str, int] | None = None
+) -> PublishReceipt:
+    """Publish a table of :func:`spark_mq.message.to_publish` as one commit, each id once."""
+    draft = draft_of(context, table)
+    if draft is None:
+        return context.messages.publish(without_ids(table), mark=mark)
+    return publish_draft(context.messages, draft, mark=mark)
+
+
+def without_ids(table: pa.Table) -> pa.Table:
+    """Return a table without its dedup ids."""
+    return table.drop_columns([_DEDUP_ID]) if _DEDUP_ID in table.schema.names else table
+
+
+def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
+    """Return the messages of a table with their ids; None if they have no ids."""
+    if _DEDUP_ID not in table.schema.names or table[_DEDUP_ID].null_count == table.num_rows:
+        return None
+    window = check_dedup(context.settings.dedup_window)
+    ids = hashed_ids(table[_DEDUP_ID])
+    return TableDraft(context.messages.files, without_ids(table), ids, context.now(), window)
+
+
+def draft_of_files(
+    context: QueueContext, files: Sequence[WrittenFile], ids: Sequence[bytes | None]
+) -> Draft | None:
+    """Return the messages of files with their ids; None if they have no ids."""
+    if not any(ids):
+        return None
+    window = check_dedup(context.settings.dedup_window)
+    return FilesDraft(context.messages.files, files, ids, context.now(), window)
+
+
+def publish_draft(
+    messages: MessageStore,
+    draft: Draft,
+    *,
+    mark: tuple[str, int] | None = None,
+    after: int | None = None,
+    note: Mapping[str, Any] | None = None,
+) -> PublishReceipt:
+    """Publish a draft as one commit. Raises as :meth:`MessageStore.commit`."""
+    try:
+        receipt = messages.commit_unique(draft, mark=mark, after=after, note=note)
+    except (DuplicatePublish, ProducerFenced):
+        draft.discard()
+        raise
+    except TablesDisagree:
+        if not draft.tried:
+            draft.discard()
+        raise
+    except StorageError as error:
+        # In an object store a commit may land later still.
+        if error.data["landed"] is False and "://" not in messages.path:
+            draft.discard()
+        raise
+    draft.discard(keep=draft.landed)
+    return receipt

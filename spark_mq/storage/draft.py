@@ -1,0 +1,140 @@
+"""Messages with dedup ids on their way into the log: some of them may turn out to be duplicates."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.storage.id_files import ID_BYTES
+
+__all__ = ["Draft", "FilesDraft", "TableDraft", "hashed_ids"]
+
+
+def hashed_ids(ids: pa.ChunkedArray) -> list[bytes | None]:
+    """Return what stands for each id in the log: a hash of 128 bits. Null stays None."""
+    return [
+        None if one is None else blake2b(one, digest_size=ID_BYTES).digest()
+        for one in ids.cast(pa.binary()).to_pylist()
+    ]
+
+
+class Draft(ABC):
+    """Messages to publish, each id once.
+
+    Parameters
+    ----------
+    store
+        The store of ``messages/``.
+    ids
+        The hashed id of each message, or None.
+    now
+        The time of the publish, in microseconds since 1970.
+    window
+        How long an id counts, in microseconds.
+    """
+
+    def __init__(
+        self, store: ObjectStore, ids: Sequence[bytes | None], now: int, window: int
+    ) -> None:
+        self.store = store
+        self.ids = ids
+        self.now = now
+        self.since = now - window
+        self.tried: list[tuple[list[WrittenFile], tuple[int, ...]]] = []
+        """The files of each commit that was tried, and the duplicates that they leave out."""
+        self.landed: Sequence[WrittenFile] = ()
+        """The files that the commit has published."""
+        self._last: tuple[tuple[int, ...], list[WrittenFile]] | None = None
+        self._written: list[WrittenFile] = []
+
+    def files(self, duplicates: tuple[int, ...]) -> list[WrittenFile]:
+        """Return the files of all messages but the duplicates. They are written when asked for."""
+        if self._last is None or self._last[0] != duplicates:
+            files = [] if len(duplicates) == len(self.ids) else self._make(set(duplicates))
+            self._last = (duplicates, files)
+        return self._last[1]
+
+    def fresh(self, duplicates: tuple[int, ...]) -> list[bytes]:
+        """Return the ids of all messages but the duplicates."""
+        left_out = set(duplicates)
+        return [one for at, one in enumerate(self.ids) if one is not None and at not in left_out]
+
+    def discard(self, keep: Sequence[WrittenFile] = ()) -> None:
+        """Delete the files that no commit will ever name."""
+        kept = {file.path for file in keep}
+        for file in self._written:
+            if file.path not in kept:
+                with contextlib.suppress(OSError):
+                    self.store.delete(file.path)
+
+    @abstractmethod
+    def _make(self, duplicates: set[int]) -> list[WrittenFile]:
+        """Write the files of all messages but some."""
+
+    def _write(self, table: pa.Table) -> list[WrittenFile]:
+        written = [write_file(self.store, table, sync=False)] if table.num_rows else []
+        self._written += written
+        return written
+
+
+class TableDraft(Draft):
+    """Messages of a table. Parameters as :class:`Draft`."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        table: pa.Table,
+        ids: Sequence[bytes | None],
+        now: int,
+        window: int,
+    ) -> None:
+        super().__init__(store, ids, now, window)
+        self._table = table
+
+    def _make(self, duplicates: set[int]) -> list[WrittenFile]:
+        return self._write(_without(self._table, duplicates, 0))
+
+
+class FilesDraft(Draft):
+    """Messages of files that are written. Parameters as :class:`Draft`."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        files: Sequence[WrittenFile],
+        ids: Sequence[bytes | None],
+        now: int,
+        window: int,
+    ) -> None:
+        super().__init__(store, ids, now, window)
+        self._given = list(files)
+        self._written = list(files)
+
+    def _make(self, duplicates: set[int]) -> list[WrittenFile]:
+        made: list[WrittenFile] = []
+        first = 0
+        for file in self._given:
+            rows = range(first, first + file.rows)
+            first = rows.stop
+            if duplicates.isdisjoint(rows):
+                made.append(replace(file))
+            elif not duplicates.issuperset(rows):
+                with self.store.open(file.path) as source:
+                    table = pq.read_table(source)
+                made += self._write(_without(table, duplicates, rows.start))
+        return made
+
+
+def _without(table: pa.Table, duplicates: set[int], first: int) -> pa.Table:
+    """Return the rows of a table that are no duplicates. `first`: the position of its first row."""
+    if not duplicates:
+        return table
+    return table.filter(pa.array([first + at not in duplicates for at in range(table.num_rows)]))

@@ -1,0 +1,152 @@
+"""Publish messages with dedup ids: the check for duplicates and the publish are one commit."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from spark_mq.delta.actions import AddFile, Change
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.state import TableState
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.dedup import IdWindow
+from spark_mq.ledger.message_index import sequence
+from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.draft import Draft
+from spark_mq.storage.id_files import DEDUP_APP, IdFiles, block_path, new_name
+from spark_mq.storage.message_store import PublishReceipt, check_mark
+
+__all__ = ["UniqueCommit"]
+
+_SLOW_SECONDS: Final = 60.0
+"""After a slower commit, a sweep may have deleted the file of its ids."""
+
+
+class UniqueCommit:
+    """One publish of messages with ids.
+
+    Parameters
+    ----------
+    log
+        The log of ``messages/``.
+    ids
+        The ids of the last publishes.
+    draft
+        The messages.
+    version_of
+        Returns the version that published a file, or None.
+    check
+        Raises an error if a version of the log cannot be the queue's.
+    mark, after, note
+        As for :meth:`MessageStore.commit`.
+    """
+
+    def __init__(
+        self,
+        log: DeltaLog,
+        ids: IdFiles,
+        draft: Draft,
+        *,
+        version_of: Callable[[str], int | None],
+        check: Callable[[int], None],
+        mark: tuple[str, int] | None,
+        after: int | None,
+        note: Mapping[str, Any] | None,
+    ) -> None:
+        self._log, self._ids, self._draft = log, ids, draft
+        self._version_of, self._check = version_of, check
+        self._mark, self._after = mark, after
+        self._note = note or {"operation": "publish"}
+        self._window: IdWindow | None = None  # what the last try wrote down
+        self._wrote_at = 0.0
+
+    def run(self, timeout: float) -> PublishReceipt:
+        """Publish the messages that are no duplicates. Each lost race is computed again."""
+        version, done = self._log.transact(self._compute, timeout=timeout)
+        if isinstance(done, PublishReceipt):
+            return done
+        files, duplicates = self._draft.tried[-1]
+        self._draft.landed = files
+        if self._window is not None:
+            if time.monotonic() - self._wrote_at > _SLOW_SECONDS:
+                self._ids.restore(self._window)
+            self._ids.landed(self._window)
+        return _receipt(version, files, duplicates)
+
+    def _compute(self, state: TableState) -> tuple[Change | None, PublishReceipt | None]:
+        draft = self._draft
+        self._check(state.version)
+        if (landed := self._landed()) is not None:
+            return None, landed  # the reply was lost
+        self._forget_try()
+        if self._mark is not None:
+            check_mark(state.txns.get(self._mark[0]), self._mark, self._after)
+        marks = () if self._mark is None else (self._mark,)
+        window = self._load(state)
+        duplicates = window.duplicates(draft.ids, draft.since)
+        files = draft.files(duplicates)
+        if not files:
+            change = Change(uuid.uuid4().hex, self._note, txns=marks) if marks else None
+            return change, PublishReceipt(None, range(0), True, duplicates)
+        fresh = draft.fresh(duplicates)
+        companions: list[str] = []
+        txns = marks
+        if fresh:  # else only messages without an id are left
+            self._window = window.with_ids(new_name(), fresh, draft.now, draft.since)
+            self._wrote_at = time.monotonic()
+            companions.append(self._ids.write(self._window))
+            txns = (*marks, (DEDUP_APP, self._window.blocks[0].ref.name))
+        draft.tried.append((files, duplicates))
+        change = Change(
+            uuid.uuid4().hex,
+            self._note,
+            adds=[AddFile(f.path, f.size, f.rows, stats=f.stats) for f in files],
+            txns=txns,
+            unsynced=not all(file.synced for file in files),
+            companions=companions,
+        )
+        return change, None
+
+    def _load(self, state: TableState) -> IdWindow:
+        """Return the window of a state, or a later one if that is gone."""
+        ids, head = self._ids, state.txns.get(DEDUP_APP)
+        try:
+            return ids.load(head)
+        except FileNotFoundError:
+            # A later publish may have taken the block over. The commit is then a conflict.
+            latest = self._log.refresh().txns.get(DEDUP_APP)
+        try:
+            return ids.load(latest)
+        except FileNotFoundError as error:
+            path = f"{self._log.path}/{block_path(latest or 0)}"
+            raise CorruptLog(
+                f"{path} is gone, or a file that it names ({error}): it has the dedup ids of the "
+                f"last publishes. Restore it from a backup. Without one, put an empty file in its "
+                f"place: the ids are then forgotten",
+                path=self._log.path,
+                version=None,
+            ) from error
+
+    def _landed(self) -> PublishReceipt | None:
+        """Return the receipt of an earlier try that has landed."""
+        for files, duplicates in self._draft.tried:
+            version = self._version_of(files[0].path)
+            if version is not None:
+                self._draft.landed = files
+                return _receipt(version, files, duplicates)
+        return None
+
+    def _forget_try(self) -> None:
+        """Delete the ids of a try that lost its race."""
+        if self._window is not None:
+            self._ids.delete(self._window)
+            self._window = None
+
+
+def _receipt(version: int, files: list[WrittenFile], duplicates: tuple[int, ...]) -> PublishReceipt:
+    rows = sum(file.rows for file in files)
+    receipt = PublishReceipt(version, range(sequence(version, 0), sequence(version, rows)))
+    return replace(receipt, duplicates=duplicates)

@@ -1,0 +1,333 @@
+"""Deduplication: within its window an id is published once, whoever publishes it, and when."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.handles import again, lease, on_commit
+
+from spark_mq import Message, Queue
+from spark_mq.errors import CorruptLog, DuplicatePublish, InvalidOption, StorageError
+from spark_mq.storage import id_files
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture
+def queue(make: Make) -> Queue:
+    return make(dedup_window="1h")
+
+
+def message(one: str, value: str | None = None) -> Message:
+    return Message(value or f"value of {one}", dedup_id=one)
+
+
+def published(queue: Queue) -> list[str]:
+    index = queue._context.messages.index()
+    slices = index.slices(0, index.last_sequence)
+    tables = [table for _, table in queue._context.messages.read(slices, ["value"])]
+    return [value.decode() for table in tables for value in table["value"].to_pylist()]
+
+
+def id_paths(queue: Queue) -> list[Path]:
+    return sorted(Path(queue.path, "messages", "_dedup").glob("*.ids"))
+
+
+# -- what a publish does
+
+
+def test_a_second_publish_of_an_id_publishes_nothing_and_says_so(queue: Queue) -> None:
+    first = queue.publish([message("a", "1"), message("b", "2")])
+    assert (first.duplicate, first.duplicates, len(first.sequences)) == (False, (), 2)
+    second = again(queue).publish([message("a", "3"), message("b", "4")])
+    assert (second.duplicate, second.duplicates) == (True, (0, 1))
+    assert (second.version, list(second.sequences)) == (None, [])
+    assert published(queue) == ["1", "2"]
+
+
+def test_only_the_duplicates_of_a_publish_are_left_out(queue: Queue) -> None:
+    queue.publish(message("a"))
+    batch = ["no id", message("a"), message("b"), message("c"), message("b"), "no id"]
+    receipt = queue.publish(batch)
+    assert (receipt.duplicate, receipt.duplicates) == (False, (1, 4))
+    assert published(queue)[1:] == ["no id", "value of b", "value of c", "no id"]
+    places = [receipt.sequence_of(at) for at in range(6)]
+    first = receipt.sequences[0]
+    assert places == [first, None, first + 1, first + 2, None, first + 3]
+    assert lease(queue, 10).messages[1].sequence == first
+
+
+def test_a_table_has_ids_in_a_column_and_they_are_not_stored(queue: Queue) -> None:
+    table = pa.table({"value": ["x", "y", "z"], "dedup_id": ["a", None, "a"]})
+    assert queue.publish(table).duplicates == (2,)
+    assert queue.publish(table).duplicates == (0, 2)
+    assert published(queue) == ["x", "y", "y"]
+    assert "dedup_id" not in lease(queue, 10).table().schema.names
+
+
+def test_an_id_counts_for_the_window_after_its_first_publish(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(dedup_window="1h")
+    queue.publish(message("a"))
+    clock.advance(3599)
+    assert queue.publish(message("a")).duplicate
+    clock.advance(1)
+    assert not queue.publish(message("a")).duplicate  # the duplicate did not renew it
+    clock.advance(3599)
+    assert again(queue).publish(message("a")).duplicate
+    assert len(published(queue)) == 2
+
+
+def test_a_queue_without_a_window_refuses_ids(make: Make) -> None:
+    queue = make()
+    with pytest.raises(InvalidOption, match="no dedup_window"):
+        queue.publish(message("a"))
+    with pytest.raises(InvalidOption, match="no dedup_window"):
+        queue.publish(pa.table({"value": ["x"], "dedup_id": ["a"]}))
+    with queue.publisher() as publisher, pytest.raises(InvalidOption, match="no dedup_window"):
+        publisher.publish(message("a"))
+    assert published(queue) == []
+    assert queue.publish(pa.table({"value": ["x"], "dedup_id": pa.nulls(1, pa.string())})).version
+
+
+@pytest.mark.parametrize("bad", [5, b"a", "\ud800"])
+def test_a_bad_id_is_refused(queue: Queue, bad: Any) -> None:
+    with pytest.raises(InvalidOption):
+        queue.publish(Message("a", dedup_id=bad))
+
+
+def test_a_bad_window_is_refused(make: Make) -> None:
+    with pytest.raises(InvalidOption, match="dedup_window"):
+        make(dedup_window="soon")
+
+
+def test_it_works_with_the_numbers_of_a_producer(queue: Queue) -> None:
+    numbered: dict[str, Any] = {"producer_id": "p", "producer_sequence": 1}
+    queue.publish([message("a"), message("b")], **numbered)
+    with pytest.raises(DuplicatePublish):
+        queue.publish(message("c"), **numbered)
+    assert queue.publish(message("a"), producer_id="p", producer_sequence=2).duplicate
+    assert queue.last_producer_sequence("p") == 2
+    assert len(published(queue)) == 2
+
+
+@pytest.mark.parametrize("producer", [None, "p"])
+def test_a_publisher_leaves_duplicates_out(queue: Queue, producer: str | None) -> None:
+    queue.publish(message("a"))
+    with queue.publisher(max_age="1d", producer_id=producer) as publisher:
+        pending = [publisher.publish(message(one)) for one in ("b", "a", "c")]
+        publisher.flush()
+        only = publisher.publish(message("a"))
+    assert [one.result() is None for one in [*pending, only]] == [False, True, False, True]
+    assert lease(queue, 10).messages[1].sequence == pending[0].result()
+    assert published(queue) == ["value of a", "value of b", "value of c"]
+    assert publisher.last_number == (4 if producer else None)
+
+
+# -- rivals, crashes, sweeps
+
+
+@pytest.mark.parametrize("rivals", [1, 3])
+def test_a_rival_that_comes_between_check_and_commit_is_seen(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, rivals: int
+) -> None:
+    queue = delta_queue(dedup_window="1h")
+    queue.publish(message("old"))
+    rival = again(queue)
+
+    def race() -> None:
+        for number in range(rivals):
+            rival.publish([message("a", "rival"), message(f"r{number}")])
+
+    on_commit(monkeypatch, "messages", before=race)
+    receipt = queue.publish([message("a"), message("b")])
+    assert receipt.duplicates == (0,)
+    assert sorted(published(queue)).count("rival") == 1
+    assert "value of a" not in published(queue)
+    assert receipt.sequence_of(1) == receipt.sequences[0]
+
+
+def test_a_publish_without_ids_is_no_rival(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue(dedup_window="1h")
+    rival, writes = again(queue), []
+    real = queue._context.messages.ids.write  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        queue._context.messages.ids,  # type: ignore[attr-defined]
+        "write",
+        lambda window: (writes.append(1), real(window))[1],
+    )
+    on_commit(monkeypatch, "messages", before=lambda: rival.publish("plain"))
+    queue.publish(message("a"))
+    assert len(writes) == 1
+    assert len(published(queue)) == 2
+
+
+def publish_all(path: str, who: int, results: Any) -> None:
+    queue = Queue.open(path)
+    taken = []
+    for n in range(30):
+        receipt = queue.publish([message(f"{n}", f"{who}"), message(f"{who}-{n}", "own")])
+        if 0 not in receipt.duplicates:
+            taken.append(n)
+        assert 1 not in receipt.duplicates
+    results.put(taken)
+
+
+def test_processes_publish_each_id_once(delta_queue: Make) -> None:
+    queue = delta_queue(dedup_window="1h")
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.Queue()
+    workers = [
+        spawn.Process(target=publish_all, args=(queue.path, who, results)) for who in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    taken = [n for _ in workers for n in results.get(timeout=120)]
+    for worker in workers:
+        worker.join(60)
+    assert sorted(taken) == list(range(30))
+    found = published(queue)
+    assert (len(found), found.count("own")) == (120, 90)
+
+
+def test_a_lost_reply_is_neither_a_duplicate_nor_a_second_publish(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher tries again: its own ids are in the log then."""
+    queue = delta_queue(dedup_window="1h")
+    real = queue._context.messages.commit_unique
+
+    def commit(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(queue._context.messages, "commit_unique", real)
+        real(*args, **options)
+        raise OSError("connection reset by peer")
+
+    monkeypatch.setattr(queue._context.messages, "commit_unique", commit)
+    with queue.publisher() as publisher:
+        pending = publisher.publish(message("a"))
+    assert pending.result() == lease(queue, 10).messages[0].sequence
+    assert published(queue) == ["value of a"]
+
+
+def test_a_crash_before_the_commit_leaves_the_id_free(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue(dedup_window="1h")
+
+    def crash() -> None:
+        raise KeyboardInterrupt
+
+    on_commit(monkeypatch, "messages", before=crash)
+    with pytest.raises(KeyboardInterrupt):
+        queue.publish(message("a"))
+    assert not again(queue).publish(message("a")).duplicate
+    assert published(queue) == ["value of a"]
+
+
+def test_sweeps_trims_and_purges_forget_no_id(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(id_files, "_KEEP_SECONDS", -1.0)
+    queue = make(dedup_window="1h", retention="0s")
+    for n in range(20):
+        queue.publish(message(str(n)))
+    lease(queue, 100).ack()
+    clock.advance(60)
+    queue.sweep()
+    assert queue.horizon() >= 0
+    if queue.path != "memory":
+        assert len(id_paths(queue)) == 2  # 16 and 4 ids
+    assert again(queue).publish([message(str(n)) for n in range(20)]).duplicate
+    queue.purge(queue.name)
+    assert again(queue).publish([message(str(n)) for n in range(20)]).duplicate
+    assert not again(queue).publish(message("new")).duplicate
+
+
+def test_the_files_of_ids_are_bounded(delta_queue: Make, clock: ManualClock) -> None:
+    queue = delta_queue(dedup_window="100s")
+    for n in range(300):
+        clock.advance(1)
+        queue.publish(message(str(n)))
+    head = queue._context.messages.ids.load(  # type: ignore[attr-defined]
+        queue._context.messages.log.state.txns[id_files.DEDUP_APP]  # type: ignore[attr-defined]
+    )
+    assert sum(block.ref.count for block in head.blocks) <= 2 * 100 + 1
+    assert len(head.blocks) <= 8
+    assert len(id_paths(queue)) >= 300
+    old = queue._context.messages.ids.clean(  # type: ignore[attr-defined]
+        head.blocks[0].ref.name, 10**12
+    )
+    assert old == 300 - len(head.blocks)
+    assert len(id_paths(queue)) == len(head.blocks)
+    fresh = again(queue)
+    assert fresh.publish([message(str(n)) for n in range(201, 300)]).duplicate
+    assert not fresh.publish([message(str(n)) for n in range(190)]).duplicates
+
+
+def test_a_sweep_leaves_the_ids_of_a_publish_that_still_runs(delta_queue: Make) -> None:
+    queue = delta_queue(dedup_window="1h")
+    for n in range(5):
+        queue.publish(message(str(n)))
+    queue.sweep()
+    assert len(id_paths(queue)) == 5
+
+
+def test_a_slow_publisher_writes_its_ids_again(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It froze between its ids and its commit, and a sweep took them for a dead publisher's."""
+    queue = delta_queue(dedup_window="1h")
+    queue.publish(message("a"))
+    monkeypatch.setattr("spark_mq.storage.unique_commit._SLOW_SECONDS", -1.0)
+
+    def clean() -> None:
+        before = set(id_paths(queue))
+        again(queue)._context.messages.ids.clean(  # type: ignore[attr-defined]
+            queue._context.messages.log.state.txns[id_files.DEDUP_APP],  # type: ignore[attr-defined]
+            10**12,
+        )
+        assert len(before - set(id_paths(queue))) == 1
+
+    on_commit(monkeypatch, "messages", before=clean)
+    queue.publish(message("b"))
+    assert again(queue).publish([message("a"), message("b")]).duplicate
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_damaged_file_is_named_and_an_empty_one_gives_its_ids_up(
+    delta_queue: Make, damage: str
+) -> None:
+    queue = delta_queue(dedup_window="1h")
+    queue.publish([message("a"), message("b")])
+    queue.publish(message("c"))
+    queue.publish("no id")
+    ids, state = queue._context.messages.ids, queue._context.messages.log.state  # type: ignore[attr-defined]
+    blocks = ids.load(state.txns[id_files.DEDUP_APP]).blocks
+    (new, old) = [
+        Path(queue.path, "messages", id_files.block_path(block.ref.name)) for block in blocks
+    ]
+    data = old.read_bytes()
+    if damage == "gone":
+        old.unlink()
+    else:
+        old.write_bytes(data[:-1] + b"?" if damage == "flipped" else data[:-5])
+    with pytest.raises((CorruptLog, StorageError), match="put an empty file in its place") as found:
+        again(queue).publish(message("a"))
+    assert old.name in str(found.value)
+    again(queue).publish("plain publishes go on")
+    old.write_bytes(b"")
+    receipt = again(queue).publish([message("a"), message("c")])
+    assert receipt.duplicates == (1,)
+    assert new.exists()

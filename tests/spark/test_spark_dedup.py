@@ -1,0 +1,58 @@
+"""A DataFrame with dedup ids: the commit leaves out the duplicates of all tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import finish, make_queue, start
+
+from spark_mq import Message, Queue
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Queue:
+    return make_queue(tmp_path / "target", dedup_window="1h")
+
+
+def landed(target: Queue) -> list[str]:
+    index = target._context.messages.index()
+    slices = index.slices(0, index.last_sequence)
+    tables = [table for _, table in target._context.messages.read(slices, ["value"])]
+    return sorted(value.decode() for table in tables for value in table["value"].to_pylist())
+
+
+def numbered(spark: Any, count: int, ids: str) -> Any:
+    return spark.range(count, numPartitions=2).selectExpr(
+        "CAST(id AS STRING) AS value", f"{ids} AS dedup_id"
+    )
+
+
+def test_a_write_leaves_out_what_was_published_and_what_it_repeats(
+    spark: Any, target: Queue
+) -> None:
+    target.publish(Message("first", dedup_id="3"))
+    frame = numbered(spark, 6, "IF(id = 5, NULL, CAST(id % 4 AS STRING))")
+    frame.write.format("spark_mq").mode("append").save(target.path)
+    assert landed(target) == ["0", "1", "2", "5", "first"]  # 3 was there, 4 has the id of 0
+    frame.write.format("spark_mq").mode("append").save(target.path)
+    assert landed(target) == ["0", "1", "2", "5", "5", "first"]
+
+
+def test_a_queue_without_a_window_refuses_the_column_before_any_job(
+    spark: Any, queue: Queue
+) -> None:
+    with pytest.raises(Exception, match="no dedup_window"):
+        numbered(spark, 2, "'a'").write.format("spark_mq").mode("append").save(queue.path)
+
+
+@pytest.mark.slow
+def test_a_streaming_write_leaves_duplicates_out(
+    spark: Any, queue: Queue, target: Queue, tmp_path: Path
+) -> None:
+    queue.publish([Message(str(n), key=str(n % 3)) for n in range(6)])
+    frame = spark.readStream.format("spark_mq").option("consumerGroup", "g").load(queue.path)
+    writer = frame.selectExpr("value", "key AS dedup_id").writeStream.format("spark_mq")
+    finish(start(writer.option("path", target.path), tmp_path / "checkpoint"))
+    assert landed(target) == ["0", "1", "2"]
