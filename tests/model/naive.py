@@ -465,7 +465,9 @@ class Naive:
     def intervene(self, how: str, seqs: list[int], now: int, force: bool) -> tuple[int, set[int]]:
         """Returns how many messages changed, and those that must not."""
         named = [m for m in self.messages if m.seq in seqs]
-        barred = {m.seq for m in named if m.state == "routing" or (m.state == "leased" and not force)}
+        barred = {
+            m.seq for m in named if m.state == "routing" or (m.state == "leased" and not force)
+        }
         if barred:
             return 0, barred
         changed = 0
