@@ -173,7 +173,7 @@ def _rows(returned: Any) -> list[Mapping[str, Any]]:
         if "sequence" not in row or not set(row) <= set(COLUMNS):
             raise InvalidHandlerResult(
                 f"the handler returned a row with {', '.join(map(str, row))}: give sequence, and "
-                f"besides only {', '.join(COLUMNS[1:])}",
+                f"no other but {', '.join(COLUMNS[1:])}",
                 option="handler",
                 value=list(row),
             )

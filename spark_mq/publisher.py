@@ -38,7 +38,7 @@ from spark_mq.util.validation import validate_count, validate_duration, validate
 __all__ = ["BufferedPublisher", "PendingMessage"]
 
 ROOM: Final = 16
-"""Batches' worth of messages, or of bytes, that may wait: whoever publishes more waits for room."""
+"""Batches of messages, or of bytes, that may wait. A caller that publishes more waits for room."""
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
@@ -53,7 +53,7 @@ class _Batch:
     rows: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
     sequences: Future[PublishReceipt] = field(default_factory=Future)
-    told: set[int] = field(default_factory=set)  # messages whose outcome somebody has asked for
+    reported: set[int] = field(default_factory=set)  # messages whose outcome a caller asked for
     number: int | None = None  # the producer's number before the first message
 
 
@@ -95,7 +95,7 @@ class PendingMessage:
 
     def _outcome(self, timeout: float | None) -> PublishReceipt | BaseException:
         error = self._batch.sequences.exception(timeout)
-        self._batch.told.add(self._at)
+        self._batch.reported.add(self._at)
         return self._batch.sequences.result() if error is None else error
 
 
@@ -233,9 +233,10 @@ class BufferedPublisher:
 
     def _raise_failed(self) -> None:
         failed, self._failed = self._failed, []
-        untold = [(error, count - len(told)) for error, count, told in failed if len(told) < count]
-        if untold:
-            error, messages = untold[0][0], sum(count for _, count in untold)
+        left = [(error, count - len(reported)) for error, count, reported in failed]
+        unreported = [(error, count) for error, count in left if count]
+        if unreported:
+            error, messages = unreported[0][0], sum(count for _, count in unreported)
             raise PublishFailed(
                 f"{messages} messages were not published: {error}", messages=messages
             ) from error
@@ -263,7 +264,7 @@ class BufferedPublisher:
                 self._sending = _Batch()
                 self._done += count
                 if isinstance(outcome, BaseException):
-                    self._failed.append((outcome, count, batch.told))
+                    self._failed.append((outcome, count, batch.reported))
                     self._give_up(outcome, count)
                 self._changed.notify_all()
 
@@ -315,7 +316,7 @@ class BufferedPublisher:
                 )
                 if lasting or time.monotonic() + pause > deadline:
                     return error
-            except BaseException as error:  # whatever it was, nobody may wait for ever
+            except BaseException as error:  # no caller may wait for ever
                 return error
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)

@@ -44,13 +44,13 @@ class ManualClock:
         >>> clock()
         datetime.datetime(2026, 1, 1, 1, 0, tzinfo=datetime.timezone.utc)
 
-    Without ``start`` it starts at the present. (Delta commits carry the time of the machine,
-    whatever a queue's clock says.)
+    Without ``start`` it starts at the present. Delta commits carry the time of the
+    machine, not that of a queue's clock.
     """
 
     def __init__(self, start: datetime | None = None) -> None:
         self.bell = Notifier()
-        """Rung when it is moved: whoever waits for messages looks at the time again."""
+        """Rung when it is moved: those who wait for messages look at the time again."""
         self._now = datetime.now(UTC)
         if start is not None:
             self.set(start)

@@ -1,6 +1,6 @@
 """Build the checkpoint of a Delta table, without tombstones.
 
-Tombstones tell VACUUM which files were removed lately. delta-rs and Spark copy each of them into
+Tombstones show VACUUM which files were removed lately. delta-rs and Spark copy each of them into
 every checkpoint until it expires. The tables of a queue keep removed files until the sweep deletes
 them, so their tombstones would never expire, and a checkpoint would grow with each commit.
 """

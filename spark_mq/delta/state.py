@@ -86,7 +86,7 @@ class TableState:
 
     def _change(self, removes: Iterable[str], adds: Iterable[AddFile]) -> None:
         """Remove data files, known or not, and add others, in place of those with their path."""
-        # New dicts, one for each partition: whoever read a partition keeps what was read.
+        # New dicts, one for each partition: a reader of a partition keeps the dict it read.
         changed: dict[PartitionKey, dict[str, AddFile]] = {}
 
         def files_of(key: PartitionKey) -> dict[str, AddFile]:

@@ -55,7 +55,7 @@ def intervene(
     error: str | None = None,
     force: bool = False,
 ) -> tuple[Ledger, Intervention]:
-    """Change the unsettled messages of some intervals, whoever has leased them before.
+    """Change the unsettled messages of some intervals, also if others leased them.
 
     Messages that a lease holds are refused, unless it is forced. Then the lease loses them.
     Messages in routing are always refused.

@@ -227,7 +227,7 @@ def _unknown_setting(name: str, known: list[str]) -> str:
 
 
 class GroupOptions(TypedDict, total=False):
-    """Settings of a group as a user gives them, besides the two most common ones."""
+    """Settings of a group as a user gives them, except the two most common ones."""
 
     on_exhausted: str
     clock_skew: Duration

@@ -130,8 +130,8 @@ def _unrouted(group: GroupLedger) -> int:
         ledger = group.current()
     except SparkMQError as error:  # damage in one group does not stop the others
         _log.warning(
-            "how many dead messages of group %r are not in the dead-letter queue yet cannot be "
-            "told: %s",
+            "the dead messages of group %r that are not in the dead-letter queue yet cannot be "
+            "counted: %s",
             group.name,
             error,
         )
@@ -274,9 +274,9 @@ def _as_messages(table: pa.Table) -> pa.Table:
         ]
         for own, group, seq in rows
     ]
-    told = pa.array(headers, FILE_SCHEMA.field("headers").type)
+    renewed = pa.array(headers, FILE_SCHEMA.field("headers").type)
     names = [f.name for f in FILE_SCHEMA if f.name in table.schema.names]
     return pa.table(
-        [told if name == "headers" else table[name] for name in names],
+        [renewed if name == "headers" else table[name] for name in names],
         schema=pa.schema([FILE_SCHEMA.field(n) for n in names]),
     )

@@ -56,7 +56,7 @@ class Transfer(ABC):
         """Write the files of the target, or return None if another transfer must finish."""
 
     def commit_info(self) -> Mapping[str, Any]:
-        """Return what the publish says about itself besides its operation."""
+        """Return the account of the publish without its operation."""
         return {}
 
     def finish_all(self) -> int:

@@ -80,7 +80,7 @@ class GroupLedger(SharedLedger):
                     return None, False, {}
                 index, damage = self.index_or_damage(self.ledger_in(snapshot))
                 if damage is not None and self.start != "earliest":
-                    raise damage  # only the whole log can tell where that is
+                    raise damage  # only the whole log shows where that is
                 # Not past the last message: later ones would count as settled unread.
                 position = min(_position(index, self.start), index.last_sequence + 1)
                 floor = max(position - 1, self.horizon())

@@ -64,7 +64,5 @@ class LeaseKeepAlive:
                 self._extend(min(self._timeout, left))
             except LeaseLost:
                 return  # all of it is settled, or it was lost: there is nothing left to keep
-            except (
-                Exception
-            ) as error:  # a store that fails for now, in whatever way, must not end this
+            except Exception as error:  # a store that fails for now must not end this
                 _log.warning("could not extend a lease, trying again: %s", error)

@@ -79,21 +79,21 @@ class TraceEvent(Record):
     user: str | None = None
 
     def __str__(self) -> str:
-        told = [
+        parts = [
             f"{self.at:%Y-%m-%d %H:%M:%S.%f}Z",
             self.group,
             self.event if self.event == self.state else f"{self.event} -> {self.state}",
         ]
-        told += [f"by {self.worker_id}"] if self.worker_id else []
-        told += [f"user {self.user}"] if self.user else []
-        told += [f"lease {self.lease_id}"] if self.lease_id else []
-        told += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
-        told += [
+        parts += [f"by {self.worker_id}"] if self.worker_id else []
+        parts += [f"user {self.user}"] if self.user else []
+        parts += [f"lease {self.lease_id}"] if self.lease_id else []
+        parts += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
+        parts += [
             f"{name}: {text}"
             for name, text in (("reason", self.reason), ("error", self.error))
             if text
         ]
-        return "  ".join(told)
+        return "  ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ def events_of(rows: pa.Table) -> pa.Table:
     The column ``state`` is the state after the event.
     """
     happened = rows.filter(pc.equal(rows["state"], EVENT))
-    told = pc.split_pattern(happened["detail"], ":")
+    parts = pc.split_pattern(happened["detail"], ":")
     state = happened.schema.names.index("state")
-    table = happened.set_column(state, "state", pc.list_element(told, 1)).select(RANGE_SCHEMA.names)
-    return table.append_column("event", pc.list_element(told, 0))
+    table = happened.set_column(state, "state", pc.list_element(parts, 1))
+    return table.select(RANGE_SCHEMA.names).append_column("event", pc.list_element(parts, 0))

@@ -1,4 +1,4 @@
-"""The append-only log of messages, whatever it is kept in: what a storage has to offer for it."""
+"""Define what a store of the append-only log of messages offers."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class MessageStore(ABC):
 
     @abstractmethod
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
-        """What the commit with that mark published, or None where the log no longer tells."""
+        """Return what the commit with that mark published, or None if the log no longer has it."""
 
     def receipt_of(self, written: WrittenFile) -> PublishReceipt | None:
         """Return what the commit of a file published, or None if no commit has it."""

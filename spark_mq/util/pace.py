@@ -1,8 +1,8 @@
 """Pause before commits, so that writers on other machines collide seldom and share fairly.
 
 A lost race lengthens a writer's pauses, and a commit shortens them. A commit carries its writer's
-pause, and whoever reads the commit takes it over. So a writer that wins each race slows down at the
-first commit of another one. Wireless networks share a channel like this (MACAW, SIGCOMM 1994).
+pause, and each reader of the commit takes it over. So a writer that wins each race slows down at
+the first commit of another one. Wireless networks share a channel like this (MACAW, SIGCOMM 1994).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Look at queues for the pages: each at most once a second, whoever asks."""
+"""Look at queues for the pages: each at most once a second for all callers."""
 
 from __future__ import annotations
 
