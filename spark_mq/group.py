@@ -428,7 +428,8 @@ class ConsumerGroup(GroupViews):
             "after" (default), "first" or "manual": see :class:`~spark_mq.handler.HandlerPolicy`.
             "manual" needs ``each="lease"``.
         graceful_timeout
-            How long running handlers have at the end. Default: 30 seconds.
+            How long running handlers have at the end. Default: 30 seconds. A second Ctrl-C ends
+            the wait, and releases what they hold.
         stop
             Ends the loop once it is set.
         max_poll_interval
@@ -456,6 +457,9 @@ class ConsumerGroup(GroupViews):
             The handler returned something that it must not return: a mistake in the program.
         DataLossError
             The queue's hard limit dropped unsettled messages.
+        KeyboardInterrupt
+            Ctrl-C ended the loop. What it held is settled or released. A handler that outlasts
+            the timeout leaves its lease to expire.
         """
         options = WorkOptions(
             each=each,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from spark_mq.errors import InvalidHandlerResult, LeaseLost, SparkMQError
@@ -33,6 +31,7 @@ from spark_mq.operations.verdict_log import VerdictLog
 from spark_mq.operations.work_report import reported_work
 from spark_mq.operations.work_summary import WorkSummary
 from spark_mq.util.notifier import Notifier
+from spark_mq.util.thread_watch import ThreadWatch, describe_wait
 
 __all__ = ["Handler", "WorkSummary", "WorkerLoop", "has_ended"]
 
@@ -47,6 +46,15 @@ def has_ended(ledger: GroupLedger, until: str) -> bool:
         return True
     stats = ledger.stats()
     return not (stats.ready or stats.delayed or stats.in_flight or stats.blocked)
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A lease that a handler has. ``since`` is monotonic seconds."""
+
+    lease: Lease
+    alive: LeaseKeepAlive
+    since: float
 
 
 @dataclass(eq=False)
@@ -69,80 +77,68 @@ class WorkerLoop:
     _leasing: threading.Lock = field(default_factory=threading.Lock)
     """One thread waits for messages, for all."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _news: SimpleQueue[bool] = field(default_factory=SimpleQueue)
-    """Wakes the thread that runs the loop. True: SIGTERM. A signal handler may call its put."""
     _over: threading.Event = field(default_factory=threading.Event)
-    """Set when the graceful timeout has passed: no settle is tried again."""
+    """Set when the graceful timeout has passed, or at a second Ctrl-C: no settle is tried again."""
     _outages: int = 0
     """Handlers in a row that met a failing store."""
-    _alive: dict[str, LeaseKeepAlive] = field(default_factory=dict)
+    _running: dict[str, _Running] = field(default_factory=dict)
     _verdicts: VerdictLog = field(init=False)
 
     def __post_init__(self) -> None:
         self._verdicts = VerdictLog(self.ledger.name)
 
     def run(self, threads: int, grace: float) -> WorkSummary:
-        running = [
-            threading.Thread(target=self._thread, name=f"spark_mq worker {n}", daemon=True)
-            for n in range(threads)
-        ]
-        with self._on_sigterm():
+        """Work until the end, and give running handlers `grace` seconds then."""
+        running: list[threading.Thread] = []
+        watch = ThreadWatch(running, self.stop, self.poll, lambda: self._report_wait(grace))
+        for n in range(threads):
+            name = f"spark_mq worker {n}"
+            running.append(
+                threading.Thread(target=self._thread, args=(watch,), name=name, daemon=True)
+            )
+        with watch.signals():
             for thread in running:
                 thread.start()
             try:
-                while any(thread.is_alive() for thread in running) and not self.stop.is_set():
-                    self._wait_for_news()
-            except BaseException:
+                watch.wait_for_stop()
+            finally:
                 self._end()
-                self._join(running, grace)
-                raise
-            self._end()
-            self._join(running, grace)
+                self._join(watch, grace)
+        if watch.interrupted:
+            raise KeyboardInterrupt from self.error
         if self.error is not None:
             raise self.error
         return self.summary
 
-    def _wait_for_news(self) -> None:
-        with contextlib.suppress(Empty):
-            if self._news.get(timeout=self.poll):
-                self.stop.set()
+    def _report_wait(self, grace: float) -> None:
+        with self._lock:
+            running = [
+                (f"lease {one.lease.lease_id} with {len(one.lease):,} messages", one.since)
+                for one in self._running.values()
+            ]
+        if running:
+            _log.warning("group %s: %s", self.ledger.name, describe_wait(running, grace))
 
     def _end(self) -> None:
         self.stop.set()
         self._ending.notify()
 
-    def _join(self, running: list[threading.Thread], grace: float) -> None:
-        deadline = time.monotonic() + grace
-        for thread in running:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def _join(self, watch: ThreadWatch, grace: float) -> None:
+        watch.wait_for_end(grace)
         self._over.set()
         self._verdicts.flush()
         with self._lock:
-            late = list(self._alive.values())
-        for alive in late:
-            alive.stop()
-        if any(thread.is_alive() for thread in running):
+            late = list(self._running.values())
+        if watch.hurried:
+            self._give_back([one.lease for one in late])
+        for one in late:
+            one.alive.stop()
+        if late and not watch.hurried:
             _log.warning("a handler still runs after %.0f s: its lease is left to expire", grace)
-
-    @contextlib.contextmanager
-    def _on_sigterm(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_signal(*_: object) -> None:
-            # Not an Event: this thread may hold the lock that its set() needs.
-            self._news.put(True)
-
-        before = signal.signal(signal.SIGTERM, on_signal)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
     # -- one thread
 
-    def _thread(self) -> None:
+    def _thread(self, watch: ThreadWatch) -> None:
         try:
             lease = self._next()
             while lease is not None:
@@ -152,7 +148,7 @@ class WorkerLoop:
                 self.error = self.error or error
             self._end()
         finally:
-            self._news.put(False)
+            watch.note_end()
 
     def _next(self) -> Lease | None:
         """Return the next lease, or None at the end."""
@@ -181,12 +177,12 @@ class WorkerLoop:
             return None
         lease = Lease(self.ledger, self.options.worker_id, acquired)
         if self.stop.is_set():
-            self._give_back(lease)
+            self._give_back([lease])
             return None
         # From now on: the thread may have to end the extension of its last lease first.
         alive = lease._start_keep_alive(self.limit)
         with self._lock:
-            self._alive[lease.lease_id] = alive
+            self._running[lease.lease_id] = _Running(lease, alive, time.monotonic())
         return lease
 
     def _time_left(self) -> float:
@@ -204,8 +200,8 @@ class WorkerLoop:
                 return self._call(lease, run)
         finally:
             with self._lock:
-                alive = self._alive.pop(lease.lease_id)
-            alive.stop()
+                running = self._running.pop(lease.lease_id)
+            running.alive.stop()
 
     def _call(self, lease: Lease, run: Callable[..., Any]) -> Lease | None:
         if self.policy.ack == "first" and not self._ack_first(lease):
@@ -231,7 +227,7 @@ class WorkerLoop:
     def _ack_first(self, lease: Lease) -> bool:
         """Ack before the handler gets the messages. Return whether it may have them."""
         command = SettleCommand(ACK, lease.lease_id, lease._held.unsettled(), whole=True)
-        done = self._commit(lease, [command])
+        done = self._commit([lease], [command])
         if done is None:
             return False
         (outcome,), _ = done
@@ -248,19 +244,23 @@ class WorkerLoop:
         """Release a lease whose handler met a failing store, uncounted, and wait a while."""
         text = "group %s: a handler met a failing store. Its messages are released, uncounted: %s"
         _log.warning(text, self.ledger.name, error)
-        self._give_back(lease)
+        self._give_back([lease])
         with self._lock:
             pause, self._outages = outage_pause(self._outages), self._outages + 1
         self.stop.wait(pause)
 
-    def _give_back(self, lease: Lease) -> None:
-        """Release what is left of a lease, also if the store fails for a while."""
-        if unsettled := lease._held.unsettled():
-            command = SettleCommand(RELEASE, lease.lease_id, unsettled, whole=True)
-            self._commit(lease, [command])
+    def _give_back(self, leases: Sequence[Lease]) -> None:
+        """Release what is left of leases in one commit, also if the store fails for a while."""
+        commands = [
+            SettleCommand(RELEASE, lease.lease_id, unsettled, whole=True)
+            for lease in leases
+            if (unsettled := lease._held.unsettled())
+        ]
+        if commands:
+            self._commit(leases, commands)
 
     def _commit(
-        self, lease: Lease, commands: Sequence[SettleCommand], *, more: bool = False
+        self, leases: Sequence[Lease], commands: Sequence[SettleCommand], *, more: bool = False
     ) -> tuple[list[SettleOutcome], list[Any]] | None:
         """Settle, and with `more` lease the next. Waits as long as the store fails.
 
@@ -274,13 +274,15 @@ class WorkerLoop:
         def before_retry(granted: Sequence[Any]) -> None:
             self._release(granted)
             with self._lock:
-                alive = self._alive.get(lease.lease_id)
-            if alive is not None:
-                alive.remove_limit()
+                running = [self._running.get(lease.lease_id) for lease in leases]
+            for one in running:
+                if one is not None:
+                    one.alive.remove_limit()
 
         done = settle_patiently(self.ledger, commands, also, self._over, before_retry)
         if done is None:
-            _log.warning("lease %s could not be settled: it is left to expire", lease.lease_id)
+            names = ", ".join(lease.lease_id for lease in leases)
+            _log.warning("lease %s could not be settled: it is left to expire", names)
         return done
 
     def _note_failure(self, lease: Lease, error: Exception) -> None:
@@ -298,7 +300,7 @@ class WorkerLoop:
         commands = commands_for(result, self.policy, unsettled)
         if not commands:
             return None  # the next lease has nothing to share a commit with
-        done = self._commit(lease, commands, more=True)
+        done = self._commit([lease], commands, more=True)
         if done is None:
             return None
         outcomes, granted = done

@@ -104,7 +104,7 @@ def work(
     on_error: Annotated[str, option("--on-error", help="nack, reject or raise.")] = "nack",
     ack: Annotated[str, option("--ack", help="after, first or manual.")] = "after",
     graceful_timeout: Annotated[
-        str, option("--graceful-timeout", help="How long handlers have after SIGTERM.")
+        str, option("--graceful-timeout", help="How long handlers have at the end.")
     ] = "30s",
     until_empty: Annotated[bool, option("--until-empty", help="End once nothing is due.")] = False,
     create_group: Annotated[
@@ -114,7 +114,7 @@ def work(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Run a worker in plain Python: lease, call the function, settle, until SIGTERM."""
+    """Run a worker in plain Python: lease, call the function, settle, until SIGTERM or Ctrl-C."""
     function = load_handler(handler)
     opened = open_queue(queue, storage_option).group(group, create=create_group)
     if create_group:

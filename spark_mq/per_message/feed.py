@@ -87,7 +87,7 @@ class GroupFeed:
     _wake: Notifier = field(default_factory=Notifier)
     """Wakes the feed while it waits for messages."""
     _unclaimed: dict[MessageTask, None] = field(default_factory=dict)
-    _running: int = 0
+    _running: dict[MessageTask, None] = field(default_factory=dict)
     _done: list[tuple[_Held, int, MessageEnd]] = field(default_factory=list)
     _settle_at: float = 0.0
     """Settle what is done at this time, also without more."""
@@ -133,7 +133,15 @@ class GroupFeed:
 
     def in_hand(self) -> int:
         """Return how many messages wait for a handler or are with one."""
-        return len(self._unclaimed) + self._running
+        return len(self._unclaimed) + len(self._running)
+
+    def running(self) -> list[tuple[str, float]]:
+        """Return what the handlers have, and since when in monotonic seconds."""
+        with self._changed:
+            return [
+                (f"message {task.message.sequence} of group {self.ledger.name}", task.started)
+                for task in self._running
+            ]
 
     def _room(self) -> int:
         """Return how many messages to lease now. 0 as long as enough are in hand."""
@@ -254,8 +262,8 @@ class GroupFeed:
             if not acked and self._has_expired(task):
                 self._add_done(task, MessageEnd(None))
                 return False
-            self._running += 1
-        task.started = time.monotonic()
+            task.started = time.monotonic()
+            self._running[task] = None
         return True
 
     def _has_expired(self, task: MessageTask) -> bool:
@@ -270,7 +278,9 @@ class GroupFeed:
             self.state.fail(wrong)
             end = MessageEnd(None)
         with self._changed:
-            self._running -= 1
+            if task not in self._running:
+                return 0.0  # it was given back after a second Ctrl-C
+            del self._running[task]
             known = seconds if self._duration is None else self._duration
             self._duration = known + _SMOOTHING * (seconds - known)
             self._failed = end.verb == NACK or end.handler_failed
@@ -392,5 +402,15 @@ class GroupFeed:
                     return
                 if not self._done:
                     self._changed.wait(self.options.poll)
-        if running := self._running:
+        if self.state.hurried:
+            self._give_back_running()
+        elif running := len(self._running):
             _log.warning("%d handlers still run: their messages are left to expire", running)
+
+    def _give_back_running(self) -> None:
+        """Release the messages of running handlers, and settle what else is done."""
+        with self._changed:
+            for task in list(self._running):
+                del self._running[task]
+                self._add_done(task, MessageEnd(RELEASE))
+        self._settle(more=False)

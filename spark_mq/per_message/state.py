@@ -28,6 +28,8 @@ class WorkState:
         self.stop = stop
         self.over = threading.Event()
         """Set when the graceful timeout has passed: nothing is settled any more."""
+        self.hurried = False
+        """Set before ``over``: the feeds give back what running handlers have."""
         self.error: BaseException | None = None
         self.summary = WorkSummary()
         self.lock = threading.Lock()

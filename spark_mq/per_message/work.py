@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
+import logging
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Sequence
+from typing import Final
 
 from spark_mq.per_message.feed import GroupFeed
 from spark_mq.per_message.pool import Pool
 from spark_mq.per_message.state import WorkState
+from spark_mq.util.thread_watch import ThreadWatch, describe_wait
 from spark_mq.worker_loop import WorkSummary
 
 __all__ = ["MessageWork"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+_GIVE_BACK_SECONDS: Final = 10.0
+"""How long the feeds have to give back what they hold, after a second Ctrl-C."""
 
 
 class MessageWork:
@@ -36,62 +40,48 @@ class MessageWork:
         self, feeds: Sequence[GroupFeed], pool: Pool, state: WorkState, poll: float
     ) -> None:
         self._feeds, self._pool, self._state, self._poll = feeds, pool, state, poll
-        self._news: SimpleQueue[bool] = SimpleQueue()
-        """Wakes the thread that runs the work. True: SIGTERM. A signal handler may call its put."""
 
     def run(self, grace: float) -> WorkSummary:
         """Work until the end, and give running handlers `grace` seconds then."""
-        threads = [
-            threading.Thread(target=self._run, args=(feed,), name="spark_mq feed", daemon=True)
-            for feed in self._feeds
-        ]
+        threads: list[threading.Thread] = []
+        stop = self._state.stop
+        watch = ThreadWatch(threads, stop, self._poll, lambda: self._report_wait(grace))
+        for feed in self._feeds:
+            threads.append(
+                threading.Thread(
+                    target=self._run, args=(feed, watch), name="spark_mq feed", daemon=True
+                )
+            )
         self._pool.start()
-        with self._on_sigterm():
+        with watch.signals():
             for thread in threads:
                 thread.start()
             try:
-                while any(t.is_alive() for t in threads) and not self._state.stop.is_set():
-                    self._wait_for_news()
+                watch.wait_for_stop()
             finally:
-                self._end(threads, grace)
+                self._end(watch, threads, grace)
+        if watch.interrupted:
+            raise KeyboardInterrupt from self._state.error
         if self._state.error is not None:
             raise self._state.error
         return self._state.summary
 
-    def _run(self, feed: GroupFeed) -> None:
+    def _run(self, feed: GroupFeed, watch: ThreadWatch) -> None:
         try:
             feed.run()
         finally:
-            self._news.put(False)
+            watch.note_end()
 
-    def _wait_for_news(self) -> None:
-        with contextlib.suppress(Empty):
-            if self._news.get(timeout=self._poll):
-                self._state.stop.set()
+    def _report_wait(self, grace: float) -> None:
+        if running := [one for feed in self._feeds for one in feed.running()]:
+            _log.warning("%s", describe_wait(running, grace))
 
-    def _end(self, threads: Sequence[threading.Thread], grace: float) -> None:
+    def _end(self, watch: ThreadWatch, threads: Sequence[threading.Thread], grace: float) -> None:
         self._state.end()
-        deadline = time.monotonic() + grace
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        watch.wait_for_end(grace)
+        self._state.hurried = watch.hurried
         self._state.over.set()
         self._state.end()
         for thread in threads:
-            thread.join(1.0)
+            thread.join(_GIVE_BACK_SECONDS if watch.hurried else 1.0)
         self._pool.stop()
-
-    @contextlib.contextmanager
-    def _on_sigterm(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_signal(*_: object) -> None:
-            # Not an Event: this thread may hold the lock that its set() needs.
-            self._news.put(True)
-
-        before = signal.signal(signal.SIGTERM, on_signal)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)

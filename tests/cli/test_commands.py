@@ -13,11 +13,15 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from support.handles import until
 
 from spark_mq import Message, Queue
 
 ROOT = Path(__file__).parents[2]
 HANDLER = """
+import pathlib
+import threading
+
 def good(lease):
     return None
 
@@ -26,6 +30,11 @@ def picky(lease):
         {"sequence": message.sequence, "outcome": "reject", "error": "bad\\x1b[31m"}
         for message in lease.messages if message.value == b"bad"
     ]
+
+def slow(lease):
+    pathlib.Path("started").touch()
+    while not pathlib.Path("go_on").exists():
+        threading.Event().wait(0.01)
 """
 
 
@@ -362,6 +371,29 @@ def test_work_and_sweep_end_cleanly_after_sigterm(
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         process.stdout.close()
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
+    queue: Queue, handlers: str, tmp_path: Path, presses: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spark_mq", "work", "handlers:slow", "-q", queue.path, "-g", "new"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    until((tmp_path / "started").exists)
+    process.send_signal(signal.SIGINT)
+    assert "waiting up to 30 s for 1 handler: lease " in process.stderr.readline()
+    if presses == 1:
+        (tmp_path / "go_on").touch()
+    else:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    stats = queue.group("new").stats()
+    assert (stats.acked, stats.ready, stats.in_flight) == ((1, 4, 0) if presses == 1 else (0, 5, 0))
 
 
 def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:

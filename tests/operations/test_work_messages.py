@@ -55,6 +55,7 @@ def working(queue: Queue, handler: Handler, **options: Any) -> Iterator[list[Wor
     def run() -> None:
         done.append(queue.group().work(handler, each="message", stop=stop, **options))
 
+    queue.group().ensure()  # so that the test may look before the first lease
     thread = threading.Thread(target=run)
     thread.start()
     try:

@@ -1,0 +1,143 @@
+"""Wait for worker threads in the main thread, and obey SIGTERM and Ctrl-C meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+__all__ = ["ThreadWatch", "describe_wait"]
+
+_SHOWN: Final = 5
+"""Handlers that a text names."""
+
+
+class ThreadWatch:
+    """Waits for threads until they end, or a signal or an event ends the wait.
+
+    SIGTERM and the first Ctrl-C set the event. A second Ctrl-C ends the wait for the threads. From
+    the third on, Ctrl-C raises KeyboardInterrupt at once.
+
+    Parameters
+    ----------
+    threads
+        The threads. Each calls :meth:`note_end` as its last action.
+    stop
+        Ends the work once it is set.
+    poll
+        Seconds between looks at the event.
+    on_interrupt
+        Called once, in the waiting thread, after the first Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        threads: Sequence[threading.Thread],
+        stop: threading.Event,
+        poll: float,
+        on_interrupt: Callable[[], None],
+    ) -> None:
+        self._threads, self._stop, self._poll = threads, stop, poll
+        self._on_interrupt = on_interrupt
+        self._news: SimpleQueue[int] = SimpleQueue()
+        """Signal numbers. 0: a thread has ended. A signal handler may call its put, but not the
+        set of an Event: the interrupted thread may hold the lock that set needs."""
+        self._ended = 0
+        self._interrupts = 0
+        self._reported = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._interrupts > 0
+
+    @property
+    def hurried(self) -> bool:
+        """Whether Ctrl-C was pressed twice, so that the work has to end at once."""
+        return self._interrupts > 1
+
+    def note_end(self) -> None:
+        """Note that a thread has ended."""
+        self._news.put(0)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Obey SIGTERM and Ctrl-C in the block, if this is the main thread.
+
+        A program's own handler of SIGINT stays. It may raise KeyboardInterrupt.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {signal.SIGTERM: signal.signal(signal.SIGTERM, self._on_signal)}
+        try:
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait_for_stop(self) -> None:
+        """Wait until the work has to end: by the event, by a signal, or without a thread."""
+        while self._alive() and not self._stop.is_set():
+            self._take_news(self._poll)
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Wait for the end of all threads, for some seconds or until Ctrl-C was pressed twice."""
+        deadline = time.monotonic() + seconds
+        while self._alive() and not self.hurried:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._take_news(min(left, self._poll))
+
+    def _alive(self) -> bool:
+        # A thread that has noted its end is alive for a moment still.
+        noted = self._ended >= len(self._threads)
+        return not noted and any(thread.is_alive() for thread in self._threads)
+
+    def _take_news(self, seconds: float) -> None:
+        number = 0
+        try:
+            with contextlib.suppress(Empty):
+                number = self._news.get(timeout=seconds)
+                self._ended += number == 0
+        except KeyboardInterrupt:  # by a program's own handler
+            self._interrupts += 1
+            number = signal.SIGINT
+        if number:
+            self._stop.set()
+        if number == signal.SIGINT and not self._reported:
+            self._reported = True
+            self._on_interrupt()
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 2:
+            raise KeyboardInterrupt
+        self._news.put(number)
+
+
+def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:
+    """Return what a worker waits for after Ctrl-C, and for how long.
+
+    Parameters
+    ----------
+    running
+        Each handler's work, and since when it runs in monotonic seconds.
+    seconds
+        The longest wait.
+    """
+    now = time.monotonic()
+    shown = [f"{work} (running for {now - since:.1f} s)" for work, since in running[:_SHOWN]]
+    more = [f"{len(running) - _SHOWN} more"] if len(running) > _SHOWN else []
+    handlers = "1 handler" if len(running) == 1 else f"{len(running)} handlers"
+    return (
+        f"Ctrl-C: waiting up to {seconds:g} s for {handlers}: {', '.join(shown + more)}. "
+        "Press Ctrl-C again to end at once and give their messages back"
+    )

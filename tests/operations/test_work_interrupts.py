@@ -1,0 +1,139 @@
+"""Ctrl-C in a worker: what it waits for, and what a second one gives back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+from support.handles import again, lease, until
+
+from spark_mq import Queue
+from spark_mq.util.thread_watch import ThreadWatch, describe_wait
+
+EACH = pytest.mark.parametrize("each", ["lease", "message"])
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def waiting(caplog: pytest.LogCaptureFixture) -> bool:
+    return "Ctrl-C: waiting up to 30 s for" in caplog.text
+
+
+@EACH
+def test_ctrl_c_says_what_it_waits_for_and_settles_it(
+    queue: Queue, each: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish([str(n) for n in range(20)])
+    calls: list[Any] = []
+
+    def handle(work: Any) -> None:
+        calls.append(work)
+        press_ctrl_c()
+        until(lambda: waiting(caplog))
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.group().work(handle, each=each)
+    (work,) = calls
+    name = f"lease {work.lease_id}" if each == "lease" else f"message {work.sequence}"
+    assert f"for 1 handler: {name} " in caplog.text
+    assert "Press Ctrl-C again to end at once" in caplog.text
+    stats = queue.group().stats()
+    assert (stats.acked, stats.ready, stats.in_flight) == (1, 19, 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@EACH
+@pytest.mark.parametrize("own", [False, True], ids=["Python's handler", "own handler"])
+def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
+    queue: Queue, each: str, own: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish([str(n) for n in range(9)])
+    go_on, ended = threading.Event(), threading.Semaphore(0)
+    started = threading.Barrier(2)
+
+    def handle(_: Any) -> None:
+        if started.wait(30) == 0:
+            press_ctrl_c()
+            until(lambda: waiting(caplog))
+            press_ctrl_c()
+        assert go_on.wait(60)
+        ended.release()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if own:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            queue.group().work(
+                handle, each=each, threads=2, max_messages=4, visibility_timeout="1h"
+            )
+        assert signal.getsignal(signal.SIGINT) is (interrupt if own else before)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "for 2 handlers: " in caplog.text
+    stats = queue.group().stats()
+    assert (stats.ready, stats.in_flight, stats.acked) == (9, 0, 0)
+    held = lease(again(queue), 9)
+    assert [m.delivery_count for m in held.messages] == [1] * 9, "uncounted"
+    go_on.set()
+    for _ in range(2):
+        assert ended.acquire(timeout=30)
+    assert held.ack().settled == 9, "the late ends of the handlers change nothing"
+
+
+@EACH
+def test_ctrl_c_ends_an_idle_worker(queue: Queue, each: str) -> None:
+    idle = threading.Event()
+
+    def press() -> None:
+        assert idle.wait(30)
+        press_ctrl_c()
+
+    thread = threading.Thread(target=press)
+
+    class Looked(threading.Event):
+        def is_set(self) -> bool:
+            idle.set()
+            return super().is_set()
+
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        queue.group().work(lambda _: None, each=each, stop=Looked())
+    thread.join(30)
+
+
+def test_a_third_ctrl_c_interrupts_what_runs() -> None:
+    said: list[bool] = []
+    watch = ThreadWatch([], threading.Event(), 0.01, lambda: said.append(True))
+    with watch.signals():
+        signal.raise_signal(signal.SIGINT)
+        assert (watch.interrupted, watch.hurried) == (True, False)
+        signal.raise_signal(signal.SIGINT)
+        assert watch.hurried
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ignored_interrupts_stay_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ThreadWatch([], threading.Event(), 0.01, lambda: None).signals():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_text_names_five_handlers_and_counts_the_rest() -> None:
+    text = describe_wait([(f"lease {n}", 0.0) for n in range(7)], 2.5)
+    assert "up to 2.5 s for 7 handlers: lease 0 (running for " in text
+    assert "lease 4" in text
+    assert "lease 5" not in text
+    assert ", 2 more. " in text
