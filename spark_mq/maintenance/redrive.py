@@ -24,6 +24,7 @@ from spark_mq.maintenance.dead_letters import HEADER_PREFIX
 from spark_mq.maintenance.letter_headers import is_own_letter
 from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_tables
 from spark_mq.maintenance.transfer import Frozen, Transfer
+from spark_mq.maintenance.where_errors import invalid_where
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.redrives import REDRIVEN_FROM
@@ -177,12 +178,11 @@ def _select_part(table: pa.Table, where: str) -> pa.Table:
             )
             found = pa.table(rows.read_all())["dead_letter_sequence"].combine_chunks()
         except (DeltaError, ValueError) as error:
-            raise InvalidOption(
-                f"where={where!r} cannot be run: {error}. The columns are {', '.join(COLUMNS)}",
-                option="where",
-                value=where,
-            ) from error
-    return table.filter(pc.is_in(table["dead_letter_sequence"], value_set=found))
+            problem = invalid_where(where, str(error))
+        else:
+            return table.filter(pc.is_in(table["dead_letter_sequence"], value_set=found))
+    # Outside the except block: else a traceback shows the engine's text.
+    raise problem
 
 
 def _candidates(context: QueueContext, where: str | None, chunk: int) -> Iterator[pa.Table]:

@@ -1,0 +1,36 @@
+"""Say what is wrong with a SQL condition, in place of the SQL engine's text."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from spark_mq.errors import InvalidOption
+from spark_mq.maintenance.letter_tables import COLUMNS
+
+__all__ = ["invalid_where"]
+
+_UNKNOWN_COLUMN: Final = re.compile(r"No field named \"?(?:dead\.)?([\w.]+)")
+_PROBLEMS: Final = (
+    (re.compile(r"ParserError|TokenizerError"), "it has a syntax error, or is not complete"),
+    (re.compile(r"non-boolean"), "it is not true or false for a message"),
+    (re.compile(r"Invalid function|expects \d+ arg"), "it calls a function that does not fit"),
+    (re.compile(r"table .* not found"), "it names another table"),
+    (re.compile(r"Aggregate"), "it counts or sums, so it is not about one message"),
+    (re.compile(r"[Cc]ast|coerc|parsing"), "it compares values of different types"),
+)
+
+
+def invalid_where(where: str, engine_text: str) -> InvalidOption:
+    """Return the error for a condition that the SQL engine refuses."""
+    if found := _UNKNOWN_COLUMN.search(engine_text):
+        problem = f"there is no column {found[1]!r}"
+    else:
+        known = (problem for kind, problem in _PROBLEMS if kind.search(engine_text))
+        problem = next(known, "it cannot be computed")
+    return InvalidOption(
+        f"where={where!r} cannot be run: {problem}. Give SQL like \"reason = 'rejected'\". The "
+        f"columns are {', '.join(COLUMNS)}",
+        option="where",
+        value=where,
+    )
