@@ -31,6 +31,7 @@ from spark_mq.util.validation import (
     validate_name,
     validate_position,
 )
+from spark_mq.util.worker_name import worker_name
 from spark_mq.worker import WorkOptions, WorkSummary, run_worker
 
 __all__ = ["ConsumerGroup", "LeaseSelector"]
@@ -281,7 +282,7 @@ class ConsumerGroup(GroupViews):
 
     def lease(
         self,
-        worker_id: str,
+        worker_id: str | None = None,
         *,
         max_messages: int = 1,
         wait: Duration = 0,
@@ -295,7 +296,7 @@ class ConsumerGroup(GroupViews):
         Parameters
         ----------
         worker_id
-            A label for people.
+            A label for people. Default: host and process.
         max_messages
             The most messages to lease. Default: 1.
         wait
@@ -331,14 +332,14 @@ class ConsumerGroup(GroupViews):
         GroupNotFound
             There is no such group, and the handle was made with ``create=False``.
         """
-        validate_name("worker_id", worker_id)
+        worker = worker_name(worker_id)
         validate_count("max_messages", max_messages)
         patience = validate_duration("wait", wait, zero=True) / SECOND
         poll = validate_duration("max_poll_interval", max_poll_interval) / SECOND
         timeout = None
         if visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
-        options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
+        options = LeaseOptions(worker, max_messages, timeout, fail_on_data_loss)
         deadline = time.monotonic() + patience
 
         def time_left() -> float:
@@ -348,7 +349,7 @@ class ConsumerGroup(GroupViews):
         if not acquired.ranges:
             self._raise_if_blocked(acquired)
             return None
-        lease = Lease(self._ledger, worker_id, acquired)
+        lease = Lease(self._ledger, worker, acquired)
         if auto_ack:
             lease.ack()
         return lease

@@ -35,7 +35,7 @@ def test_a_payload_of_another_kind_is_an_error_that_shows_none_of_it(queue: Queu
         assert "secret" not in str(caught.value)
         assert caught.value.__cause__ is None, "a cause would hold the payload"
         assert isinstance(caught.value, ValueError)
-        assert pickle.loads(pickle.dumps(caught.value)).sequence == message.sequence
+        assert pickle.loads(pickle.dumps(caught.value)).data["sequence"] == message.sequence
 
 
 def test_only_utf_8_is_text(queue: Queue) -> None:
@@ -51,7 +51,7 @@ def test_a_value_without_a_json_form_is_refused_before_the_publish() -> None:
     for value in ({1, 2}, {"at": object()}, float("nan"), {("a", "b"): 1}, circle):
         with pytest.raises(InvalidOption, match="has no JSON form") as caught:
             Message.json(value)
-        assert caught.value.option == "value"
+        assert caught.value.data["option"] == "value"
 
 
 def test_text_without_a_utf_8_form_is_refused_by_the_publish(queue: Queue) -> None:
