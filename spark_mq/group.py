@@ -30,6 +30,7 @@ from spark_mq.util.validation import (
     validate_error,
     validate_name,
     validate_position,
+    validate_size,
 )
 from spark_mq.util.worker_name import worker_name
 from spark_mq.worker import WorkOptions, WorkSummary, run_worker
@@ -285,6 +286,7 @@ class ConsumerGroup(GroupViews):
         worker_id: str | None = None,
         *,
         max_messages: int = 1,
+        max_bytes: int | str | None = None,
         wait: Duration = 0,
         max_poll_interval: Duration = "500ms",
         visibility_timeout: Duration | None = None,
@@ -299,6 +301,10 @@ class ConsumerGroup(GroupViews):
             A label for people. Default: host and process.
         max_messages
             The most messages to lease. Default: 1.
+        max_bytes
+            Lease no more messages than fit: bytes, or text such as "64m". But lease one at least.
+            A message counts as the average of its data file: the file's compressed size by its
+            messages. In memory it may be larger. Default: no limit.
         wait
             How long to wait for messages. Default: not at all.
         max_poll_interval
@@ -339,7 +345,8 @@ class ConsumerGroup(GroupViews):
         timeout = None
         if visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
-        options = LeaseOptions(worker, max_messages, timeout, fail_on_data_loss)
+        size = None if max_bytes is None else validate_size("max_bytes", max_bytes)
+        options = LeaseOptions(worker, max_messages, timeout, fail_on_data_loss, size)
         deadline = time.monotonic() + patience
 
         def time_left() -> float:
