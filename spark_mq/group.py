@@ -431,7 +431,8 @@ class ConsumerGroup(GroupViews):
         max_lease_duration
             Extensions of a lease stop after this time. Default: 30 minutes.
         on_error
-            "nack" (default), "reject" or "raise": see :class:`~spark_mq.handler.HandlerPolicy`.
+            "nack" (default), "reject", "ack" or "raise": see
+            :class:`~spark_mq.handler.HandlerPolicy`.
         ack
             "after" (default), "first" or "manual": see :class:`~spark_mq.handler.HandlerPolicy`.
             "manual" needs ``each="lease"``.
