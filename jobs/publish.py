@@ -161,12 +161,13 @@ def main() -> None:
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
+    from spark_mq.spark.options import WriteOptions
     from spark_mq.spark.sink import check_dataframe
 
     spark = session("spark_mq publish")
     check_inputs(spark, args.inputs)
     found, counted = messages(spark, args), Observation()
-    check_dataframe(found.schema, overwrite=False)
+    check_dataframe(found.schema, overwrite=False, options=WriteOptions(queue.path, storage))
     options = {f"storageOptions.{name}": value for name, value in storage.items()}
     found.observe(counted, F.count(F.lit(1)).alias("messages")).write.format("spark_mq").mode(
         "append"

@@ -130,4 +130,4 @@ def register_tables(spark: Any) -> None:
     from pyspark.sql.functions import udtf
 
     for name, (handler, schema) in TABLE_FUNCTIONS.items():
-        spark.udtf.register(name, udtf(handler, returnType=schema))
+        spark.udtf.register(name, udtf(handler, returnType=schema, useArrow=False))

@@ -114,7 +114,7 @@ def test_a_stateful_query_counts_each_message_once_across_a_restart(
     assert counts["b"] == counts["c"] == 4
     assert counts["a"] in (5, 1)
     until(
-        lambda: stream.group.stats().in_flight + stream.group.stats().acked == 13,
+        lambda: stream.group.ensure().stats().in_flight + stream.group.stats().acked == 13,
         "all leased, the last batch maybe not acked yet",
     )
     assert stream.group.stats().ready == 0

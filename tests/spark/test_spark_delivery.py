@@ -276,7 +276,7 @@ def test_a_bug_in_a_handler_opens_the_breaker_and_a_resume_goes_on(
 
     each = queue.group("g").for_each_batch(process)
     query = broken.start(each, available_now=False)
-    until(lambda: queue.group("g").stats().breaker == "open", "two leases failed")
+    until(lambda: queue.group("g").ensure().stats().breaker == "open", "two leases failed")
 
     def said() -> Any:
         latest = [
