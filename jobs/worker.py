@@ -85,7 +85,7 @@ def arguments() -> argparse.Namespace:
         metavar="DURATION",
         help="how long one batch may take. Default: 30m",
     )
-    parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "raise"),
+    parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "ack", "raise"),
                         help="what an exception does: nack (delivered again later, default), reject (to the dead letters), or raise (this worker ends)")  # fmt: skip
     parser.add_argument("--ack", default="after", choices=("after", "first", "manual"),
                         help="when a batch is acked: after the function has returned (default); first, before it is called (at most once: a dead "

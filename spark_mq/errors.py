@@ -21,6 +21,7 @@ __all__ = [
     "IllegalTransition",
     "InvalidHandlerResult",
     "InvalidOption",
+    "InvalidPayload",
     "InvalidSchema",
     "LeaseLost",
     "MessagesHeld",
@@ -87,6 +88,16 @@ class InvalidHandlerResult(InvalidOption):
         The name of the handler's option.
     value : Any
         The returned value.
+    """
+
+
+class InvalidPayload(SparkMQError, ValueError):
+    """Raised if a payload is not the text or JSON that a caller asked for.
+
+    Attributes
+    ----------
+    sequence
+        The message.
     """
 
 

@@ -30,7 +30,9 @@ from spark_mq.util.validation import (
     validate_error,
     validate_name,
     validate_position,
+    validate_size,
 )
+from spark_mq.util.worker_name import worker_name
 from spark_mq.worker import WorkOptions, WorkSummary, run_worker
 
 __all__ = ["ConsumerGroup", "LeaseSelector"]
@@ -281,9 +283,10 @@ class ConsumerGroup(GroupViews):
 
     def lease(
         self,
-        worker_id: str,
+        worker_id: str | None = None,
         *,
         max_messages: int = 1,
+        max_bytes: int | str | None = None,
         wait: Duration = 0,
         max_poll_interval: Duration = "500ms",
         visibility_timeout: Duration | None = None,
@@ -295,9 +298,13 @@ class ConsumerGroup(GroupViews):
         Parameters
         ----------
         worker_id
-            A label for people.
+            A label for people. Default: host and process.
         max_messages
             The most messages to lease. Default: 1.
+        max_bytes
+            Lease no more messages than fit: bytes, or text such as "64m". But lease one at least.
+            A message counts as the average of its data file: the file's compressed size by its
+            messages. In memory it may be larger. Default: no limit.
         wait
             How long to wait for messages. Default: not at all.
         max_poll_interval
@@ -331,14 +338,15 @@ class ConsumerGroup(GroupViews):
         GroupNotFound
             There is no such group, and the handle was made with ``create=False``.
         """
-        validate_name("worker_id", worker_id)
+        worker = worker_name(worker_id)
         validate_count("max_messages", max_messages)
         patience = validate_duration("wait", wait, zero=True) / SECOND
         poll = validate_duration("max_poll_interval", max_poll_interval) / SECOND
         timeout = None
         if visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", visibility_timeout)
-        options = LeaseOptions(worker_id, max_messages, timeout, fail_on_data_loss)
+        size = None if max_bytes is None else validate_size("max_bytes", max_bytes)
+        options = LeaseOptions(worker, max_messages, timeout, fail_on_data_loss, size)
         deadline = time.monotonic() + patience
 
         def time_left() -> float:
@@ -348,7 +356,7 @@ class ConsumerGroup(GroupViews):
         if not acquired.ranges:
             self._raise_if_blocked(acquired)
             return None
-        lease = Lease(self._ledger, worker_id, acquired)
+        lease = Lease(self._ledger, worker, acquired)
         if auto_ack:
             lease.ack()
         return lease
@@ -423,7 +431,8 @@ class ConsumerGroup(GroupViews):
         max_lease_duration
             Extensions of a lease stop after this time. Default: 30 minutes.
         on_error
-            "nack" (default), "reject" or "raise": see :class:`~spark_mq.handler.HandlerPolicy`.
+            "nack" (default), "reject", "ack" or "raise": see
+            :class:`~spark_mq.handler.HandlerPolicy`.
         ack
             "after" (default), "first" or "manual": see :class:`~spark_mq.handler.HandlerPolicy`.
             "manual" needs ``each="lease"``.

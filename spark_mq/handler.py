@@ -35,8 +35,9 @@ _log = logging.getLogger(__name__)
 
 OUTCOMES: Final = (ACK, NACK, REJECT)
 COLUMNS: Final = ("sequence", "outcome", "delay", "error")
-ON_ERROR: Final = ("nack", "reject", "raise")
+ON_ERROR: Final = ("nack", "reject", "ack", "raise")
 WHEN: Final = ("after", "first", "manual")
+_PAST: Final = {ACK: "acked despite the error", NACK: "nacked", REJECT: "rejected"}
 _STATES: Final = {
     WAITING: "due again",
     DEAD: "dead",
@@ -55,7 +56,8 @@ class HandlerPolicy:
     ----------
     on_error
         What an exception and a returned failure mean. "nack" (default): retry after the group's
-        backoff. "reject": to the dead letters. "raise": end the loop or the query; the lease
+        backoff. "reject": to the dead letters. "ack": drop the messages; the error is only logged
+        and counts for the breaker. "raise": end the loop or the query; the lease
         expires, or its batch runs again. An error of a store is no such exception: the lease is
         released, uncounted.
     ack
@@ -78,7 +80,7 @@ class HandlerPolicy:
     @property
     def failure_verb(self) -> str:
         """The verb that settles a failure."""
-        return REJECT if self.on_error == "reject" else NACK
+        return self.on_error if self.on_error in (ACK, REJECT) else NACK
 
     def verb_for_rest(self, failed: bool) -> str | None:
         """Return the verb for messages that the handler did not settle, or None."""
@@ -263,7 +265,8 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
 def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, SettleOutcome]]) -> None:
     """Log what became of messages that failed: when they are due again, or that they are dead."""
     for command, outcome in done:
-        if not outcome.settled or command.verb not in (NACK, REJECT):
+        failed = command.handler_failed or command.verb in (NACK, REJECT)
+        if not outcome.settled or not failed:
             continue
         counts: dict[str, int] = {}
         for state, count in outcome.states.items():
@@ -273,7 +276,7 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettleCommand, Settl
             f"{count} {end}{when if end == _STATES[WAITING] else ''}"
             for end, count in counts.items()
         )
-        verb = "rejected" if command.verb == REJECT else "nacked"
+        verb = _PAST[command.verb]
         _log.warning(
             "group %s: %s %s: %s (lease %s)",
             group, _messages(outcome.settled), verb, ends, command.lease_id,

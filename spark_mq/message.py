@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,7 @@ from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.parquet.publishable import check_publishable, simple_type
 from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA, TIME_COLUMNS
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND, Duration, to_datetime, to_micros
+from spark_mq.util.json_text import decode_text, parse_json, to_json
 from spark_mq.util.validation import short_repr, validate_duration
 
 __all__ = [
@@ -43,6 +44,17 @@ _VERSION: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 """Octet 6 of a UUID by RFC 9562, section 5.4."""
 _VARIANT: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 """Octet 8 of a UUID by RFC 9562, section 5.4."""
+
+
+class MessageFields(TypedDict, total=False):
+    """The parameters of a message, except its value."""
+
+    key: str | None
+    headers: Mapping[str, str]
+    message_id: str | None
+    deliver_at: datetime | Duration | None
+    expires_at: datetime | Duration | None
+    dedup_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,29 @@ class Message:
     expires_at: datetime | Duration | None = None
     dedup_id: str | None = None
 
+    @classmethod
+    def json(cls, value: Any, **fields: Unpack[MessageFields]) -> Message:
+        """Return a message whose payload is a value as JSON.
+
+        Parameters
+        ----------
+        value
+            Dicts, lists, text, finite numbers, booleans and None.
+        **fields
+            The other parameters of :class:`Message`.
+
+        Raises
+        ------
+        InvalidOption
+            The value has no JSON form.
+
+        Examples
+        --------
+        >>> Message.json({"id": 1}, key="k").value
+        '{"id":1}'
+        """
+        return cls(to_json(value), **fields)
+
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
@@ -113,6 +148,21 @@ class ReceivedMessage:
     headers: dict[str, str]
     published_at: datetime
     delivery_count: int
+
+    @property
+    def text(self) -> str:
+        """The payload as UTF-8 text. Raises InvalidPayload for other bytes."""
+        return decode_text(self.value, self.sequence)
+
+    def json(self) -> Any:
+        """Return the value of the payload, which is JSON in UTF-8.
+
+        Raises
+        ------
+        InvalidPayload
+            The payload is no JSON. NaN and Infinity are none. The error shows no contents.
+        """
+        return parse_json(self.value, self.sequence)
 
 
 def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) -> pa.Table:
@@ -255,7 +305,7 @@ def _from_values(messages: Any, now: int) -> pa.Table:
 def _example(value: Any) -> str:
     """Return how to publish a value of a wrong type, for an error. Never include its contents."""
     if isinstance(value, Mapping):
-        return ", such as queue.publish(json.dumps(value))"
+        return ", such as queue.publish(Message.json(value))"
     if isinstance(value, Set):
         return ", such as queue.publish(sorted(values)): a set has no order"
     if isinstance(value, bytearray | memoryview):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -34,6 +35,7 @@ from spark_mq.storage.message_store import PublishReceipt
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.process import ForkGuard
 from spark_mq.util.validation import validate_count, validate_duration, validate_size
+from spark_mq.util.wait_future import call_when_done, wait_in_loop
 
 __all__ = ["BufferedPublisher", "PendingMessage"]
 
@@ -92,6 +94,24 @@ class PendingMessage:
         `timeout` seconds."""
         outcome = self._outcome(timeout)
         return outcome if isinstance(outcome, BaseException) else None
+
+    def add_done_callback(self, callback: Callable[[PendingMessage], object]) -> None:
+        """Call a function with this object once the message is durable, or has failed.
+
+        It is called at once if that was before. Otherwise the publisher's thread calls it, so it
+        must be quick, and must not wait for the publisher. Its own errors are logged.
+
+        Parameters
+        ----------
+        callback
+            The function.
+        """
+        call_when_done(self._batch.sequences, lambda: callback(self))
+
+    def __await__(self) -> Generator[Any, None, int | None]:
+        """Wait in an event loop for :meth:`result`. A cancelled task cancels no publish."""
+        yield from wait_in_loop(self._batch.sequences)
+        return self.result()
 
     def _outcome(self, timeout: float | None) -> PublishReceipt | BaseException:
         error = self._batch.sequences.exception(timeout)

@@ -277,7 +277,8 @@ class Queue(QueueViews):
         Parameters
         ----------
         messages
-            bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``.
+            bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``. An empty list or
+            table publishes nothing and uses up no number: ``receipt.published`` is 0.
         producer_id, producer_sequence
             Make the publish idempotent, across restarts and under races. The numbers of a producer
             must increase, one a call. Gaps are fine.
@@ -310,12 +311,6 @@ class Queue(QueueViews):
         if deliver_at is not None:
             times = {**times, "deliver_at": check_time("deliver_at", deliver_at, now)}
         table = to_publish(messages, now, times)
-        if table.num_rows == 0:
-            raise InvalidOption(
-                "there is nothing to publish: the list or table is empty",
-                option="messages",
-                value=0,
-            )
         try:
             return publish_table(context, table, txn)
         except DuplicatePublish as error:

@@ -139,7 +139,7 @@ def run_batch(
     max_messages
         The most messages in the batch. Default: 1,000.
     on_error
-        "raise" (default), "nack" or "reject": see :class:`~spark_mq.handler.HandlerPolicy`.
+        "raise" (default), "nack", "reject" or "ack": see :class:`~spark_mq.handler.HandlerPolicy`.
     ack
         "after" (default), "first" or "manual".
 

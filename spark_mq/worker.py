@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +21,8 @@ from spark_mq.util.validation import (
     validate_choice,
     validate_count,
     validate_duration,
-    validate_name,
 )
+from spark_mq.util.worker_name import worker_name
 from spark_mq.worker_loop import Handler, WorkerLoop, WorkSummary
 
 __all__ = ["Handler", "WorkOptions", "WorkSummary", "run_worker"]
@@ -68,7 +65,7 @@ class WorkOptions:
         timeout = None
         if self.visibility_timeout is not None:
             timeout = validate_duration("visibility_timeout", self.visibility_timeout)
-        name = validate_name("worker_id", self.worker_id or _default_worker_id())
+        name = worker_name(self.worker_id)
         messages = validate_count(
             "max_messages", most if self.max_messages is None else self.max_messages
         )
@@ -180,8 +177,3 @@ def _pool(
         )
     given = MOST_COROUTINES if options.concurrency is None else options.concurrency
     return CoroutinePool(validate_count("concurrency", given, most=100_000))
-
-
-def _default_worker_id() -> str:
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100]
-    return f"{host}-{os.getpid()}"

@@ -101,7 +101,7 @@ def work(
     max_lease_duration: Annotated[
         str, option("--max-lease-duration", help="Extensions stop after this time.")
     ] = "30m",
-    on_error: Annotated[str, option("--on-error", help="nack, reject or raise.")] = "nack",
+    on_error: Annotated[str, option("--on-error", help="nack, reject, ack or raise.")] = "nack",
     ack: Annotated[str, option("--ack", help="after, first or manual.")] = "after",
     graceful_timeout: Annotated[
         str, option("--graceful-timeout", help="How long handlers have at the end.")

@@ -70,7 +70,7 @@ class SettleCommand:
     jitter: float = 0.0
     """The share of the policy's jitter, 0 to 1. It is drawn once for each command."""
     handler_failed: bool = False
-    """A reject because the handler failed. It counts as a failure for the breaker."""
+    """A reject or an ack although the handler failed. It counts as a failure for the breaker."""
 
     def __post_init__(self) -> None:
         if self.error is not None:
@@ -127,8 +127,8 @@ class _Settling(HeldMessages):
         self._result: Range | None = None
         self._failed: Range | None = None  # the first leased piece that failed
         self._expired: list[Range] = []  # the late pieces, as they were leased
-        explicit = command.reason == REJECTED and not command.handler_failed
-        self._succeeds = command.verb == ACK or (command.verb == REJECT and explicit)
+        explicit = command.verb == ACK or (command.verb == REJECT and command.reason == REJECTED)
+        self._succeeds = explicit and not command.handler_failed
         self._fails = command.verb == NACK or command.handler_failed
         self._expires_first = command.verb in (NACK, RELEASE)
 

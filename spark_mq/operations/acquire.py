@@ -54,6 +54,7 @@ class LeaseOptions:
     max_messages: int
     timeout: int | None = None
     fail_on_data_loss: bool = True
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def lease_operation(
         lease_id = uuid.uuid4().hex
         expires_at = view.now + (options.timeout or view.settings.visibility_timeout)
         request = acquiring.AcquireRequest(
-            lease_id, options.worker_id, options.max_messages, expires_at
+            lease_id, options.worker_id, options.max_messages, expires_at, options.max_bytes
         )
         expired = expire_leases(view.ledger, view.now, view.settings)
         kept = settle_lost_messages(ledger, expired, options.fail_on_data_loss)

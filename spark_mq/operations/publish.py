@@ -12,7 +12,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.signals import destination_of
 from spark_mq.operations.unique_publish import store_table
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage.message_store import PublishReceipt
+from spark_mq.storage.message_store import PublishReceipt, check_mark
 from spark_mq.telemetry.headers import add_headers, trace_headers
 from spark_mq.telemetry.reporter import Reporter, current_reporter
 
@@ -33,10 +33,19 @@ def publish_table(
     mark
         The producer and its number, or None.
     """
+    if table.num_rows == 0:
+        return _publish_nothing(context, mark)
     reporter = current_reporter() if "opentelemetry" in sys.modules else None
     if reporter is None:
         return store_table(context, table, mark)
     return _reported(reporter, context, table, mark)
+
+
+def _publish_nothing(context: QueueContext, mark: tuple[str, int] | None) -> PublishReceipt:
+    """Commit nothing. Raises DuplicatePublish for a number that has landed, as with messages."""
+    if mark is not None:
+        check_mark(context.messages.last_number(mark[0]), mark)
+    return PublishReceipt(None, range(0))
 
 
 def _reported(

@@ -118,7 +118,7 @@ class MessageEnd:
     """Microseconds. None for the verb's default."""
     error: str | None = None
     handler_failed: bool = False
-    """The handler failed, and the policy rejects such messages."""
+    """The handler failed, and the policy rejects or acks such messages."""
 
 
 def end_of_result(result: object) -> MessageEnd:
@@ -164,7 +164,7 @@ def end_of_error(error: Exception, policy: HandlerPolicy) -> MessageEnd:
     text = f"{type(error).__name__}: {error}"
     if policy.on_error == "raise":
         return MessageEnd(None, error=text)
-    return MessageEnd(policy.failure_verb, None, text, policy.failure_verb == REJECT)
+    return MessageEnd(policy.failure_verb, None, text, policy.failure_verb != NACK)
 
 
 def commands_for_ends(ended: Iterable[tuple[str, int, MessageEnd]]) -> list[SettleCommand]:

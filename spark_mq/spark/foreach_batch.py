@@ -85,8 +85,9 @@ def for_each_batch(
         are not simply acked, or None, or the results of its own settles.
     on_error
         What an exception of `process` does: "nack" (delivered again after a backoff), "reject" (to
-        the dead letters), or "raise" (the query ends). Default: "nack". A failing store is no such
-        failure: the batch is released, uncounted, and the query ends with the error.
+        the dead letters), "ack" (dropped, and the error is only logged), or "raise" (the query
+        ends). Default: "nack". A failing store is no such failure: the batch is released,
+        uncounted, and the query ends with the error.
     also
         The groups of the other queues, if the stream reads several. Default: none.
     ack

@@ -41,7 +41,7 @@ class PublishReceipt:
     ``duplicate``: the call published nothing, for its number, or a higher one, had landed before
     (``on_duplicate="skip"``), or all of its dedup ids had. For a number it is then the
     first call's receipt; for another number than the producer's latest, that is not known: version
-    None, no sequences.
+    None, no sequences. A call without messages has these too, and is no duplicate.
     """
 
     version: int | None
@@ -50,6 +50,11 @@ class PublishReceipt:
     duplicates: tuple[int, ...] = ()
     """Positions of the given messages whose dedup id was published before. They have no
     sequence."""
+
+    @property
+    def published(self) -> int:
+        """Return how many messages the call published. 0 for a duplicate and an empty list."""
+        return 0 if self.duplicate else len(self.sequences)
 
     def sequence_of(self, position: int) -> int | None:
         """Return the sequence of a given message by its position; None for a duplicate."""

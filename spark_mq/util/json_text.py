@@ -1,0 +1,60 @@
+"""Write and parse the JSON of a payload. No error shows its contents."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from spark_mq.errors import InvalidOption, InvalidPayload
+
+__all__ = ["decode_text", "parse_json", "to_json"]
+
+
+def to_json(value: Any) -> str:
+    """Return a value as compact JSON. Raises InvalidOption."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        kind = type(value).__name__
+        raise InvalidOption(
+            f"a value of type {kind} has no JSON form: {why}. Give dicts, lists, text, finite "
+            "numbers, booleans and None",
+            option="value",
+            value=kind,
+        ) from None
+
+
+def decode_text(value: bytes, sequence: int) -> str:
+    """Return a payload as text. Raises InvalidPayload."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPayload(
+            f"message {sequence} is no text: byte {error.start} is no UTF-8. Use its value, or "
+            "reject it",
+            sequence=sequence,
+        ) from None
+
+
+def parse_json(value: bytes, sequence: int) -> Any:
+    """Return the value of a JSON payload. Raises InvalidPayload."""
+    text = decode_text(value, sequence)
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(
+            f"message {sequence} is no JSON: {_cause(error)}. Use its value, or reject it",
+            sequence=sequence,
+        ) from None
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos}"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _refuse(name: str) -> Any:
+    """Refuse the names NaN and Infinity, which JSON does not have."""
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,59 @@
+"""Publish JSON, and read payloads as text and as JSON."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from spark_mq import Message, Queue, ReceivedMessage
+from spark_mq.errors import InvalidOption, InvalidPayload
+
+
+def _received(queue: Queue, *payloads: Any) -> list[ReceivedMessage]:
+    queue.publish(list(payloads))
+    lease = queue.group().lease("w", max_messages=len(payloads))
+    assert lease is not None
+    return lease.messages
+
+
+def test_json_comes_back_as_it_was_published(queue: Queue) -> None:
+    values = [{"id": 1, "name": "Zoë"}, [1.5, None, True], "text", 7, None, {}]
+    found = _received(queue, *(Message.json(value, key="k") for value in values))
+    assert [message.json() for message in found] == values
+    assert [message.key for message in found] == ["k"] * len(values)
+    assert found[0].text == '{"id":1,"name":"Zoë"}'
+
+
+def test_a_payload_of_another_kind_is_an_error_that_shows_none_of_it(queue: Queue) -> None:
+    deep = "[" * 100_000
+    payloads = [b"\xffsecret", "secret", '{"secret": NaN}', "[-Infinity]", "", deep]
+    for message in _received(queue, *payloads):
+        with pytest.raises(InvalidPayload, match=f"message {message.sequence} is no") as caught:
+            message.json()
+        assert "secret" not in str(caught.value)
+        assert caught.value.__cause__ is None, "a cause would hold the payload"
+        assert isinstance(caught.value, ValueError)
+        assert pickle.loads(pickle.dumps(caught.value)).data["sequence"] == message.sequence
+
+
+def test_only_utf_8_is_text(queue: Queue) -> None:
+    good, bad = _received(queue, "Zoë", "Zoë".encode("latin-1"))
+    assert good.text == "Zoë"
+    with pytest.raises(InvalidPayload, match=r"is no text: byte 2 is no UTF-8"):
+        _ = bad.text
+
+
+def test_a_value_without_a_json_form_is_refused_before_the_publish() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    for value in ({1, 2}, {"at": object()}, float("nan"), {("a", "b"): 1}, circle):
+        with pytest.raises(InvalidOption, match="has no JSON form") as caught:
+            Message.json(value)
+        assert caught.value.data["option"] == "value"
+
+
+def test_text_without_a_utf_8_form_is_refused_by_the_publish(queue: Queue) -> None:
+    with pytest.raises(InvalidOption, match="no UTF-8 form"):
+        queue.publish(Message.json({"text": "\ud800"}))

@@ -1,0 +1,93 @@
+"""Options of a lease: the name of its worker, and its limit of bytes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from spark_mq import Queue
+from spark_mq.errors import InvalidOption
+
+
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [("mill.example", "mill.example"), ("mühle 3", "m-hle-3"), ("m" * 250, "m" * 100)],
+)
+def test_a_lease_without_a_worker_id_names_host_and_process(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, host: str, named: str
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    queue.publish(["a", "b"])
+    group = queue.group()
+    lease = group.lease()
+    assert lease is not None
+    name = lease.worker_id
+    assert name == f"{named}-{os.getpid()}"
+    assert [held.worker_id for held in group.leases()] == [name]
+    again = group.lease(name)
+    assert again is not None, "the name is valid where one is given"
+
+
+def test_lease_and_work_choose_the_same_name(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    group, names = queue.group(), list[str]()
+    lease = group.lease()
+    assert lease is not None
+    group.work(lambda lease: names.append(lease.worker_id), until="empty")
+    assert names == [lease.worker_id]
+
+
+def test_an_empty_worker_id_is_refused(queue: Queue) -> None:
+    with pytest.raises(InvalidOption, match="worker_id=''"):
+        queue.group().lease("")
+    with pytest.raises(InvalidOption, match="worker_id=''"):
+        queue.group().work(print, worker_id="", until="empty")
+
+
+def _leased(queue: Queue, **options: Any) -> list[int]:
+    lease = queue.group().lease(**{"max_messages": 100, **options})
+    return [] if lease is None else [message.sequence for message in lease.messages]
+
+
+def test_a_lease_holds_no_more_bytes_than_fit(queue: Queue) -> None:
+    """One file a message, of random bytes, so that the estimate is nearly exact."""
+    sequences = [queue.publish(os.urandom(100_000)).sequences[0] for _ in range(5)]
+    assert _leased(queue, max_bytes=250_000) == sequences[:2]
+    assert _leased(queue, max_bytes="150k") == sequences[2:3]
+    assert _leased(queue, max_bytes="1m", max_messages=1) == sequences[3:4]
+    assert _leased(queue, max_bytes="1m") == sequences[4:]
+    assert _leased(queue, max_bytes="1m") == []
+
+
+def test_a_message_larger_than_the_limit_is_leased_alone(queue: Queue) -> None:
+    sequences = queue.publish([os.urandom(50_000) for _ in range(3)]).sequences
+    assert [_leased(queue, max_bytes=1) for _ in range(4)] == [[one] for one in sequences] + [[]]
+
+
+def test_a_share_of_a_file_is_estimated_by_its_average(queue: Queue) -> None:
+    """The large message counts as little as the others of its file."""
+    payloads = [os.urandom(90_000), *(os.urandom(10_000) for _ in range(9))]
+    sequences = queue.publish(payloads).sequences
+    assert _leased(queue, max_bytes=56_000) == sequences[:3]
+
+
+def test_messages_that_do_not_fit_stay_due_in_their_order(queue: Queue) -> None:
+    first, second, third = (queue.publish(os.urandom(50_000)).sequences[0] for _ in range(3))
+    group = queue.group()
+    lease = group.lease(max_messages=2)
+    assert lease is not None
+    lease.release()
+    assert _leased(queue, max_bytes=60_000) == [first]
+    stats = group.stats()
+    assert (stats.in_flight, stats.ready) == (1, 2)
+    assert _leased(queue) == [second, third]
+
+
+def test_a_size_that_is_none_is_refused(queue: Queue) -> None:
+    sizes: list[Any] = [0, -1, 1.5, True, "", "many"]
+    for size in sizes:
+        with pytest.raises(InvalidOption, match=r"max_bytes=.* is not a size"):
+            queue.group().lease(max_bytes=size)
