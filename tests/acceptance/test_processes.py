@@ -100,7 +100,7 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
         deaths += worker.exitcode is not None
         worker.terminate()  # it settles what it works on: that may be another message's last attempt
         worker.join()
-        return bool(queue.group().stats().dead)
+        return bool(queue.group().ensure().stats().dead)
 
     until(restart)
     queue.sweep()

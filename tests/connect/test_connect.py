@@ -81,6 +81,7 @@ def wait_for(path: Path) -> None:
 
 def test_a_dataframe_is_published_and_looked_at(spark: Any, queue: Queue) -> None:
     publish(spark, queue)
+    queue.group("g").ensure()
     peek = spark.read.format("spark_mq").option("consumerGroup", "g").load(queue.path)
     assert [row.state for row in peek.collect()] == ["unread"] * ROWS
     assert published(queue) == numbered(ROWS)

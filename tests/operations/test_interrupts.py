@@ -89,7 +89,7 @@ CALLS: dict[str, tuple[Callable[[Queue], Any], Callable[[Queue, Any], Any]]] = {
     "reject": (leased, lambda _, taken: taken.reject()),
     "release": (leased, lambda _, taken: taken.release()),
     "extend": (leased, lambda _, taken: taken.extend()),
-    "stats": (published, lambda queue, _: queue.group().stats()),
+    "stats": (leased, lambda queue, _: queue.group().stats()),
     "configure": (published, lambda queue, _: queue.group().configure(max_failures=7)),
     "seek": (published, lambda queue, _: queue.group().seek("earliest")),
     "expire": (leased, lambda queue, _: queue.group().expire()),

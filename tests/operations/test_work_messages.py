@@ -42,7 +42,7 @@ def revision(queue: Queue) -> int:
 
 
 def counts(queue: Queue) -> dict[str, int]:
-    stats = again(queue).group().stats()
+    stats = again(queue).group().ensure().stats()
     names = ("ready", "delayed", "in_flight", "dead", "acked")
     return {name: value for name in names if (value := getattr(stats, name))}
 

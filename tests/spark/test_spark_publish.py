@@ -64,7 +64,7 @@ def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(
         "value string, deliver_at timestamp",
     )
     df.coalesce(1).write.format("spark_mq").mode("append").save(queue.path)
-    assert queue.group().stats().delayed == 1
+    assert queue.group().ensure().stats().delayed == 1
     (own,) = queue.group().lease("w", max_messages=10).messages  # type: ignore[union-attr]
     assert own.value == b"own"
     (file,) = queue._context.messages.index().files
@@ -252,7 +252,9 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(
     assert versions(queue) == before
 
 
-def test_a_look_through_a_group_that_is_not_there_makes_none(spark: Any, queue: Queue) -> None:
+def test_a_look_through_a_group_that_is_not_there_is_refused_and_makes_none(
+    spark: Any, queue: Queue
+) -> None:
     queue.publish(numbered(2))
     before = versions(queue)
     peek = (
@@ -261,6 +263,7 @@ def test_a_look_through_a_group_that_is_not_there_makes_none(spark: Any, queue: 
         .option("consumerGroup", "nobody")
         .load(queue.path)
     )
-    assert [row.state for row in peek.collect()] == ["unread", "unread"]
+    with pytest.raises(Exception, match="there is no consumer group 'nobody'"):
+        peek.collect()
     assert versions(queue) == before
     assert queue.groups() == []
