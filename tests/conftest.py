@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,9 @@ DAILY_LIMIT = 5
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how long Hypothesis looks. Test modules are imported later."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts jobs in the background so. The tests of Ctrl-C would wait for ever.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile(
         os.environ.get("HYPOTHESIS_PROFILE", "daily" if _is_daily(config) else "default")
     )
