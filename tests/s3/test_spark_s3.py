@@ -75,6 +75,7 @@ def test_executors_write_and_read_there_and_batches_are_settled(
 ) -> None:
     options = spark_options(queue)
     publish(spark, queue, options)
+    queue.group("g").ensure()
     peek = spark.read.format("spark_mq").options(**options, consumerGroup="g").load(queue.path)
     assert values(peek) == numbered(ROWS)
     stream = Stream(

@@ -86,9 +86,10 @@ def test_the_last_number_of_a_producer_can_be_asked_for(queue: Queue) -> None:
 
 
 def test_a_call_that_publishes_nothing_uses_no_number_up(queue: Queue) -> None:
-    for bad in ([], [1], "\ud800"):
+    for bad in ([1], "\ud800"):
         with pytest.raises(errors.InvalidOption):
             queue.publish(bad, producer_id="p", producer_sequence=1)
+    assert queue.publish([], producer_id="p", producer_sequence=1).published == 0
     assert queue.last_producer_sequence("p") is None
     queue.publish("good", producer_id="p", producer_sequence=1)
     assert payloads(queue) == [b"good"]
