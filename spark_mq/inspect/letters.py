@@ -80,7 +80,8 @@ def count_reasons(context: QueueContext, n: int | None) -> DeadLetterReasons:
         if n is not None and counted >= n:
             complete = False
             break
-        part = piece if n is None else _last_rows(piece, min(piece.rows, n - counted))
+        wanted = piece.rows if n is None else min(piece.rows, n - counted)
+        part = piece.part(piece.rows - wanted, wanted)
         complete = part.rows == piece.rows
         counted += part.rows
         for one in _reasons_of(context, reader, part):
@@ -120,15 +121,9 @@ def _pieces(dead: QueueContext, before: int | None, rows: int) -> Iterator[FileS
     top = index.last_sequence if before is None else min(before - 1, index.last_sequence)
     for r in reversed(list(unsettled_ranges(ledger, index, index.last_sequence))):
         for piece in reversed(list(index.slices(max(r.first, kept), min(r.last, top)))):
-            left = piece
-            while left.rows > 0:
-                yield _last_rows(left, min(rows, left.rows))
-                left = replace(left, rows=left.rows - min(rows, left.rows))
-
-
-def _last_rows(piece: FileSlice, rows: int) -> FileSlice:
-    skipped = piece.rows - rows
-    return replace(piece, offset=piece.offset + skipped, rows=rows, first=piece.first + skipped)
+            for end in range(piece.rows, 0, -rows):
+                start = max(0, end - rows)
+                yield piece.part(start, end - start)
 
 
 def _reasons_of(

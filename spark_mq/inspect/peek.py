@@ -188,7 +188,8 @@ def _read(
         if left <= 0:
             break
         base = described or PeekedMessage(piece.first)
-        parts = _matching(search, piece, wanted, left) if wanted.columns else [_head(piece, left)]
+        head = [piece.part(0, min(left, piece.rows))]
+        parts = _matching(search, piece, wanted, left) if wanted.columns else head
         for part in parts:
             messages += _messages(reader, part, base)
     return messages[:n]
@@ -204,7 +205,7 @@ def _matching(
         except CorruptLog:
             continue
         for row in rows[:n]:
-            yield _row(part, row)
+            yield part.part(row, 1)
         n -= len(rows)
         if n <= 0:
             return
@@ -249,13 +250,4 @@ def _instant(at: int | None) -> datetime | None:
 
 def _parts(piece: FileSlice, rows: int) -> Iterator[FileSlice]:
     for start in range(0, piece.rows, rows):
-        count = min(rows, piece.rows - start)
-        yield replace(piece, offset=piece.offset + start, rows=count, first=piece.first + start)
-
-
-def _head(piece: FileSlice, rows: int) -> FileSlice:
-    return replace(piece, rows=min(rows, piece.rows))
-
-
-def _row(piece: FileSlice, row: int) -> FileSlice:
-    return replace(piece, offset=piece.offset + row, rows=1, first=piece.first + row)
+        yield piece.part(start, min(rows, piece.rows - start))

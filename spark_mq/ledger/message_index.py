@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
@@ -48,6 +48,13 @@ class FileSlice:
     """Microseconds since 1970."""
     size: int
     """Estimated bytes: the rows' share of the file's size."""
+
+    def part(self, start: int, rows: int) -> FileSlice:
+        """Return some rows of the slice. ``start`` counts from the first row of the slice."""
+        size = self.size * rows // max(1, self.rows)
+        return replace(
+            self, offset=self.offset + start, rows=rows, first=self.first + start, size=size
+        )
 
 
 class MessageIndex:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -56,7 +55,7 @@ def cut_slices(
                 part, rows, size = [], 0, 0.0
                 continue
             fit = max(1, fit)  # a single message may be larger
-            part.append((_cut(piece, done, fit), note))
+            part.append((piece.part(done, fit), note))
             done, rows, size = done + fit, rows + fit, size + taken
     if part:
         yield part
@@ -115,11 +114,4 @@ def cut_by_size(piece: FileSlice, max_bytes: int) -> Iterator[FileSlice]:
     """Yield a slice in parts of about so many bytes of its file."""
     rows = max(1, piece.rows * max_bytes // max(1, piece.size))
     for start in range(0, piece.rows, rows):
-        yield _cut(piece, start, min(rows, piece.rows - start))
-
-
-def _cut(piece: FileSlice, start: int, rows: int) -> FileSlice:
-    size = piece.size * rows // max(1, piece.rows)
-    return replace(
-        piece, offset=piece.offset + start, first=piece.first + start, rows=rows, size=size
-    )
+        yield piece.part(start, min(rows, piece.rows - start))

@@ -87,7 +87,7 @@ def cut(
         left = piece
         while left.rows:
             take = min(room, left.rows)
-            current.append((replace(left, rows=take, size=left.size * take // left.rows), of))
+            current.append((left.part(0, take), of))
             left = replace(
                 left,
                 offset=left.offset + take,
@@ -160,10 +160,8 @@ def _in_batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         left = piece
         while left.rows:
             rows = min(room, left.rows)
-            batch.append((replace(left, rows=rows), of))
-            left = replace(
-                left, offset=left.offset + rows, first=left.first + rows, rows=left.rows - rows
-            )
+            batch.append((left.part(0, rows), of))
+            left = left.part(rows, left.rows - rows)
             room -= rows
             if not room:
                 yield batch
