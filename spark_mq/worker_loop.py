@@ -20,7 +20,7 @@ from spark_mq.handler import (
     parse_result,
 )
 from spark_mq.lease import Lease
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand, SettleOutcome
+from spark_mq.ledger.settle import ACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.keep_alive import LeaseKeepAlive
@@ -96,18 +96,8 @@ class WorkerLoop:
             running.append(
                 threading.Thread(target=self._thread, args=(watch,), name=name, daemon=True)
             )
-        with watch.signals():
-            for thread in running:
-                thread.start()
-            try:
-                watch.wait_for_stop()
-            finally:
-                self._end()
-                self._join(watch, grace)
-        if watch.interrupted:
-            raise KeyboardInterrupt from self.error
-        if self.error is not None:
-            raise self.error
+        watch.run(lambda: self._finish(watch, grace))
+        watch.raise_end(self.error)
         return self.summary
 
     def _report_wait(self, grace: float) -> None:
@@ -123,7 +113,8 @@ class WorkerLoop:
         self.stop.set()
         self._ending.notify()
 
-    def _join(self, watch: ThreadWatch, grace: float) -> None:
+    def _finish(self, watch: ThreadWatch, grace: float) -> None:
+        self._end()
         watch.wait_for_end(grace)
         self._over.set()
         self._verdicts.flush()
@@ -342,6 +333,4 @@ class WorkerLoop:
 
     def _count(self, verb: str, messages: int) -> None:
         with self._lock:
-            self.summary.settled += messages
-            self.summary.nacked += messages if verb == NACK else 0
-            self.summary.rejected += messages if verb == REJECT else 0
+            self.summary.count(verb, messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spark_mq.ledger.settle import NACK, REJECT
 from spark_mq.util.records import Record
 
 __all__ = ["WorkSummary"]
@@ -32,3 +33,9 @@ class WorkSummary(Record):
     settled: int = 0
     nacked: int = 0
     rejected: int = 0
+
+    def count(self, verb: str, messages: int) -> None:
+        """Add messages that a verb settled. The caller holds the lock."""
+        self.settled += messages
+        self.nacked += messages if verb == NACK else 0
+        self.rejected += messages if verb == REJECT else 0

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spark_mq.handler import HandlerPolicy
-from spark_mq.ledger.settle import NACK, REJECT
 from spark_mq.operations.acquire import LeaseOptions
-from spark_mq.worker_loop import WorkSummary
+from spark_mq.operations.work_summary import WorkSummary
 
 __all__ = ["Feed", "FeedOptions", "WorkState"]
 
@@ -71,9 +70,7 @@ class WorkState:
     def count(self, verb: str, messages: int) -> None:
         """Count settled messages."""
         with self.lock:
-            self.summary.settled += messages
-            self.summary.nacked += messages if verb == NACK else 0
-            self.summary.rejected += messages if verb == REJECT else 0
+            self.summary.count(verb, messages)
 
 
 @dataclass(frozen=True, slots=True)

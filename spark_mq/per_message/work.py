@@ -7,11 +7,11 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from spark_mq.operations.work_summary import WorkSummary
 from spark_mq.per_message.feed import GroupFeed
 from spark_mq.per_message.pool import Pool
 from spark_mq.per_message.state import WorkState
 from spark_mq.util.thread_watch import ThreadWatch, describe_wait
-from spark_mq.worker_loop import WorkSummary
 
 __all__ = ["MessageWork"]
 
@@ -53,17 +53,8 @@ class MessageWork:
                 )
             )
         self._pool.start()
-        with watch.signals():
-            for thread in threads:
-                thread.start()
-            try:
-                watch.wait_for_stop()
-            finally:
-                self._end(watch, threads, grace)
-        if watch.interrupted:
-            raise KeyboardInterrupt from self._state.error
-        if self._state.error is not None:
-            raise self._state.error
+        watch.run(lambda: self._end(watch, threads, grace))
+        watch.raise_end(self._state.error)
         return self._state.summary
 
     def _run(self, feed: GroupFeed, watch: ThreadWatch) -> None:

@@ -64,6 +64,26 @@ class ThreadWatch:
         """Note that a thread has ended."""
         self._news.put(0)
 
+    def run(self, finish: Callable[[], None]) -> None:
+        """Start the threads, wait until the work has to end, and call `finish`.
+
+        SIGTERM and Ctrl-C are obeyed meanwhile.
+        """
+        with self.signals():
+            for thread in self._threads:
+                thread.start()
+            try:
+                self._wait_for_stop()
+            finally:
+                finish()
+
+    def raise_end(self, error: BaseException | None) -> None:
+        """Raise KeyboardInterrupt after Ctrl-C, or else the error of a thread if there is one."""
+        if self.interrupted:
+            raise KeyboardInterrupt from error
+        if error is not None:
+            raise error
+
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Obey SIGTERM and Ctrl-C in the block, if this is the main thread.
@@ -82,7 +102,7 @@ class ThreadWatch:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def wait_for_stop(self) -> None:
+    def _wait_for_stop(self) -> None:
         """Wait until the work has to end: by the event, by a signal, or without a thread."""
         while self._alive() and not self._stop.is_set():
             self._take_news(self._poll)
