@@ -100,9 +100,7 @@ class MemoryMessages(MessageStore):
                 ordinal += file.rows
             self._index.extend(files, version)
             self._active.update(file.path for file in files)
-            receipt = PublishReceipt(
-                version, range(sequence(version, 0), sequence(version, ordinal))
-            )
+            receipt = PublishReceipt.of_commit(version, ordinal)
             if mark is not None:
                 self._numbers[mark[0]] = (mark[1], receipt)
         self.bell.notify()

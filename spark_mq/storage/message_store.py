@@ -15,7 +15,7 @@ from spark_mq.delta.actions import AddFile
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, ProducerFenced, StorageError, TablesDisagree
 from spark_mq.ledger.intervals import Interval, SequenceRange
-from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex
+from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex, sequence
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.draft import Draft
@@ -50,6 +50,12 @@ class PublishReceipt:
     duplicates: tuple[int, ...] = ()
     """Positions of the given messages whose dedup id was published before. They have no
     sequence."""
+
+    @classmethod
+    def of_commit(cls, version: int, rows: int, duplicates: tuple[int, ...] = ()) -> PublishReceipt:
+        """Return the receipt of a commit that published so many messages."""
+        sequences = range(sequence(version, 0), sequence(version, rows))
+        return cls(version, sequences, duplicates=duplicates)
 
     @property
     def published(self) -> int:

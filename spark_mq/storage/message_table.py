@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_mq.delta.actions import AddFile, Change, missing_commit_error
+from spark_mq.delta.actions import Change, missing_commit_error
 from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore, join
@@ -47,7 +47,7 @@ from spark_mq.storage.message_store import (
 )
 from spark_mq.storage.message_trim import TRIMMED, drop_files
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
-from spark_mq.storage.unique_commit import UniqueCommit
+from spark_mq.storage.unique_commit import UniqueCommit, publish_change
 from spark_mq.util.notifier import notifier_for
 
 __all__ = ["MessageTable"]
@@ -168,16 +168,8 @@ class MessageTable(MessageStore):
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        given = [file for file in written if file.rows]
-        files = [AddFile(f.path, f.size, f.rows, stats=f.stats) for f in given]
-        change = Change(
-            uuid.uuid4().hex,
-            note or {"operation": "publish"},
-            adds=files,
-            txns=() if mark is None else (mark,),
-            unsynced=not all(file.synced for file in given),
-        )
-
+        files = [file for file in written if file.rows]
+        change = publish_change(files, note, () if mark is None else (mark,))
         tries = 0
 
         def compute(state: TableState) -> tuple[Change | None, int | None]:
@@ -193,11 +185,10 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.path, "publishing to"):
             version, landed = self.log.transact(compute, timeout=_COMMIT_TIMEOUT_SECONDS)
         self.bell.notify()
-        return _receipt(
-            version if landed is None else landed, sum(file.rows or 0 for file in files)
-        )
+        rows = sum(file.rows for file in files)
+        return PublishReceipt.of_commit(version if landed is None else landed, rows)
 
-    def _version_of(self, files: Sequence[AddFile]) -> int | None:
+    def _version_of(self, files: Sequence[WrittenFile]) -> int | None:
         """Return the version that published these files, or None."""
         return self.published().version_of(files[0].path) if files else None
 
@@ -212,7 +203,7 @@ class MessageTable(MessageStore):
             index, first = self._published.index, sequence(version, 0)
             rows = index.count(first, sequence(version + 1, 0) - 1)
             known = last == number and first > index.forgotten_to
-            return _receipt(version, rows) if known else None
+            return PublishReceipt.of_commit(version, rows) if known else None
 
     def commit_unique(
         self,
@@ -418,7 +409,3 @@ class MessageTable(MessageStore):
             covered = self.commits.covered(self.table_id)
             cleaned = clean_table(self.log, Keep(versions, seconds, covered), data_files=False)
             return cleaned + self.commits.clean(Keep(KEEP_INDEX_VERSIONS, KEEP_SECONDS))
-
-
-def _receipt(version: int, rows: int) -> PublishReceipt:
-    return PublishReceipt(version, range(sequence(version, 0), sequence(version, rows)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from spark_mq.delta.actions import AddFile, Change
@@ -13,13 +12,12 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.state import TableState
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.dedup import IdWindow
-from spark_mq.ledger.message_index import sequence
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.draft import Draft
 from spark_mq.storage.id_files import DEDUP_APP, IdFiles, block_path, new_name
 from spark_mq.storage.message_store import PublishReceipt, check_mark
 
-__all__ = ["UniqueCommit"]
+__all__ = ["UniqueCommit", "publish_change"]
 
 _SLOW_SECONDS: Final = 60.0
 """After a slower commit, a sweep may have deleted the file of its ids."""
@@ -59,7 +57,7 @@ class UniqueCommit:
         self._log, self._ids, self._draft = log, ids, draft
         self._version_of, self._check = version_of, check
         self._mark, self._after = mark, after
-        self._note = note or {"operation": "publish"}
+        self._note = note
         self._window: IdWindow | None = None  # what the last try wrote down
         self._wrote_at = 0.0
 
@@ -74,7 +72,7 @@ class UniqueCommit:
             if time.monotonic() - self._wrote_at > _SLOW_SECONDS:
                 self._ids.restore(self._window)
             self._ids.landed(self._window)
-        return _receipt(version, files, duplicates)
+        return PublishReceipt.of_commit(version, _rows(files), duplicates)
 
     def _compute(self, state: TableState) -> tuple[Change | None, PublishReceipt | None]:
         draft = self._draft
@@ -89,7 +87,7 @@ class UniqueCommit:
         duplicates = window.duplicates(draft.ids, draft.since)
         files = draft.files(duplicates)
         if not files:
-            change = Change(uuid.uuid4().hex, self._note, txns=marks) if marks else None
+            change = publish_change((), self._note, marks) if marks else None
             return change, PublishReceipt(None, range(0), True, duplicates)
         fresh = draft.fresh(duplicates)
         companions: list[str] = []
@@ -100,15 +98,7 @@ class UniqueCommit:
             companions.append(self._ids.write(self._window))
             txns = (*marks, (DEDUP_APP, self._window.blocks[0].ref.name))
         draft.tried.append((files, duplicates))
-        change = Change(
-            uuid.uuid4().hex,
-            self._note,
-            adds=[AddFile(f.path, f.size, f.rows, stats=f.stats) for f in files],
-            txns=txns,
-            unsynced=not all(file.synced for file in files),
-            companions=companions,
-        )
-        return change, None
+        return publish_change(files, self._note, txns, companions), None
 
     def _load(self, state: TableState) -> IdWindow:
         """Return the window of a state, or a later one if that is gone."""
@@ -136,7 +126,7 @@ class UniqueCommit:
             version = self._version_of(files[0].path)
             if version is not None:
                 self._draft.landed = files
-                return _receipt(version, files, duplicates)
+                return PublishReceipt.of_commit(version, _rows(files), duplicates)
         return None
 
     def _forget_try(self) -> None:
@@ -146,7 +136,34 @@ class UniqueCommit:
             self._window = None
 
 
-def _receipt(version: int, files: list[WrittenFile], duplicates: tuple[int, ...]) -> PublishReceipt:
-    rows = sum(file.rows for file in files)
-    receipt = PublishReceipt(version, range(sequence(version, 0), sequence(version, rows)))
-    return replace(receipt, duplicates=duplicates)
+def _rows(files: Sequence[WrittenFile]) -> int:
+    return sum(file.rows for file in files)
+
+
+def publish_change(
+    files: Sequence[WrittenFile],
+    note: Mapping[str, Any] | None,
+    txns: Sequence[tuple[str, int]] = (),
+    companions: Sequence[str] = (),
+) -> Change:
+    """Return the commit that publishes files.
+
+    Parameters
+    ----------
+    files
+        Files that are written.
+    note
+        What the commit says about itself. Default: that it is a publish.
+    txns
+        The application transactions.
+    companions
+        Paths of other files that must be durable before the commit.
+    """
+    return Change(
+        uuid.uuid4().hex,
+        note or {"operation": "publish"},
+        adds=[AddFile(f.path, f.size, f.rows, stats=f.stats) for f in files],
+        txns=tuple(txns),
+        unsynced=not all(file.synced for file in files),
+        companions=companions,
+    )
