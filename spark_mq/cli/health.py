@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from spark_mq.cli.exits import FAILED
-from spark_mq.cli.options import Output, OutputFormat, QueuePath, StorageOptions, open_queue, option
+from spark_mq.cli.options import (
+    MaxAge,
+    MaxDead,
+    MaxUnswept,
+    Output,
+    OutputFormat,
+    QueuePath,
+    StorageOptions,
+    open_queue,
+    parse_limit,
+)
 from spark_mq.cli.output import emit, json_line
 
 __all__ = ["register"]
@@ -20,15 +28,9 @@ def register(app: typer.Typer) -> None:
 
 def check(
     queue: QueuePath,
-    max_unswept: Annotated[
-        str, option("--max-unswept", help="How long work may wait for a sweep, or none.")
-    ] = "1h",
-    max_age: Annotated[
-        str | None, option("--max-age", help="The greatest age of an unsettled message.")
-    ] = None,
-    max_dead: Annotated[
-        int | None, option("--max-dead", min=0, help="The most dead messages and dead letters.")
-    ] = None,
+    max_unswept: MaxUnswept = "1h",
+    max_age: MaxAge = None,
+    max_dead: MaxDead = None,
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
@@ -37,7 +39,7 @@ def check(
     Unhealthy: not swept, a group that leases nothing, an unreadable ledger, or past a limit.
     """
     health = open_queue(queue, storage_option).health(
-        max_unswept=None if max_unswept.lower() == "none" else max_unswept,
+        max_unswept=parse_limit(max_unswept),
         max_age=max_age,
         max_dead=max_dead,
     )

@@ -19,6 +19,9 @@ __all__ = [
     "Every",
     "Group",
     "GroupArgument",
+    "MaxAge",
+    "MaxDead",
+    "MaxUnswept",
     "Output",
     "OutputFormat",
     "QueuePath",
@@ -30,6 +33,7 @@ __all__ = [
     "existing_group",
     "open_queue",
     "option",
+    "parse_limit",
     "parse_pairs",
     "parse_setting",
 ]
@@ -92,6 +96,15 @@ StorageOptions = Annotated[
 ]
 Output = Annotated[OutputFormat, option("--output", "-o", help="A table, or JSON lines.")]
 Yes = Annotated[bool, option("--yes", "-y", help="Do not ask.")]
+MaxUnswept = Annotated[
+    str, option("--max-unswept", help="How long work may wait for a sweep, or none.")
+]
+MaxAge = Annotated[
+    str | None, option("--max-age", help="The greatest age of an unsettled message.")
+]
+MaxDead = Annotated[
+    int | None, option("--max-dead", min=0, help="The most dead messages and dead letters.")
+]
 Every = Annotated[
     str | None, option("--every", metavar="DURATION", help="Repeat with this pause, such as 60s.")
 ]
@@ -109,6 +122,11 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
             )
         found[key] = value
     return found
+
+
+def parse_limit(text: str) -> str | None:
+    """Return a limit, or None for "none"."""
+    return None if text.lower() == "none" else text
 
 
 def parse_setting(text: str) -> Any:

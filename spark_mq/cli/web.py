@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from spark_mq.cli.options import StorageOptions, as_options, option
+from spark_mq.cli.options import (
+    MaxAge,
+    MaxDead,
+    MaxUnswept,
+    StorageOptions,
+    as_options,
+    option,
+    parse_limit,
+)
 from spark_mq.cli.workers import stopping
 from spark_mq.errors import InvalidOption
 
@@ -39,15 +47,9 @@ def web(
     max_depth: Annotated[
         int, option("--max-depth", min=0, help="Folders between the path and a queue.")
     ] = 3,
-    max_unswept: Annotated[
-        str, option("--max-unswept", help="How long work may wait for a sweep, or none.")
-    ] = "1h",
-    max_age: Annotated[
-        str | None, option("--max-age", help="The greatest age of an unsettled message.")
-    ] = None,
-    max_dead: Annotated[
-        int | None, option("--max-dead", min=0, help="The most dead messages and dead letters.")
-    ] = None,
+    max_unswept: MaxUnswept = "1h",
+    max_age: MaxAge = None,
+    max_dead: MaxDead = None,
     storage_option: StorageOptions = None,
 ) -> None:
     """Serve a page about all queues under a path until SIGTERM. It only looks, by default.
@@ -71,7 +73,7 @@ def web(
         allow_changes=allow_changes,
         user=user or _login(),
     )
-    unswept = None if max_unswept.lower() == "none" else max_unswept
+    unswept = parse_limit(max_unswept)
     looks = Looks(path, as_options(storage_option), max_depth=max_depth)
     with stopping():  # the server sends itself the signal again once it has ended
         serve(

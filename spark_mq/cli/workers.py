@@ -117,8 +117,6 @@ def work(
     """Run a worker in plain Python: lease, call the function, settle, until SIGTERM or Ctrl-C."""
     function = load_handler(handler)
     opened = open_queue(queue, storage_option).group(group, create=create_group)
-    if create_group:
-        opened.ensure()
     with _progress(opened, function, until_empty) as counted:
         summary = opened.work(
             counted,
@@ -144,7 +142,7 @@ def _progress(
         yield handler
         return
     lock, done = threading.Lock(), 0
-    with track("worked", group.stats().ready) as show:
+    with track("worked", group.ensure().stats().ready) as show:
 
         def counted(lease: Any) -> Any:
             nonlocal done
