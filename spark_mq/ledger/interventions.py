@@ -107,13 +107,15 @@ class _Change:
     ) -> None:
         self.ledger, self.index, self.now, self.how = ledger, index, now, how
         self.intervals = intervals
+        touched = [ledger.overlapping(first, last) for first, last in intervals]
+        self._rows = sorted(set().union(*touched))
         self.error = None if error is None else truncate_error(error)
         self.editor = LedgerEditor(ledger)
         self.done = Intervention()
 
     def held(self, force: bool) -> Iterator[tuple[int, int, str]]:
         """Yield the messages that must not change, and who has them."""
-        for row in self._rows():
+        for row in self._rows:
             r = self.ledger.range_at(row)
             if r.state == ROUTING or (r.state == LEASED and not force):
                 who = "a sweep or redrive copies it" if r.state == ROUTING else (
@@ -124,7 +126,7 @@ class _Change:
 
     def change_tracked(self) -> None:
         """Change the messages that the ledger knows."""
-        for row in self._rows():
+        for row in self._rows:
             r = self.ledger.range_at(row)
             pieces = [] if r.state in (SETTLED, ROUTING) else self._inside(r)
             if not pieces:
@@ -151,10 +153,6 @@ class _Change:
         for low, high in subtract(reach, [(piece.first, piece.last) for piece in pieces]):
             if before := range_between(self.index, low, high, WAITING):
                 self.editor.add(before._replace(available_at=0), unread)
-
-    def _rows(self) -> list[int]:
-        touched = [self.ledger.overlapping(first, last) for first, last in self.intervals]
-        return sorted(set().union(*touched))
 
     def _inside(self, r: Range) -> list[Range]:
         whole = [(r.first, r.last)]

@@ -21,6 +21,7 @@ from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import Clock
+from spark_mq.util.show import show_some
 
 __all__ = ["create_queue_tables", "open_context"]
 
@@ -211,9 +212,8 @@ def refuse_foreign_files(root: str) -> None:
         name for name in os.listdir(root) if name not in _OWN and not name.startswith(".")
     )
     if strange:
-        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
         raise NotAQueue(
-            f"{root} is a folder with other files in it ({', '.join(strange[:3])}{more}). Give a "
+            f"{root} is a folder with other files in it ({show_some(strange, 3)}). Give a "
             f"queue a folder of its own, new or empty",
             path=root,
         )

@@ -6,6 +6,7 @@ from typing import Final
 
 from spark_mq.errors import GroupNotFound
 from spark_mq.storage.ledger_store import LedgerStore
+from spark_mq.util.show import show_some
 from spark_mq.util.validation import suggest
 
 __all__ = ["MAX_COMPARED_GROUPS", "group_not_found"]
@@ -18,8 +19,7 @@ _MAX_NAMED: Final = 10
 def group_not_found(name: str, ledgers: LedgerStore, queue_path: str) -> GroupNotFound:
     """Return the error for a group that does not exist. It names the nearest group."""
     known = ledgers.groups() if ledgers.group_count() <= MAX_COMPARED_GROUPS else []
-    there = f"The queue has {', '.join(known[:_MAX_NAMED])}"
-    there += f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+    there = f"The queue has {show_some(known, _MAX_NAMED)}"
     nearest = suggest(name, known)
     return GroupNotFound(
         f"there is no consumer group {name!r} in {queue_path}. "

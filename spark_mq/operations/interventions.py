@@ -13,10 +13,11 @@ from spark_mq.errors import CorruptLog, InvalidOption, MessagesHeld
 from spark_mq.ledger.intervals import Interval, format_intervals, from_sequences
 from spark_mq.ledger.interventions import Intervention, intervene
 from spark_mq.ledger.transitions import expire_leases
-from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import Update, update_ledger
+from spark_mq.util.show import show_some
 from spark_mq.util.user import acting_as, current_user
 
 __all__ = ["change_messages", "find_messages"]
@@ -128,7 +129,8 @@ def change_messages(
     if not intervals:
         return 0
 
-    def compute(view: GroupView) -> Update[Intervention]:
+    def step(snapshot: LedgerSnapshot) -> Update[Intervention]:
+        view = ledger.view(snapshot)
         folded = expire_leases(view.ledger, view.now, view.settings)
         index = ledger.index_for(folded, max(last for _, last in intervals))
         after, done = intervene(folded, index, view.now, how, intervals, error=reason, force=force)
@@ -137,9 +139,6 @@ def change_messages(
             **({"reason": reason} if reason else {}),
         }  # fmt: skip
         return after if done.changed else None, done, info
-
-    def step(snapshot: LedgerSnapshot) -> Update[Intervention]:
-        return compute(ledger.view(snapshot))
 
     with acting_as(by or current_user() or _this_user()):
         # Not shared with other threads: the whole commit names the user.
@@ -158,10 +157,9 @@ def _this_user() -> str:
 
 
 def _held(group: str, how: str, done: Intervention) -> MessagesHeld:
-    each = [f"{first}..{last}: {who}" for first, last, who in done.held[:5]]
-    more = f" and {len(done.held) - 5} more" if len(done.held) > 5 else ""
+    each = [f"{first}..{last}: {who}" for first, last, who in done.held]
     return MessagesHeld(
-        f"{how} in group {group!r} changed nothing: {'; '.join(each)}{more}. Wait, or use "
+        f"{how} in group {group!r} changed nothing: {show_some(each, 5, '; ')}. Wait, or use "
         "force=True to take messages from their leases",
         group=group,
         held=list(done.held),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ def publish_table(
     """
     if table.num_rows == 0:
         return _publish_nothing(context, mark)
-    reporter = current_reporter() if "opentelemetry" in sys.modules else None
+    reporter = current_reporter()
     if reporter is None:
         return store_table(context, table, mark)
     return _reported(reporter, context, table, mark)
@@ -73,7 +72,7 @@ def _with_headers(table: pa.Table, extra: Mapping[str, str]) -> pa.Table:
 
 def with_own_context(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a buffered publisher with the context of the caller's span."""
-    reporter = current_reporter() if "opentelemetry" in sys.modules else None
+    reporter = current_reporter()
     extra = {} if reporter is None else reporter.context_headers()
     own = dict(row.get("headers") or ())
     if not extra or "traceparent" in own:
@@ -95,7 +94,7 @@ def report_send(
     send
         Returns the outcome, or the error.
     """
-    reporter = current_reporter() if "opentelemetry" in sys.modules else None
+    reporter = current_reporter()
     if reporter is None:
         return send()
     created = (dict(row["headers"]) for row in rows if row.get("headers"))

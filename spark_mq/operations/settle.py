@@ -18,6 +18,7 @@ from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.past_leases import find_unsettled
 from spark_mq.storage.update import Update
 from spark_mq.util.records import Record
+from spark_mq.util.show import show_some
 from spark_mq.util.validation import short_repr, validate_lease_id
 
 __all__ = ["HeldLease", "HeldSelector", "SettleResult", "extend", "settle", "summarize"]
@@ -287,7 +288,7 @@ def summarize(
         return result
     each = [f"{first}..{last} {why}" for first, last, why in lost]
     each += [f"no message with the id {short_repr(one)}" for one in missing]
-    what = "; ".join(each[:5]) + (f" and {len(each) - 5} more" if len(each) > 5 else "")
+    what = show_some(each, 5, "; ")
     losers = [one for one, outcome in zip(lease_ids, outcomes, strict=True) if outcome.lost]
     named = ", ".join(dict.fromkeys(losers or lease_ids or of))
     raise LeaseLost(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -43,7 +42,7 @@ def reported_work(held: Sequence[Held], worker_id: str | None) -> Iterator[Calla
     Iterator
         A function that calls the handler: ``run(handler, *arguments)``.
     """
-    reporter = current_reporter() if "opentelemetry" in sys.modules else None
+    reporter = current_reporter()
     if reporter is None:
         yield _run
         return

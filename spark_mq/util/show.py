@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-__all__ = ["printable", "show_age", "show_time", "show_value"]
+__all__ = ["printable", "show_age", "show_some", "show_time", "show_value"]
 
 
 def show_time(at: datetime | None) -> str:
@@ -45,3 +46,9 @@ def show_value(value: bytes | None, limit: int = 60) -> str:
 def printable(text: str) -> str:
     """Return a text without control characters, which could steer a terminal."""
     return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
+
+
+def show_some(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first of some texts, and how many more there are."""
+    more = len(texts) - most
+    return separator.join(texts[:most]) + (f" and {more} more" if more > 0 else "")
