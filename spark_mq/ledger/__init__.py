@@ -47,8 +47,8 @@ Each rule has one module:
 - ``states`` defines the states and their legal transitions.
 - ``ranges`` defines the ranges and the ledger.
 - ``editor`` builds the next ledger and checks each transition.
-- ``acquire`` selects the messages of a lease. ``order`` decides which go first, and ``taking``
-  takes them.
+- ``acquire`` leases messages. ``acquisition`` selects them, ``order`` decides which go first, and
+  ``taking`` takes them.
 - ``settle`` applies ack, nack, reject and release, and ``extend`` extends a lease.
   ``held_messages`` finds what a lease holds, for both.
 - ``breaker`` stops a group whose handler fails for every message, or that its owner paused.

@@ -1,39 +1,21 @@
-"""Select the messages of a lease: order, isolation of suspects, and caps.
-
-A lease holds messages of one kind, which the first due message that waits decides. Unread messages
-come after all due messages that wait. Only while suspects are isolated, each fourth lease is of
-unread messages, so that they do not starve.
-"""
+"""Lease messages, unless the breaker, a pause, a cap or a blocked message stops the group."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
-from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import format_intervals
+from spark_mq.ledger.acquisition import (
+    AcquireRequest,
+    Acquisition,
+    Grant,
+    due_cutoff,
+    isolation_size,
+)
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.order import (
-    ASSUMED_ATTEMPTS,
-    WHOLE_RETRY_ATTEMPTS,
-    AcquireKind,
-    DueRanges,
-)
-from spark_mq.ledger.ranges import (
-    BLOCKED,
-    DEAD,
-    LEASED,
-    ROUTING,
-    UNREAD,
-    WAITING,
-    Ledger,
-    LedgerHeader,
-    Range,
-)
-from spark_mq.ledger.schedule import TimeSplit, add_scheduled, split_due
+from spark_mq.ledger.ranges import BLOCKED, LEASED, Ledger
+from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.taking import limit_bytes, take_unread, take_waiting
 
 __all__ = [
     "MAX_IN_FLIGHT",
@@ -45,88 +27,6 @@ __all__ = [
 
 
 MAX_IN_FLIGHT: Final = "max_in_flight"
-_MAX_PASSED_OVER: Final = 3
-"""Leases in a row that may isolate suspects while unread messages are due."""
-
-
-@dataclass(frozen=True, slots=True)
-class AcquireRequest:
-    """What a worker asks for. Instants are microseconds."""
-
-    lease_id: str
-    worker_id: str
-    max_messages: int
-    expires_at: int
-    max_bytes: int | None = None
-    """Estimated bytes in the data files. None for no limit."""
-    reserved_attempts: int = 0
-    """Attempts to reserve for a replay. The stream source reserves one."""
-    max_sequence: int | None = None
-    """The last sequence that may be leased. None for no limit."""
-    due_by: int | None = None
-    """Only messages that were due at this time. None for now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """The messages of a new lease, or the reason for none."""
-
-    ranges: tuple[Range, ...] = ()
-    """In the order of sequence."""
-    blocked_because: str = ""
-    """The cap, message, pause or breaker that stops the group. Empty if nothing is due."""
-    blocked_for_now: bool = field(default=False, compare=False)
-    """Whether the reason ends without the owner, or is the owner's pause."""
-
-    @property
-    def message_count(self) -> int:
-        """Return the number of messages."""
-        return sum(r.message_count for r in self.ranges)
-
-    def commit_info(self, request: AcquireRequest) -> dict[str, Any]:
-        """Return the commit's metadata, for DESCRIBE HISTORY."""
-        return {
-            "operation": "lease",
-            "lease_id": request.lease_id,
-            "worker_id": request.worker_id,
-            "messages": self.message_count,
-            "ranges": format_intervals([(r.first, r.last) for r in self.ranges]),
-        }
-
-
-def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | None = None) -> int:
-    """Return how many messages that failed together one lease takes.
-
-    With four attempts or more, the first failure is retried whole. From then on, the size falls
-    with each delivery, to one message on the last. It is
-    ``max(1, floor(limit ** ((n-1-d)/(n-2))))`` after `d` of `n` deliveries. With fewer attempts
-    the divisor is ``n-1``, so the first retry is smaller already.
-
-    Parameters
-    ----------
-    limit
-        Messages that the lease asks for.
-    deliveries
-        Deliveries so far.
-    attempts
-        The group's attempts before isolation must be complete.
-    failed
-        The size of the lease that failed. A piece of it is smaller in the same measure, also if
-        `limit` is much larger. None if unknown.
-
-    Examples
-    --------
-    >>> [isolation_size(10_000, d, 5) for d in (1, 2, 3, 4)]
-    [10000, 464, 21, 1]
-    """
-    if attempts <= 1:
-        return 1
-    steps = attempts - 2 if attempts >= WHOLE_RETRY_ATTEMPTS else attempts - 1
-    left = min(steps, max(0, attempts - 1 - deliveries))
-    size: float = limit ** (left / steps)
-    if failed is not None and left < steps:
-        size = min(size, failed ** (left / (left + 1)))
-    return max(1, min(limit, int(size + 1e-9)))
 
 
 def acquire(
@@ -159,8 +59,8 @@ def acquire(
     if probes:
         request = replace(request, max_messages=1)
     request, blocked = _limit_to_unblocked(ledger, request)
-    split = split_due(ledger, index, now, _due_cutoff(now, request))
-    acquiring = _Acquiring(split, index, now, rules, request)
+    split = split_due(ledger, index, now, due_cutoff(now, request))
+    acquiring = Acquisition(split, index, now, rules, request)
     if acquiring.limit < 1:
         if not acquiring.has_due():
             return ledger, Grant()
@@ -182,104 +82,6 @@ def _is_leased(ledger: Ledger, message: int | None) -> bool:
     return any(ledger.state_at(row) == LEASED for row in ledger.overlapping(message, message))
 
 
-class _Acquiring:
-    """One acquisition: what is due of each kind, and the limits."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        index: MessageIndex,
-        now: int,
-        rules: GroupSettings,
-        request: AcquireRequest,
-    ) -> None:
-        self.ledger, self.index, self.now, self.request = ledger, index, now, request
-        self.attempts = rules.attempts_before_isolation(request.reserved_attempts)
-        self.limit = 1 if self.attempts == 1 else request.max_messages
-        if rules.max_in_flight is not None:
-            in_flight = ledger.count((LEASED,))
-            self.limit = min(self.limit, rules.max_in_flight - in_flight)
-        cutoff = _due_cutoff(now, request)
-        self.due = DueRanges(ledger, cutoff, request.max_sequence, self.attempts)
-        self.may_read = _has_unread(ledger, index, request)
-        self.full = _is_full(ledger, now, rules)
-
-    def has_due(self) -> bool:
-        """Return whether any message may be leased."""
-        return self.may_read or self.due.count > 0
-
-    def acquire(self) -> tuple[Ledger, Grant] | None:
-        """Lease the messages whose turn it is. Return None if there are none."""
-        head = self.due.head()
-        reads = self.may_read and not self.full
-        if head is None:
-            return self._lease([], AcquireKind.UNREAD) if reads else None
-        isolates = reads and self.due.is_isolation(head)
-        if isolates and self.ledger.head.passed_over >= _MAX_PASSED_OVER:
-            found = self._lease([], AcquireKind.UNREAD)
-            if found is not None:
-                return found
-        rows, limit = self.due.rows_after(head, self.limit), self.limit
-        if head.kind == AcquireKind.SUSPECT:
-            r, attempts = self.ledger.range_at(head.row), self.attempts or ASSUMED_ATTEMPTS
-            limit = isolation_size(limit, r.delivery_count, attempts, r.lease_size)
-        return self._lease(rows, head.kind, limit, passes_over=isolates)
-
-    def _lease(
-        self, rows: list[int], kind: AcquireKind, limit: int = 0, *, passes_over: bool = False
-    ) -> tuple[Ledger, Grant] | None:
-        """Lease the messages of some rows, and unread messages if it is their turn."""
-        editor, scheduled, reach = LedgerEditor(self.ledger), list[Range](), -1
-        taken = take_waiting(editor, rows, limit, self.request.max_sequence, self.index)
-        if self._takes_unread(kind, rows):
-            unread, reach = self._take_unread(self.limit - sum(r.message_count for r in taken))
-            taken += unread.due
-            scheduled = [*unread.later, *unread.expired]
-        if not taken:
-            return None
-        if self.request.max_bytes is not None:
-            fitting = limit_bytes(editor, taken, self.index, self.request.max_bytes)
-            if fitting is not taken:
-                taken, reach = fitting, fitting[-1].last
-        passed = min(_MAX_PASSED_OVER, self.ledger.head.passed_over + 1) if passes_over else None
-        editor.head = _with_passed_over(self.ledger.head, passed, taken)
-        granted = _add_leased(editor, taken, self.now, self.request)
-        for r in scheduled:
-            if r.last <= reach:  # messages behind an unread message that is due stay unread too
-                add_scheduled(editor, r, r._replace(state=UNREAD))
-        return editor.build(), Grant(granted)
-
-    def _takes_unread(self, kind: AcquireKind, rows: list[int]) -> bool:
-        """Return whether unread messages may fill up a lease of some rows."""
-        if not self.may_read or self.full:
-            return False
-        if kind == AcquireKind.UNREAD:
-            return True
-        return kind == AcquireKind.REST and len(rows) == self.due.count
-
-    def _take_unread(self, limit: int) -> tuple[TimeSplit, int]:
-        return take_unread(
-            self.ledger,
-            self.index,
-            limit=limit,
-            end=_end(self.index, self.request),
-            now=self.now,
-            cutoff=_due_cutoff(self.now, self.request),
-        )
-
-
-def _with_passed_over(
-    head: LedgerHeader, passed: int | None, taken: Sequence[Range]
-) -> LedgerHeader:
-    """Return the header with the count of leases that passed over unread messages.
-
-    A lease that holds unread messages sets it to zero. None leaves it as it is otherwise.
-    """
-    if any(r.state == UNREAD for r in taken):
-        return replace(head, passed_over=0)
-    return head if passed is None else replace(head, passed_over=passed)
-
-
 def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
     """Return the request for the messages before the first blocked one, and why it ends there."""
     blocked = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
@@ -291,54 +93,3 @@ def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[Acquir
     return replace(
         request, max_sequence=max_sequence
     ), f"message {first.first} is past its limit ({first.reason})"
-
-
-def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
-    """Return whether the ledger may take no more unread messages.
-
-    Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
-    """
-    if ledger.size < rules.max_ledger_ranges:
-        return False
-    excluded = len(ledger.find((DEAD, BLOCKED, ROUTING)))
-    delayed = len(ledger.find((WAITING,), ("available_at", ">", now)))
-    return ledger.size - excluded - delayed >= rules.max_ledger_ranges
-
-
-def _end(index: MessageIndex, request: AcquireRequest) -> int:
-    """Return the last sequence that a request may read."""
-    last = index.last_sequence
-    return last if request.max_sequence is None else min(last, request.max_sequence)
-
-
-def _has_unread(ledger: Ledger, index: MessageIndex, request: AcquireRequest) -> bool:
-    return index.count(ledger.tracked_up_to + 1, _end(index, request)) > 0
-
-
-def _due_cutoff(now: int, request: AcquireRequest) -> int:
-    return now if request.due_by is None else min(now, request.due_by)
-
-
-def _add_leased(
-    editor: LedgerEditor, taken: Sequence[Range], now: int, request: AcquireRequest
-) -> tuple[Range, ...]:
-    """Add the messages of a lease to the ledger and return their ranges."""
-    size = sum(r.message_count for r in taken)
-    granted = tuple(_leased(r, now, request, size) for r in taken)
-    for before, r in zip(taken, granted, strict=True):
-        editor.add(r, before, "leased")
-    return granted
-
-
-def _leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
-    return r._replace(
-        state=LEASED,
-        lease_id=request.lease_id,
-        worker_id=request.worker_id,
-        leased_at=now,
-        expires_at=request.expires_at,
-        lease_size=size,
-        first_leased_at=r.first_leased_at or now,
-        delivery_count=r.delivery_count + 1,
-        available_at=None,
-    )

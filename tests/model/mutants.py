@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spark_mq.ledger import acquire as selection
+from spark_mq.ledger import acquire as acquiring
+from spark_mq.ledger import acquisition as selection
 from spark_mq.ledger import admin as moving
 from spark_mq.ledger import breaker, interventions, log_marks, order, routing
 from spark_mq.ledger import editor as draft
@@ -97,17 +98,17 @@ ALL = [
     Mutant(LEDGER, "suspects go apart from the rest", order._due_rows, "rest = (*due, _CLEAR,", "rest = (*due,", "in_places"),
     Mutant(LEDGER, "last attempts go apart from the rest", order._due_rows, 'rest = (*due, _CLEAR, ("delivery_count", "<", before_last))',
            "rest = (*due, _CLEAR)", "last_attempts"),
-    Mutant(LEDGER, "while suspects are isolated, unread gets each fourth lease", selection._Acquiring.acquire,
-           "passed_over >= _MAX_PASSED_OVER", "passed_over >= 99", "immortal_and_unread"),
-    Mutant(LEDGER, "and no more than that", selection._Acquiring.acquire, "passed_over >= _MAX_PASSED_OVER", "passed_over >= 1", "isolated"),
-    Mutant(LEDGER, "what waits comes before what is unread", selection._Acquiring.acquire,
+    Mutant(LEDGER, "while suspects are isolated, unread gets each fourth lease", selection.Acquisition.acquire,
+           "passed_over >= MAX_PASSED_OVER", "passed_over >= 99", "immortal_and_unread"),
+    Mutant(LEDGER, "and no more than that", selection.Acquisition.acquire, "passed_over >= MAX_PASSED_OVER", "passed_over >= 1", "isolated"),
+    Mutant(LEDGER, "what waits comes before what is unread", selection.Acquisition.acquire,
            "head = self.due.head()", "head = None if self.may_read else self.due.head()", "singly"),
-    Mutant(LEDGER, "unread messages do not join while other work waits", selection._Acquiring._takes_unread,
+    Mutant(LEDGER, "unread messages do not join while other work waits", selection.Acquisition._takes_unread,
            "kind == AcquireKind.REST and len(rows) == self.due.count", "kind == AcquireKind.REST", "in_places"),
     Mutant(LEDGER, "a suspect keeps its place", order.DueRanges.rows_after, "if after < len(suspects)", "if False", "three_in_places"),
     Mutant(LEDGER, "the first that waits goes first", order.DueRanges.head, "return min(heads, default=None)",
            "return max(heads, default=None)", "in_places"),
-    Mutant(LEDGER, "max_in_flight cuts a lease to what fits", selection._Acquiring.__init__, "if rules.max_in_flight is not None:", "if False:", "capped"),
+    Mutant(LEDGER, "max_in_flight cuts a lease to what fits", selection.Acquisition.__init__, "if rules.max_in_flight is not None:", "if False:", "capped"),
     Mutant(LEDGER, "expiry makes suspect", ledger.expired, "suspect=r.lease_size != 1", "suspect=r.suspect", "driver_and_worker"),
     Mutant(LEDGER, "but not a message that was alone in its lease", ledger.expired, "suspect=r.lease_size != 1", "suspect=True", "singly"),
     Mutant(LEDGER, "what expired may be settled late", ledger.expired, "lease_id=r.lease_id,", "lease_id=None,", "fickle"),
@@ -137,9 +138,9 @@ ALL = [
            "is_late(r, self.now, self.rules)", "False", "fickle"),
     Mutant(LEDGER, "leases that fail in a row open the breaker", breaker.Breaker.with_failure,
            "if len(failed) < rules.breaker_threshold:", "if True:", "broken"),
-    Mutant(LEDGER, "an open breaker grants one message", selection.acquire, "if probes:\n        request", "if False:\n        request", "broken"),
+    Mutant(LEDGER, "an open breaker grants one message", acquiring.acquire, "if probes:\n        request", "if False:\n        request", "broken"),
     Mutant(LEDGER, "and only after its wait", breaker.Breaker.blocked_because, "if now >= (self.next_probe_at or 0):", "if True:", "broken"),
-    Mutant(LEDGER, "one probe at a time", selection._is_leased, "return any(", "return False and any(", "broken"),
+    Mutant(LEDGER, "one probe at a time", acquiring._is_leased, "return any(", "return False and any(", "broken"),
     Mutant(LEDGER, "the wait grows with each failed probe", breaker._wait, "2 ** min(failed_probes, 40)", "1", "broken"),
     Mutant(LEDGER, "an ack of the probe closes the breaker", breaker.Breaker.with_success, "if not any(", "if True or not any(", "broken"),
     Mutant(LEDGER, "no other ack does", breaker.Breaker.with_success, "if not any(", "if False and not any(", "broken"),
