@@ -15,6 +15,7 @@ from typing import Final, overload
 
 import pyarrow as pa
 
+from spark_mq.ledger.bands import priorities_of
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns, TimedRun
 
 __all__ = ["DataFile", "FileColumns", "FileList", "PathColumn"]
@@ -38,6 +39,8 @@ class DataFile:
     """Microseconds since 1970."""
     times: DeliveryTimes | None = None
     """None if no message has a deliver_at or expires_at."""
+    bands: str = ""
+    """Which rows are in which band, see ``bands.encode_bands``. Empty if all are in the last."""
 
     @property
     def last(self) -> int:
@@ -123,6 +126,13 @@ class FileList(Sequence[DataFile]):
         self._times = TimeColumns()
         self._run_ends = array("q")
         self._time_bounds: list[array[int]] = [array("q"), array("q"), array("q")]
+        self.banded = array("q")
+        """The first sequences of the files with bands."""
+        self._bands = PathColumn()
+        self.prioritised = array("q")
+        """The first sequences of the files with a priority above 0."""
+        self.priorities = array("H")
+        """The set of the priorities of each of them."""
 
     def last_at(self, at: int) -> int:
         """Return the sequence of the last message of a file."""
@@ -147,6 +157,7 @@ class FileList(Sequence[DataFile]):
             self.sizes[at],
             self.committed_at[at],
             self.times_of(first),
+            self.bands_of(first),
         )
 
     def __iter__(self) -> Iterator[DataFile]:
@@ -168,6 +179,12 @@ class FileList(Sequence[DataFile]):
         bounds = (due_from, due_to, expires_from)
         return DeliveryTimes(self._times, start, self._run_ends[at], rows, bounds)
 
+    def bands_of(self, first: int) -> str:
+        """Return the bands of the file with this first sequence, or an empty text."""
+        at = bisect_left(self.banded, first)
+        known = at < len(self.banded) and self.banded[at] == first
+        return self._bands[at] if known else ""
+
     def extend(self, files: Sequence[DataFile]) -> None:
         """Add files that follow all others, all or none."""
         self._drop_partial()
@@ -182,6 +199,8 @@ class FileList(Sequence[DataFile]):
             if file.times is not None:
                 file.times.copy_to(self._times)
                 self._end_times(file.first)
+            if file.bands:
+                self._add_bands(file.first, file.bands)
         self.firsts.extend(array("q", (file.first for file in files)))
         self.total = total
 
@@ -198,6 +217,8 @@ class FileList(Sequence[DataFile]):
         for at, runs in columns.times:
             self._times.append(runs)
             self._end_times(columns.firsts[at])
+        for at, bands in columns.bands:
+            self._add_bands(columns.firsts[at], bands)
         self.firsts.extend(columns.firsts)
         self.total = total
 
@@ -212,6 +233,11 @@ class FileList(Sequence[DataFile]):
             for column in (self.timed, self._run_ends, *self._time_bounds):
                 del column[timed:]
             self._times.truncate(self._run_ends[-1] if timed else 0)
+            banded = bisect_right(self.banded, self.firsts[-1]) if count else 0
+            del self.banded[banded:]
+            self._bands.truncate(banded)
+            prioritised = bisect_right(self.prioritised, self.firsts[-1]) if count else 0
+            del self.prioritised[prioritised:], self.priorities[prioritised:]
         self.total = self.before[-1] + self.rows[-1] if count else self._before_all
 
     def tail(self, start: int) -> FileList:
@@ -224,12 +250,25 @@ class FileList(Sequence[DataFile]):
         kept._times = self._times.tail(runs)
         kept._run_ends = array("q", (end - runs for end in self._run_ends[low:]))
         kept._time_bounds = [column[low:] for column in self._time_bounds]
+        banded = bisect_left(self.banded, first)
+        kept.banded = self.banded[banded:]
+        kept._bands.extend(pa.concat_arrays([self._bands.to_arrow(banded, len(self.banded))]))
+        prioritised = bisect_left(self.prioritised, first)
+        kept.prioritised = self.prioritised[prioritised:]
+        kept.priorities = self.priorities[prioritised:]
         kept.rows, kept.sizes = self.rows[start:], self.sizes[start:]
         kept.committed_at, kept.before = self.committed_at[start:], self.before[start:]
         # A copy, because a slice would keep all paths in memory.
         kept.paths.extend(pa.concat_arrays([self.paths.to_arrow(start, len(self))]))
         kept.firsts, kept.total = self.firsts[start:], self.total
         return kept
+
+    def _add_bands(self, first: int, bands: str) -> None:
+        self._bands.append(bands)
+        if priorities := priorities_of(bands):
+            self.priorities.append(priorities)
+            self.prioritised.append(first)
+        self.banded.append(first)
 
     def _end_times(self, first: int) -> None:
         """Note that the last runs are those of a file."""
@@ -252,3 +291,5 @@ class FileColumns:
     paths: pa.Array | pa.ChunkedArray
     times: Iterable[tuple[int, Iterable[TimedRun]]] = ()
     """The place of a file, and its runs. Only files with times."""
+    bands: Iterable[tuple[int, str]] = ()
+    """The place of a file, and its bands. Only files with bands."""

@@ -7,11 +7,13 @@ The ledger needs the index to count the messages of a range and to split it.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from spark_mq.ledger.bands import BandLayout, FileBands, decode_bands
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
 
@@ -73,6 +75,8 @@ class MessageIndex:
         The last sequence of the forgotten files, or -1.
     forgotten
         The number of messages in the forgotten files. They count as if they stood at sequence 0.
+    lanes
+        The queue's number of lanes.
     """
 
     def __init__(
@@ -82,8 +86,11 @@ class MessageIndex:
         *,
         forgotten_to: int = -1,
         forgotten: int = 0,
+        lanes: int = 0,
     ) -> None:
         self.files = FileList(forgotten)
+        self.layout = BandLayout(lanes)
+        self._last_band = FileBands([self.layout.number(0, None)], [sys.maxsize])
         self.version = version
         self.forgotten_to = forgotten_to
         self.forgotten = forgotten
@@ -124,7 +131,7 @@ class MessageIndex:
         start = self._forgettable(up_to)
         if not start:
             return self
-        kept = MessageIndex(version=self.version)
+        kept = MessageIndex(version=self.version, lanes=self.layout.lanes)
         kept.forgotten_to, kept.forgotten = self._last_at(start - 1), self.files.before[start]
         kept.files = self.files.tail(start)
         return kept
@@ -254,6 +261,60 @@ class MessageIndex:
         start = max(0, bisect_right(timed, after) - 1)
         files = (self.file_at(seq) for seq in timed[start:] if self._last_of(seq) > after)
         return [file for file in files if file.times is not None]
+
+    def band_runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(band, first, last)`` of the messages in ``first..last``, in order."""
+        for at, begins, low, high in self._pieces(first, last):
+            for number, start, end in self._bands_at(at).between(low, high):
+                yield number, begins + start, begins + end
+
+    def bands_in(self, first: int, last: int) -> int:
+        """Return the set of the bands of the messages in ``first..last``."""
+        bands = 0
+        for at, _, low, high in self._pieces(first, last):
+            bands |= self._bands_at(at).mask_of(low, high)
+        return bands
+
+    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the place of each file, its first sequence, and the first and last row in it."""
+        firsts, rows = self.files.firsts, self.files.rows
+        low = max(0, bisect_right(firsts, first) - 1)
+        for at in range(low, bisect_left(firsts, last + 1)):
+            begins = firsts[at]
+            start, end = max(first - begins, 0), min(last - begins, rows[at] - 1)
+            if start <= end:
+                yield at, begins, start, end
+
+    def _bands_at(self, at: int) -> FileBands:
+        text = self.files.bands_of(self.files.firsts[at]) if self.files.banded else ""
+        return decode_bands(text) if text else self._last_band
+
+    def priorities_after(self, seq: int) -> int:
+        """Return the set of the priorities of the files that end after a sequence."""
+        found = 1
+        for at in range(max(0, bisect_right(self.files.prioritised, seq) - 1), self._prioritised()):
+            if self._last_of(self.files.prioritised[at]) > seq:
+                found |= self.files.priorities[at]
+        return found
+
+    def _prioritised(self) -> int:
+        return len(self.files.prioritised)
+
+    def files_with(self, priority: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield the first and last sequence of files in ``first..last`` with a priority.
+
+        The files of priority 0 are all files.
+        """
+        if priority:
+            files = self.files
+            begin = max(0, bisect_right(files.prioritised, first) - 1)
+            for at in range(begin, bisect_left(files.prioritised, last + 1)):
+                start = files.prioritised[at]
+                if files.priorities[at] >> priority & 1 and self._last_of(start) >= first:
+                    yield max(first, start), min(last, self._last_of(start))
+            return
+        for _, begins, low, high in self._pieces(first, last):
+            yield begins + low, begins + high
 
     def file_at(self, seq: int) -> DataFile:
         """Return the file with a message. In a gap, return the file before it."""

@@ -1,0 +1,210 @@
+"""Map the rows of data files to bands: a priority and a lane.
+
+A lane is the hash of a key modulo the queue's number of lanes. Bands are numbered in the order of
+delivery. Sets of bands and of lanes are the bits of one integer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Final
+from zlib import crc32
+
+__all__ = [
+    "MAX_LANES",
+    "MAX_PRIORITY",
+    "BandLayout",
+    "FileBands",
+    "decode_bands",
+    "encode_bands",
+    "priorities_of",
+    "valid_bands",
+]
+
+MAX_LANES: Final = 1_024
+MAX_PRIORITY: Final = 9
+"""The highest priority. The lowest, and the default, is 0."""
+_CACHED_FILES: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class BandLayout:
+    """The numbers of the bands of a queue.
+
+    Parameters
+    ----------
+    lanes
+        The queue's number of lanes, or 0.
+
+    Examples
+    --------
+    >>> layout = BandLayout(64)
+    >>> layout.lane("customer-7") == crc32(b"customer-7") % 64
+    True
+    >>> layout.number(priority=9, lane=3), layout.number(priority=0, lane=None)
+    (3, 649)
+    """
+
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        """Return the number of bands of one priority."""
+        return self.lanes + 1
+
+    @property
+    def everything(self) -> int:
+        """Return the set of all bands."""
+        return (1 << self.width * (MAX_PRIORITY + 1)) - 1
+
+    @property
+    def without_lane(self) -> int:
+        """Return the set of the bands of messages without a key."""
+        return self.of_lanes(1 << self.lanes)
+
+    def lane(self, key: str | None) -> int | None:
+        """Return the lane of a key, or None without a key or without lanes."""
+        return None if key is None or not self.lanes else crc32(key.encode()) % self.lanes
+
+    def number(self, priority: int, lane: int | None) -> int:
+        """Return the number of a band. `lane` is None for messages without one."""
+        return (MAX_PRIORITY - priority) * self.width + (self.lanes if lane is None else lane)
+
+    def priority(self, number: int) -> int:
+        """Return the priority of a band."""
+        return MAX_PRIORITY - number // self.width
+
+    def lane_of(self, number: int) -> int | None:
+        """Return the lane of a band, or None."""
+        lane = number % self.width
+        return None if lane == self.lanes else lane
+
+    def of_priority(self, priority: int) -> int:
+        """Return the set of the bands of a priority."""
+        return ((1 << self.width) - 1) << (MAX_PRIORITY - priority) * self.width
+
+    def of_lanes(self, lanes: int) -> int:
+        """Return the set of the bands of a set of lanes, in all priorities."""
+        bands = 0
+        for level in range(MAX_PRIORITY + 1):
+            bands |= lanes << level * self.width
+        return bands
+
+    def lanes_in(self, bands: int) -> int:
+        """Return the set of the lanes of a set of bands."""
+        lanes, whole = 0, (1 << self.lanes) - 1
+        while bands:
+            lanes |= bands & whole
+            bands >>= self.width
+        return lanes
+
+    def priorities_in(self, bands: int) -> int:
+        """Return the set of the priorities of a set of bands."""
+        found, whole = 0, (1 << self.width) - 1
+        for priority in range(MAX_PRIORITY, -1, -1):
+            if bands & whole:
+                found |= 1 << priority
+            bands >>= self.width
+        return found
+
+
+class FileBands:
+    """The bands of a file's rows, as runs of rows in one band.
+
+    Parameters
+    ----------
+    numbers
+        The band of each run.
+    counts
+        The rows of each run.
+    """
+
+    __slots__ = ("mask", "numbers", "rows", "starts")
+
+    def __init__(self, numbers: Sequence[int], counts: Sequence[int]) -> None:
+        self.numbers = numbers
+        self.starts = list(accumulate(counts, initial=0))
+        """The first row of each run, and the number of rows."""
+        self.rows = self.starts[-1]
+        self.mask = 0
+        """The set of the file's bands."""
+        for number in set(numbers):
+            self.mask |= 1 << number
+
+    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(band, first, last)`` of the runs in some rows, counted from 0."""
+        starts, at = self.starts, bisect_right(self.starts, first) - 1
+        while at < len(self.numbers) and starts[at] <= last:
+            yield self.numbers[at], max(first, starts[at]), min(last, starts[at + 1] - 1)
+            at += 1
+
+    def mask_of(self, first: int, last: int) -> int:
+        """Return the set of the bands of some rows."""
+        if first <= 0 and last >= self.rows - 1:
+            return self.mask
+        mask = 0
+        for number, _, _ in self.between(first, last):
+            mask |= 1 << number
+        return mask
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FileBands):
+            return NotImplemented
+        return list(self.numbers) == list(other.numbers) and self.starts == other.starts
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def encode_bands(lanes: int, runs: Iterable[tuple[int, int]]) -> str:
+    """Return runs of ``(band, rows)`` as text, for the commit of a file.
+
+    Examples
+    --------
+    >>> encode_bands(64, [(585, 10), (586, 12), (649, 3)])
+    '64|585 1 63|10 12 3'
+    """
+    found = list(runs)
+    numbers = [number for number, _ in found]
+    steps = [after - before for before, after in pairwise((0, *numbers))]
+    return f"{lanes}|{_joined(steps)}|{_joined(rows for _, rows in found)}"
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+@lru_cache(maxsize=_CACHED_FILES)
+def decode_bands(text: str) -> FileBands:
+    """Return the runs of a text. Raises ValueError if it is none."""
+    _, steps, counts = text.split("|")
+    numbers, rows = list(accumulate(map(int, steps.split()))), list(map(int, counts.split()))
+    if len(numbers) != len(rows) or not rows or min(rows) < 1:
+        raise ValueError(f"the bands {text[:50]!r} have no rows, or not as many as numbers")
+    return FileBands(numbers, rows)
+
+
+def priorities_of(text: str) -> int:
+    """Return the set of the priorities of a file by its text, or 0 if it has only priority 0."""
+    lanes, steps, _ = text.split("|")
+    layout = BandLayout(int(lanes))
+    lowest = layout.number(0, 0) if layout.lanes else layout.number(0, None)
+    if "-" not in steps and int(steps.partition(" ")[0]) >= lowest:
+        return 0  # sorted, so the first band is the least
+    found = layout.priorities_in(decode_bands(text).mask)
+    return 0 if found == 1 else found
+
+
+def valid_bands(text: object, layout: BandLayout, rows: int) -> bool:
+    """Return whether a text describes the bands of a file of the queue with so many rows."""
+    if not isinstance(text, str) or not text.startswith(f"{layout.lanes}|"):
+        return False
+    try:
+        bands = decode_bands(text)
+    except ValueError:
+        return False
+    greatest = layout.number(0, None)
+    return bands.rows == rows and min(bands.numbers) >= 0 and max(bands.numbers) <= greatest

@@ -1,0 +1,145 @@
+"""Bands of data files: numbers, text, and what the index knows of them."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_mq.ledger.bands import (
+    BandLayout,
+    FileBands,
+    decode_bands,
+    encode_bands,
+    priorities_of,
+    valid_bands,
+)
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+
+bands = st.lists(st.tuples(st.integers(0, 49), st.integers(1, 5)), min_size=1, max_size=30)
+
+
+def test_a_lane_is_the_crc_of_the_key() -> None:
+    layout = BandLayout(64)
+    assert layout.lane("schlüssel") == crc32("schlüssel".encode()) % 64
+    assert layout.lane(None) is None
+    assert BandLayout(0).lane("key") is None
+
+
+def test_bands_are_numbered_in_the_order_of_delivery() -> None:
+    layout = BandLayout(4)
+    numbers = [layout.number(priority, lane) for priority in (9, 8, 0) for lane in (0, 3, None)]
+    assert numbers == sorted(numbers)
+    assert [layout.priority(number) for number in numbers] == [9, 9, 9, 8, 8, 8, 0, 0, 0]
+    assert [layout.lane_of(number) for number in numbers] == [0, 3, None] * 3
+
+
+def test_sets_of_bands_and_lanes_convert_to_each_other() -> None:
+    layout = BandLayout(4)
+    both = 1 << layout.number(9, 2) | 1 << layout.number(0, 3) | 1 << layout.number(0, None)
+    assert layout.lanes_in(both) == 0b1100
+    assert layout.lanes_in(layout.of_lanes(0b1100)) == 0b1100
+    assert layout.priorities_in(both) == 1 << 9 | 1
+    assert layout.everything & layout.of_priority(0) == 0b11111 << 45
+    assert layout.without_lane & both == 1 << layout.number(0, None)
+
+
+@given(bands)
+def test_a_text_has_all_runs(runs: list[tuple[int, int]]) -> None:
+    text = encode_bands(4, runs)
+    found = decode_bands(text)
+    assert found == FileBands([n for n, _ in runs], [rows for _, rows in runs])
+    assert valid_bands(text, BandLayout(4), found.rows)
+    in_order = [(n, last - first + 1) for n, first, last in found.between(0, found.rows - 1)]
+    assert in_order == runs
+    assert found.mask == sum(1 << n for n in {n for n, _ in runs})
+
+
+@given(bands, st.data())
+def test_rows_in_the_middle_have_their_bands(
+    runs: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    found = decode_bands(encode_bands(4, runs))
+    each = [number for number, rows in runs for _ in range(rows)]
+    first = data.draw(st.integers(0, len(each) - 1))
+    last = data.draw(st.integers(first, len(each) - 1))
+    middle = [n for n, low, high in found.between(first, last) for _ in range(low, high + 1)]
+    assert middle == each[first : last + 1]
+    assert found.mask_of(first, last) == sum(1 << n for n in set(middle))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "64|1|2", "4|1 1|2", "4|1|0", "4|1|x", "4|60|3", "4|-1|3", "4|1|4", "4||", None, 7],
+)
+def test_a_text_that_does_not_fit_is_no_bands(text: object) -> None:
+    assert not valid_bands(text, BandLayout(4), 3)
+
+
+def test_priorities_of_a_text() -> None:
+    layout = BandLayout(4)
+    plain = [(layout.number(0, 1), 2), (layout.number(0, None), 1)]
+    assert priorities_of(encode_bands(4, plain)) == 0
+    assert priorities_of(encode_bands(4, [(layout.number(7, 1), 2), *plain])) == 1 << 7 | 1
+    assert priorities_of(encode_bands(4, [*plain, (layout.number(7, 1), 2)])) == 1 << 7 | 1
+    unsorted = [plain[1], plain[0]]
+    assert priorities_of(encode_bands(4, unsorted)) == 0
+
+
+def _index() -> MessageIndex:
+    layout = BandLayout(4)
+    high = encode_bands(4, [(layout.number(5, 0), 1), (layout.number(0, 2), 2)])
+    plain = encode_bands(4, [(layout.number(0, 1), 2), (layout.number(0, 3), 2)])
+    files = [
+        DataFile(sequence(1, 0), 3, "a", 10, 1, bands=high),
+        DataFile(sequence(2, 0), 2, "b", 10, 1),
+        DataFile(sequence(3, 0), 4, "c", 10, 1, bands=plain),
+    ]
+    return MessageIndex(files, 3, lanes=4)
+
+
+def test_the_index_maps_sequences_to_bands() -> None:
+    index, layout = _index(), BandLayout(4)
+    first = sequence(1, 0)
+    assert list(index.band_runs(first + 1, sequence(3, 2))) == [
+        (layout.number(0, 2), first + 1, first + 2),
+        (layout.number(0, None), sequence(2, 0), sequence(2, 1)),
+        (layout.number(0, 1), sequence(3, 0), sequence(3, 1)),
+        (layout.number(0, 3), sequence(3, 2), sequence(3, 2)),
+    ]
+    assert layout.lanes_in(index.bands_in(first, sequence(3, 3))) == 0b1111
+    assert index.bands_in(sequence(2, 0), sequence(2, 1)) == 1 << layout.number(0, None)
+
+
+def test_the_index_knows_which_files_have_priorities() -> None:
+    index = _index()
+    assert index.priorities_after(-1) == 1 << 5 | 1
+    assert index.priorities_after(sequence(1, 1)) == 1 << 5 | 1
+    assert index.priorities_after(sequence(1, 2)) == 1
+    end = sequence(3, 3)
+    assert list(index.files_with(5, 0, end)) == [(sequence(1, 0), sequence(1, 2))]
+    assert list(index.files_with(5, sequence(1, 1), end)) == [(sequence(1, 1), sequence(1, 2))]
+    assert len(list(index.files_with(0, 0, end))) == 3
+
+
+def test_a_smaller_index_keeps_the_bands_of_its_files() -> None:
+    index = _index()
+    kept = index.without_settled(sequence(1, 2))
+    assert list(kept.files) == list(index.files)[1:]
+    assert kept.layout == BandLayout(4)
+    assert kept.priorities_after(-1) == 1
+    assert list(kept.band_runs(sequence(3, 0), sequence(3, 3))) == list(
+        index.band_runs(sequence(3, 0), sequence(3, 3))
+    )
+
+
+def test_files_of_an_interrupted_call_are_dropped_with_their_bands() -> None:
+    index = _index()
+    index.files._add_bands(sequence(9, 0), "4|5|1")
+    index.files.before.append(9)
+    index.files.rows.append(1)
+    index.extend([DataFile(sequence(4, 0), 1, "d", 1, 1)], 4)
+    assert list(index.files.banded) == [sequence(1, 0), sequence(3, 0)]
+    assert list(index.files.prioritised) == [sequence(1, 0)]
