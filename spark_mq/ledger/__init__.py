@@ -49,10 +49,12 @@ Each rule has one module:
 - ``editor`` builds the next ledger and checks each transition.
 - ``acquire`` leases messages. ``acquisition`` selects them, ``order`` decides which go first, and
   ``taking`` takes them.
+- ``bands`` maps rows of files to lanes and priorities. ``banded`` selects a lease by them,
+  ``band_walk`` takes its messages, and ``key_order`` keeps the order of keys after a failure.
 - ``settle`` applies ack, nack, reject and release, and ``extend`` extends a lease.
   ``held_messages`` finds what a lease holds, for both.
 - ``breaker`` stops a group whose handler fails for every message, or that its owner paused.
-- ``transitions`` applies expiry and limits, and replays a batch.
+- ``transitions`` applies expiry and limits, and ``replay`` replays a batch.
 - ``routing`` freezes ranges for a copy to another queue, and settles them after it.
 - ``schedule`` applies deliver_at and expires_at.
 - ``unreadable`` sets messages aside whose payload cannot be read.

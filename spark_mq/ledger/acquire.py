@@ -9,9 +9,12 @@ from spark_mq.ledger.acquisition import (
     AcquireRequest,
     Acquisition,
     Grant,
+    blocked_by,
     due_cutoff,
     isolation_size,
 )
+from spark_mq.ledger.banded import BandedAcquisition, needs_bands
+from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, Ledger
 from spark_mq.ledger.schedule import split_due
@@ -58,16 +61,18 @@ def acquire(
     probes = breaker.is_open(rules)
     if probes:
         request = replace(request, max_messages=1)
-    request, blocked = _limit_to_unblocked(ledger, request)
+    blocked = ""
+    if not is_ordered(index, rules):  # else a blocked message stops only its band
+        request, blocked = _limit_to_unblocked(ledger, request)
     split = split_due(ledger, index, now, due_cutoff(now, request))
-    acquiring = Acquisition(split, index, now, rules, request)
+    selection = BandedAcquisition if needs_bands(split, index, rules) else Acquisition
+    acquiring = selection(split, index, now, rules, request)
     if acquiring.limit < 1:
         if not acquiring.has_due():
             return ledger, Grant()
         return ledger, Grant((), MAX_IN_FLIGHT, blocked_for_now=True)
     if (found := acquiring.acquire()) is None:
-        full = acquiring.full and acquiring.may_read
-        return ledger, Grant(blocked_because="max_ledger_ranges" if full else blocked)
+        return ledger, acquiring.nothing(blocked)
     after, grant = found
     if probes:
         probing = breaker.with_probe(grant.ranges[0].first, now, rules)
@@ -90,6 +95,4 @@ def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[Acquir
     first = ledger.range_at(blocked[0])
     before = first.first - 1
     max_sequence = before if request.max_sequence is None else min(before, request.max_sequence)
-    return replace(
-        request, max_sequence=max_sequence
-    ), f"message {first.first} is past its limit ({first.reason})"
+    return replace(request, max_sequence=max_sequence), blocked_by(first)

@@ -41,6 +41,7 @@ __all__ = [
     "Acquisition",
     "Grant",
     "add_leased",
+    "blocked_by",
     "due_cutoff",
     "isolation_size",
     "last_readable",
@@ -134,6 +135,8 @@ def isolation_size(limit: int, deliveries: int, attempts: int, failed: int | Non
 class Acquisition:
     """One acquisition: what is due of each kind, and the limits."""
 
+    find_due: type[DueRanges] = DueRanges
+
     def __init__(
         self,
         ledger: Ledger,
@@ -149,9 +152,17 @@ class Acquisition:
             in_flight = ledger.count((LEASED,))
             self.limit = min(self.limit, rules.max_in_flight - in_flight)
         cutoff = due_cutoff(now, request)
-        self.due = DueRanges(ledger, cutoff, request.max_sequence, self.attempts)
+        self.due = self.find_due(ledger, cutoff, request.max_sequence, self.attempts)
         self.may_read = _has_unread(ledger, index, request)
         self.full = _is_full(ledger, now, rules)
+
+    def nothing(self, blocked: str) -> Grant:
+        """Return a grant without messages, and why nothing can be leased without the owner.
+
+        `blocked` is the message that stops the group, or empty.
+        """
+        full = self.full and self.may_read
+        return Grant(blocked_because="max_ledger_ranges" if full else blocked)
 
     def has_due(self) -> bool:
         """Return whether any message may be leased."""
@@ -191,7 +202,8 @@ class Acquisition:
             if fitting is not taken:
                 taken, reach = fitting, fitting[-1].last
         passed = min(MAX_PASSED_OVER, self.ledger.head.passed_over + 1) if passes_over else None
-        editor.head = with_passed_over(self.ledger.head, passed, taken)
+        fresh = any(r.state == UNREAD for r in taken)
+        editor.head = with_passed_over(self.ledger.head, passed, fresh=fresh)
         granted = add_leased(editor, taken, self.now, self.request)
         for r in scheduled:
             if r.last <= reach:  # messages behind an unread message that is due stay unread too
@@ -217,16 +229,20 @@ class Acquisition:
         )
 
 
-def with_passed_over(
-    head: LedgerHeader, passed: int | None, taken: Sequence[Range]
-) -> LedgerHeader:
+def with_passed_over(head: LedgerHeader, passed: int | None, *, fresh: bool) -> LedgerHeader:
     """Return the header with the count of leases that passed over unread messages.
 
-    A lease that holds unread messages sets it to zero. None leaves it as it is otherwise.
+    A lease of messages that were never delivered sets it to zero. None leaves it as it is
+    otherwise.
     """
-    if any(r.state == UNREAD for r in taken):
+    if fresh:
         return replace(head, passed_over=0)
     return head if passed is None else replace(head, passed_over=passed)
+
+
+def blocked_by(r: Range) -> str:
+    """Return the reason that a blocked range is for a group that stops."""
+    return f"message {r.first} is past its limit ({r.reason})"
 
 
 def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:

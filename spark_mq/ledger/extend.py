@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome
-from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.intervals import Interval, subtract
+from spark_mq.ledger.key_order import return_behind
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
 
@@ -18,6 +19,8 @@ def extend(
     lease_id: str,
     expires_at: int,
     intervals: Sequence[Interval] | None = None,
+    *,
+    ordered_at: int | None = None,
 ) -> tuple[Ledger, SettleOutcome]:
     """Move the deadline of a lease or of some of its messages, never to an earlier time.
 
@@ -35,6 +38,9 @@ def extend(
         The new deadline in microseconds.
     intervals
         Sequences, inclusive. None for all messages that the lease holds.
+    ordered_at
+        The current time in microseconds if the group delivers keys in order. Then no message is
+        revived behind one of its key that has expired. None for other groups.
 
     Returns
     -------
@@ -43,7 +49,16 @@ def extend(
     """
     extension = _Extension(ledger, index, lease_id, expires_at)
     extension.visit(intervals)
-    return extension.editor.build(), extension.outcome
+    after, outcome = extension.editor.build(), extension.outcome
+    if ordered_at is None or intervals is None:
+        return after, outcome
+    kept, lost = return_behind(after, index, ordered_at, lease_id)
+    extended = subtract(outcome.ranges, lost)
+    for first, last in subtract(outcome.ranges, extended):
+        outcome.add_lost(first, last, "behind an unsettled message of its key")
+        outcome.settled -= index.count(first, last)
+    outcome.ranges = extended
+    return kept, outcome
 
 
 class _Extension(HeldMessages):

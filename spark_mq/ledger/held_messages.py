@@ -25,6 +25,8 @@ class SettleOutcome:
     """``(first, last, reason)`` of the sequences that the lease did not hold."""
     ranges: list[Interval] = field(default_factory=list)
     """The settled sequences."""
+    returned: list[Interval] = field(default_factory=list)
+    """Sequences that the lease has lost too, because an earlier message of their key waits."""
     states: dict[str, int] = field(default_factory=dict, compare=False)
     """How many messages went to which state, for logs."""
     next_due_at: int | None = field(default=None, compare=False)

@@ -8,6 +8,7 @@ from typing import Final
 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.key_order import return_behind
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import (
@@ -54,6 +55,7 @@ def intervene(
     *,
     error: str | None = None,
     force: bool = False,
+    ordered: bool = False,
 ) -> tuple[Ledger, Intervention]:
     """Change the unsettled messages of some intervals, also if others leased them.
 
@@ -77,6 +79,9 @@ def intervene(
         Why they are dead.
     force
         Whether to take messages from their leases.
+    ordered
+        Whether the group delivers keys in order. A lease then also loses the messages behind one
+        that is due again.
 
     Returns
     -------
@@ -89,7 +94,13 @@ def intervene(
         return ledger, change.done
     change.change_tracked()
     change.change_unread()
-    return (change.editor.build() if change.done.changed else ledger), change.done
+    if not change.done.changed:
+        return ledger, change.done
+    after = change.editor.build()
+    if ordered and how == RETRY_NOW:
+        for lease_id in sorted(change.fenced):
+            after, _ = return_behind(after, index, now, lease_id)
+    return after, change.done
 
 
 class _Change:
@@ -112,6 +123,8 @@ class _Change:
         self.error = None if error is None else truncate_error(error)
         self.editor = LedgerEditor(ledger)
         self.done = Intervention()
+        self.fenced: set[str] = set()
+        """The leases that messages were taken from."""
 
     def held(self, force: bool) -> Iterator[tuple[int, int, str]]:
         """Yield the messages that must not change, and who has them."""
@@ -167,6 +180,7 @@ class _Change:
             return
         if r.state == LEASED:
             self.editor.record_event("fenced", r._replace(state=WAITING))
+            self.fenced.add(r.lease_id or "")
         self.editor.add(after, r, _EVENTS[self.how])
         self.done.changed += r.message_count
         self.done.ranges.append((r.first, r.last))

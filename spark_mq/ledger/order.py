@@ -6,13 +6,20 @@ Due messages go in the order of sequence. Messages that failed together stay tog
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.ranges import WAITING, Condition, Ledger
 
-__all__ = ["ASSUMED_ATTEMPTS", "WHOLE_RETRY_ATTEMPTS", "AcquireKind", "DueRanges", "Head"]
+__all__ = [
+    "ASSUMED_ATTEMPTS",
+    "WHOLE_RETRY_ATTEMPTS",
+    "AcquireKind",
+    "BandedRanges",
+    "DueRanges",
+    "Head",
+]
 
 
 class AcquireKind(StrEnum):
@@ -113,6 +120,60 @@ class DueRanges:
             return self.attempts is None and deliveries >= ASSUMED_ATTEMPTS
         whole = (self.attempts or ASSUMED_ATTEMPTS) >= WHOLE_RETRY_ATTEMPTS and deliveries == 1
         return not whole
+
+
+class BandedRanges(DueRanges):
+    """The due ranges of which some cannot begin a lease, because their bands are closed."""
+
+    def rows(self, kind: AcquireKind | None = None) -> list[int]:
+        """Return the due rows of a kind, or of all kinds, in order."""
+        if kind is not None:
+            return self._rows[kind]
+        return sorted(row for rows in self._rows.values() for row in rows)
+
+    def fresh(self) -> list[int]:
+        """Return the due rows of messages that were never delivered, in order."""
+        return self.ledger.find((WAITING,), *self._due, ("delivery_count", "=", 0))
+
+    def head_among(self, available: Set[int]) -> Head | None:
+        """Return the first due range of those that can begin a lease. See :meth:`head`."""
+        first = {
+            kind: next((row for row in rows if row in available), None)
+            for kind, rows in self._rows.items()
+        }
+        heads = [Head(row, kind) for kind, row in first.items() if row is not None]
+        if not heads or self.attempts is not None:
+            return min(heads, default=None)
+        suspects = [row for row in self._rows[SUSPECT] if row in available]
+        rest = [row for row in self._rows[REST] if row in available]
+        ranges = dict(zip(rest, self.ledger.ranges_at(rest), strict=True))
+        fresh = [row for row in rest if ranges[row].delivery_count < ASSUMED_ATTEMPTS]
+        heads = [Head(fresh[0], REST)] if fresh else []
+        if suspects:
+            heads.append(Head(self._longest_due_of(suspects), SUSPECT))
+        return min(heads) if heads else Head(self._longest_due_of(rest), REST)
+
+    def _longest_due_of(self, rows: Sequence[int]) -> int:
+        def turn(row: int) -> tuple[int, int, int]:
+            r = self.ledger.range_at(row)
+            return r.available_at or 0, r.delivery_count, row
+
+        return min(rows, key=turn)
+
+    def rows_from(self, head: Head, available: Set[int]) -> list[int]:
+        """Return the rows that a lease takes after its head, in order. See :meth:`rows_after`.
+
+        They may begin behind messages that the lease takes too. A suspect that could begin a
+        lease keeps its place.
+        """
+        rows = self._rows[head.kind]
+        after = [row for row in rows if row >= head.row]
+        if head.kind == SUSPECT:
+            together = set(_failed_together(self.ledger, head.row))
+            return [row for row in after if row in together]
+        stops = (row for row in self._rows[SUSPECT] if row > head.row and row in available)
+        end = next(stops, len(self.ledger))
+        return [row for row in after if row < end]
 
 
 def _due_rows(

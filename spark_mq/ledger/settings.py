@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, TypedDict
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.ledger.bands import MAX_LANES
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
     suggest,
@@ -27,6 +28,7 @@ __all__ = [
 RETRY_POLICIES: Final = ("exponential", "linear", "constant", "none")
 ON_EXHAUSTED: Final = ("dead_letter", "drop", "block")
 ON_REJECT: Final = ("dead_letter", "drop")
+ORDERS: Final = ("none", "key")
 
 DURATION_SETTINGS: Final = (
     "visibility_timeout",
@@ -46,7 +48,12 @@ _COUNTS: Final = (
     "breaker_threshold",
 )
 _NONZERO: Final = ("visibility_timeout", "max_retry_age", "breaker_wait", "breaker_max_wait")
-_CHOICES: Final = {"retry": RETRY_POLICIES, "on_exhausted": ON_EXHAUSTED, "on_reject": ON_REJECT}
+_CHOICES: Final = {
+    "retry": RETRY_POLICIES,
+    "on_exhausted": ON_EXHAUSTED,
+    "on_reject": ON_REJECT,
+    "order": ORDERS,
+}
 _NULLABLE: Final = ("max_delivery_attempts", "breaker_threshold")
 """Settings with a default that may be None all the same."""
 
@@ -95,6 +102,8 @@ class GroupSettings:
         Default 10 s.
     breaker_max_wait
         The longest wait before a probe. Default 5 min.
+    order
+        "key" delivers the messages of a key in order. The queue must have lanes. Default "none".
     """
 
     visibility_timeout: int = 60 * SECOND
@@ -113,6 +122,17 @@ class GroupSettings:
     breaker_threshold: int | None = 5
     breaker_wait: int = 10 * SECOND
     breaker_max_wait: int = 300 * SECOND
+    order: str = "none"
+
+    def check_order(self, lanes: int) -> None:
+        """Raise InvalidOption if a queue with so many lanes cannot keep the order of keys."""
+        if self.order == "key" and not lanes:
+            raise InvalidOption(
+                "order='key' needs lanes: the queue has none. Create a queue with lanes=64 and "
+                "publish the messages there.",
+                option="order",
+                value="key",
+            )
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
         """Return the delay after a nack in microseconds.
@@ -243,6 +263,7 @@ class GroupOptions(TypedDict, total=False):
     breaker_threshold: int | None
     breaker_wait: Duration
     breaker_max_wait: Duration
+    order: str
 
 
 class GroupSettingsOptions(GroupOptions, total=False):
@@ -281,6 +302,9 @@ class QueueSettings:
         it, a power cut may lose the last second. Object stores always sync.
     dedup_window
         How long a dedup id counts after its publish. None for queues without them, the default.
+    lanes
+        The number of lanes that keys are hashed to. 0 for none, the default. Groups need lanes
+        to deliver the messages of a key in order.
     queue_id
         The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
     home
@@ -298,6 +322,7 @@ class QueueSettings:
     history_retention: int = 30 * 86_400 * SECOND
     durable: bool = True
     dedup_window: int | None = None
+    lanes: int = 0
     queue_id: str = field(default="", compare=False)
     home: str | None = field(default=None, compare=False)
     former_ids: tuple[str, ...] = field(default=(), compare=False)
@@ -328,6 +353,7 @@ class QueueSettings:
         dead_letter_path: str | None = None,
         durable: bool = True,
         dedup_window: Any = None,
+        lanes: int = 0,
     ) -> QueueSettings:
         """Create settings from a user's values.
 
@@ -337,7 +363,7 @@ class QueueSettings:
             The defaults of new groups.
         retention, hard_retention, delivery_delay, message_ttl, history_retention, dedup_window
             Seconds, timedeltas or text like "30s". See the class.
-        dead_letter_path, durable
+        dead_letter_path, durable, lanes
             See the class.
 
         Raises
@@ -358,6 +384,8 @@ class QueueSettings:
                 option="message_ttl",
                 value=message_ttl,
             )
+        lanes = validate_count("lanes", lanes, least=0, most=MAX_LANES)
+        group.check_order(lanes)
         return cls(
             group,
             validate_duration("retention", retention, zero=True),
@@ -368,6 +396,7 @@ class QueueSettings:
             validate_duration("history_retention", history_retention),
             _checked_flag("durable", durable),
             optional("dedup_window", dedup_window),
+            lanes,
         )
 
     def default_times(self, now: int) -> dict[str, int]:

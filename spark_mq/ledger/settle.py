@@ -13,6 +13,7 @@ from typing import Final
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome, why_lost
 from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.key_order import is_ordered, return_behind, returned
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, SETTLED, WAITING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
@@ -87,6 +88,9 @@ def settle(
     claim. So it does the same if another operation has expired them before. Messages that are
     settled already, by any lease, are counted and stay as they are.
 
+    In an ordered group, a nack or release of some messages returns the later messages of their
+    keys too, uncounted.
+
     Parameters
     ----------
     ledger
@@ -105,9 +109,21 @@ def settle(
     tuple of Ledger and SettleOutcome
         The next ledger, and what the command did. ``lost`` lists all other sequences.
     """
+    ordered = is_ordered(index, rules)
+    if ordered and _has_expired_part(ledger, command.lease_id):
+        ledger, _ = return_behind(ledger, index, now, command.lease_id)
     settling = _Settling(ledger, index, now, rules, command)
     settling.visit(command.intervals)
-    return settling.finish(), settling.outcome
+    after = settling.finish()
+    if ordered and command.verb in (NACK, RELEASE):
+        after, settling.outcome.returned = return_behind(after, index, now, command.lease_id)
+    return after, settling.outcome
+
+
+def _has_expired_part(ledger: Ledger, lease_id: str) -> bool:
+    """Return whether a part of a lease has expired, and another part has not."""
+    own = ("lease_id", "=", lease_id)
+    return bool(ledger.find((WAITING,), own)) and bool(ledger.find((LEASED,), own))
 
 
 class _Settling(HeldMessages):
@@ -228,7 +244,4 @@ def _released(r: Range, now: int, delay: int | None) -> Range:
         lease_size = r.lease_size if r.suspect else None
         at = (r.available_at or 0) if delay is None else now + delay
         return to_waiting(r, at, r.error)._replace(lease_size=lease_size)
-    back = to_waiting(r, now + (delay or 0), r.error)
-    count = r.delivery_count - 1
-    first = r.first_leased_at if count else None
-    return back._replace(delivery_count=count, first_leased_at=first)
+    return returned(r, now + (delay or 0))

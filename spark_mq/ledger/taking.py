@@ -7,7 +7,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import TimeSplit, split_by_time
 
-__all__ = ["limit_bytes", "take_unread", "take_waiting"]
+__all__ = ["fitting_bytes", "limit_bytes", "take_unread", "take_waiting"]
 
 
 def take_waiting(
@@ -71,19 +71,25 @@ def limit_bytes(
 
     The others go back into the ledger.
     """
+    kept = fitting_bytes(taken, index, max_bytes)
+    last = taken[len(kept) - 1]
+    rest = last.slice(kept[-1].last + 1, last.last, index) if kept[-1].last < last.last else None
+    for back in ([rest] if rest else []) + taken[len(kept) :]:
+        if back.state != UNREAD:  # unread messages need no range
+            editor.add(back, back)
+    return kept
+
+
+def fitting_bytes(taken: list[Range], index: MessageIndex, max_bytes: int) -> list[Range]:
+    """Return the first messages of estimated `max_bytes`, and one at least."""
     kept: list[Range] = []
-    for at, r in enumerate(taken):
+    for r in taken:
         fits, max_bytes = _fit_bytes(r, index, max_bytes)
         if fits == r.message_count:
             kept.append(r)
             continue
         if fits or not kept:
-            end = index.nth_from(r.first, max(1, fits))
-            kept.append(r.slice(r.first, end, index))
-            r = r.slice(end + 1, r.last, index)
-        for back in [r, *taken[at + 1 :]]:
-            if back.state != UNREAD:  # unread messages need no range
-                editor.add(back, back)
+            kept.append(r.slice(r.first, index.nth_from(r.first, max(1, fits)), index))
         break
     return kept
 

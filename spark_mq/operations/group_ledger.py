@@ -136,7 +136,8 @@ class GroupLedger(SharedLedger):
 
     def configure(self, changes: Mapping[str, Any]) -> GroupSettings:
         """Change settings of the group and return all of them. Raises InvalidOption."""
-        GroupSettings.validated(**changes)  # before the group is created
+        # Before the group is created.
+        GroupSettings.validated(**changes).check_order(self.messages.lanes)
         self.create_if_missing()
 
         def compute(view: GroupView) -> Update[GroupSettings]:

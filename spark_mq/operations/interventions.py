@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import CorruptLog, InvalidOption, MessagesHeld
 from spark_mq.ledger.intervals import Interval, format_intervals, from_sequences
 from spark_mq.ledger.interventions import Intervention, intervene
+from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.reader import MessageReader
@@ -132,8 +133,12 @@ def change_messages(
     def step(snapshot: LedgerSnapshot) -> Update[Intervention]:
         view = ledger.view(snapshot)
         folded = expire_leases(view.ledger, view.now, view.settings)
-        index = ledger.index_for(folded, max(last for _, last in intervals))
-        after, done = intervene(folded, index, view.now, how, intervals, error=reason, force=force)
+        reach = max(folded.tracked_up_to, *(last for _, last in intervals))
+        index = ledger.index_for(folded, reach)
+        after, done = intervene(
+            folded, index, view.now, how, intervals,
+            error=reason, force=force, ordered=is_ordered(index, view.settings),
+        )  # fmt: skip
         info = {
             "operation": how, "messages": done.changed, "ranges": format_intervals(done.ranges),
             **({"reason": reason} if reason else {}),

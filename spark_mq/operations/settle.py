@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.extend import extend as extend_lease
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
+from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
@@ -101,7 +102,7 @@ def settle(
     asked, outcomes = _without_repeats(ledger, asked, outcomes)
     for (one, _), outcome in zip(asked, outcomes, strict=True):
         if one.held is not None:
-            one.held.mark_settled(outcome.ranges)
+            one.held.mark_settled([*outcome.ranges, *outcome.returned])
     of = [one.lease_id for one in selected]
     return _result([one.lease_id for one, _ in asked], outcomes, missing, of=of)
 
@@ -170,7 +171,10 @@ def extend(
             index = ledger.index_for(after, max(after.tracked_up_to, *named))
         outcomes = []
         for one in selected:
-            after, outcome = extend_lease(after, index, one.lease_id, deadline, one.intervals)
+            after, outcome = extend_lease(
+                after, index, one.lease_id, deadline, one.intervals,
+                ordered_at=view.now if is_ordered(index, view.settings) else None,
+            )  # fmt: skip
             outcomes.append(outcome)
         info = {"operation": "extend", "lease_id": ",".join(dict.fromkeys(lease_ids))}
         changed = any(outcome.settled for outcome in outcomes)

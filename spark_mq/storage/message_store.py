@@ -104,6 +104,8 @@ class MessageStore(ABC):
     files: ObjectStore
     bell: Notifier
     """Rung after each publish."""
+    lanes: int = 0
+    """The queue's number of lanes."""
 
     def publish(
         self,

@@ -15,8 +15,9 @@ from typing import Any
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.commit_info import settle_info
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger
+from spark_mq.ledger.replay import rows_held_by_batch
 from spark_mq.ledger.settle import ACK, SettleCommand
-from spark_mq.ledger.transitions import expire_leases, rows_held_by_batch
+from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.update import Update

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from spark_mq.ledger import transitions
 from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.replay import replay_batch, rows_held_by_batch
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.acquire import Damage, find_damage
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
@@ -25,7 +25,7 @@ def find_batch_damage(group: GroupLedger, stream: str, n: int) -> list[Damage]:
     A page that no task can read may be why the batch died. Raises StorageError.
     """
     ledger = group.ledger_in(group.snapshot())
-    rows = transitions.rows_held_by_batch(ledger, f"{stream}/{n}/")
+    rows = rows_held_by_batch(ledger, f"{stream}/{n}/")
     return find_damage(group, ledger.ranges_at(rows))
 
 
@@ -69,12 +69,14 @@ def take_over_batch(
 
     def compute(view: GroupView) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
         mark = check_fence(group, view, app, stream, n, highest=2 * n + 2)
-        rows = transitions.rows_held_by_batch(view.ledger, prefix)
+        rows = rows_held_by_batch(view.ledger, prefix)
         held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
-        after, granted = transitions.replay_batch(
+        ordered = view.settings.order == "key"
+        index = group.index_for(view.ledger, view.ledger.tracked_up_to) if ordered else None
+        after, granted = replay_batch(
             acked(view, sorted(held)), view.now, view.settings, prefix, lease_id=prefix + runner,
             worker_id=worker_id, expires_at=expires_at(view),
-            granted_before=mark == 2 * n + 2,
+            granted_before=mark == 2 * n + 2, index=index,
         )  # fmt: skip
         info = {
             "operation": "replay",

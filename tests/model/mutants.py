@@ -16,6 +16,7 @@ from spark_mq.ledger import breaker, interventions, log_marks, order, routing
 from spark_mq.ledger import editor as draft
 from spark_mq.ledger import extend as extending
 from spark_mq.ledger import held_messages as held
+from spark_mq.ledger import replay as replaying
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger import transitions as ledger
 from spark_mq.maintenance import dead_letters, recover, redrive, retention, transfer
@@ -168,9 +169,10 @@ ALL = [
     # -- section 6: the source
     Mutant(SOURCE, "a replay never leases anew", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
     Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan, "self.replay(stream, n)",
-           "(self.replay if transitions.rows_held_by_batch(self.ledger.current(), f'{stream}/{n}/') else self.lease)(stream, n)", "crashes"),
-    Mutant(SOURCE, "a replay takes over what its batch holds", ledger.rows_held_by_batch, "return ledger", "return [] and ledger", "crashes"),
-    Mutant(SOURCE, "a replay counts as a delivery", ledger.replay_batch, "r.delivery_count + 1", "r.delivery_count", "crashes"),
+           "(self.replay if self.ledger.current().find(('leased', 'waiting'), ('lease_id', 'starts with', f'{stream}/{n}/')) else self.lease)(stream, n)",
+           "crashes"),
+    Mutant(SOURCE, "a replay takes over what its batch holds", replaying.rows_held_by_batch, "return ledger", "return [] and ledger", "crashes"),
+    Mutant(SOURCE, "a replay counts as a delivery", replaying.replay_batch, "r.delivery_count + 1", "r.delivery_count", "crashes"),
     Mutant(SOURCE, "a replay leaves its mark, even if nothing is left", replay.take_over_batch, "if got[2] else None",
            "if got[0] else None", "zombie"),
     Mutant(SOURCE, "a lease is refused once the batch was leased or replayed", stream.StreamSource.lease, "highest=2 * n)",
@@ -178,10 +180,10 @@ ALL = [
     Mutant(SOURCE, "a batch is replayed once", replay.take_over_batch, "granted_before=mark == 2 * n + 2", "granted_before=False", "immortal"),
     Mutant(SOURCE, "no innocent has its last attempt in company", order._due_rows,
            "sorted({*suspect, *innocent})", "suspect", "releasing"),
-    Mutant(SOURCE, "what failed by itself stays in the replay", ledger.replay_batch, " and not _failed_by_itself(r)", "", "refusing"),
-    Mutant(SOURCE, "no replay delivers past the limit", ledger.replay_batch, "_is_last(r, rules, 0)", "False", "flaky_verdicts"),
-    Mutant(SOURCE, "what a replay gives back is suspect", ledger.return_to_group, "suspect=True", "suspect=r.suspect", "killer"),
-    Mutant(SOURCE, "what a replay gives back has no lease id", ledger.return_to_group, "suspect=True",
+    Mutant(SOURCE, "what failed by itself stays in the replay", replaying.replay_batch, " and not _failed_by_itself(r)", "", "refusing"),
+    Mutant(SOURCE, "no replay delivers past the limit", replaying.replay_batch, "_is_last(r, rules, 0)", "False", "flaky_verdicts"),
+    Mutant(SOURCE, "what a replay gives back is suspect", replaying.return_to_group, "suspect=True", "suspect=r.suspect", "killer"),
+    Mutant(SOURCE, "what a replay gives back has no lease id", replaying.return_to_group, "suspect=True",
            "suspect=True, lease_id=r.lease_id", "killer"),
     Mutant(SOURCE, "partitions gives the same answer again", stream.StreamSource.plan, "if key not in self._planned:", "if True:", "crashes"),
     Mutant(SOURCE, "a batch is acked only once Spark asks for what follows", auto_ack._committed_leases, "p[1] <= up_to", "p[1] <= up_to + 1", "crashes"),

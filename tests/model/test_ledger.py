@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from spark_mq.ledger import admin, routing, transitions
 from spark_mq.ledger import ranges as stored_ranges
+from spark_mq.ledger import replay as replaying
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.editor import end_reason_of
@@ -243,7 +244,7 @@ class LedgerMachine(RuleBasedStateMachine):
             "expires_at": self.now + timeout * SECOND,
         }
         again = self.batches[prefix] > 0
-        self.ledger, granted = transitions.replay_batch(
+        self.ledger, granted = replaying.replay_batch(
             self.ledger, self.now, self.rules, prefix, **given, granted_before=again
         )
         expected = self.naive.replay_batch(prefix, now=self.now, granted_before=again, **given)

@@ -19,6 +19,7 @@ from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import AcquireRequest, acquire, isolation_size
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import DEAD, Ledger, LedgerHeader
+from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
 
 SECOND = 1_000_000
@@ -94,7 +95,7 @@ class World:
                 self.now += 100 * SECOND
                 self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules)
             lease_id = f"{prefix}{attempt}"
-            self.ledger, granted = transitions.replay_batch(
+            self.ledger, granted = replay_batch(
                 self.ledger,
                 self.now,
                 self.rules,

@@ -10,6 +10,7 @@ from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import REJECT, SettleCommand, SettleOutcome
 
@@ -80,7 +81,7 @@ class Group:
 
     def replay_batch(self, prefix: str, lease_id: str, again: bool = False) -> int:
         """How many messages were granted."""
-        self.ledger, granted = transitions.replay_batch(
+        self.ledger, granted = replay_batch(
             self.ledger,
             self.now,
             self.rules,

@@ -1,0 +1,220 @@
+"""Select the messages of a lease by priority, and in the order of keys.
+
+The rules of :mod:`spark_mq.ledger.acquisition` hold within each priority: due work first,
+isolation, last attempts. In an ordered group only messages of open bands count as due, see
+:mod:`spark_mq.ledger.band_walk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spark_mq.ledger.acquisition import (
+    MAX_PASSED_OVER,
+    AcquireRequest,
+    Acquisition,
+    Grant,
+    add_leased,
+    blocked_by,
+    due_cutoff,
+    isolation_size,
+    last_readable,
+    with_passed_over,
+)
+from spark_mq.ledger.band_walk import BandWalk
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import subtract
+from spark_mq.ledger.key_order import claims_on_lanes, held_lanes, is_ordered, leases_held
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.message_range import range_between
+from spark_mq.ledger.order import ASSUMED_ATTEMPTS, AcquireKind, BandedRanges, Head
+from spark_mq.ledger.ranges import BLOCKED, LEASED, UNREAD, WAITING, Ledger, Range
+from spark_mq.ledger.schedule import add_scheduled, split_by_time
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.taking import fitting_bytes
+
+__all__ = ["BandedAcquisition", "needs_bands"]
+
+
+def needs_bands(ledger: Ledger, index: MessageIndex, rules: GroupSettings) -> bool:
+    """Return whether the bands of messages decide what a lease takes."""
+    return is_ordered(index, rules) or index.priorities_after(ledger.head.ack_floor) != 1
+
+
+@dataclass(slots=True)
+class _Level:
+    """What may be leased of one priority."""
+
+    bands: int
+    head: Head | None
+    rows: list[int]
+    """The rows that a lease takes after its head."""
+    alone: bool
+    """Whether no message of another kind is due."""
+
+
+class BandedAcquisition(Acquisition):
+    """One acquisition by bands: what is due of each priority, and the limits."""
+
+    due: BandedRanges
+    find_due = BandedRanges
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        index: MessageIndex,
+        now: int,
+        rules: GroupSettings,
+        request: AcquireRequest,
+    ) -> None:
+        super().__init__(ledger, index, now, rules, request)
+        self._ordered = is_ordered(index, rules)
+        layout = index.layout
+        self._is_open = layout.everything
+        shares = 1
+        if self._ordered:
+            self._is_open &= ~layout.of_lanes(held_lanes(ledger, index))
+            shares = leases_held(ledger) + 2
+        self._walk = BandWalk(
+            ledger,
+            index,
+            now=now,
+            cutoff=due_cutoff(now, request),
+            end=last_readable(index, request),
+            limit=self.limit,
+            is_open=self._is_open,
+            ordered=self._ordered,
+            max_lanes=-(-layout.lanes // shares),
+        )
+        self._available = self._find_available()
+
+    def _find_available(self) -> dict[int, int]:
+        """Return the bands of each due row that a lease could begin with."""
+        found, is_open = dict[int, int](), self._is_open
+        due = set(self.due.rows())
+        no_lane = self.index.layout.without_lane
+        rows = self.ledger.find((WAITING, BLOCKED)) if self._ordered else sorted(due)
+        for row in rows:
+            if not is_open:
+                break
+            bands = self._walk.bands_of_row(row)
+            if row in due and is_open & bands:
+                found[row] = is_open & bands
+            if self._ordered:
+                is_open &= ~(bands & ~no_lane)
+        return found
+
+    def acquire(self) -> tuple[Ledger, Grant] | None:
+        """Lease the messages whose turn it is. Return None if there are none."""
+        priorities = self.index.priorities_after(self.ledger.head.ack_floor)
+        passes_over = False
+        for priority in range(priorities.bit_length() - 1, -1, -1):
+            if self._walk.full:
+                break
+            if priorities >> priority & 1:
+                level = self._level(priority)
+                mixes = level.head is None or level.head.kind == AcquireKind.REST
+                if self._walk.taken and not mixes:
+                    break
+                passes_over |= self._take(level)
+                if self._walk.taken and not (mixes and level.alone):
+                    break
+        return self._finish(passes_over) if self._walk.taken else None
+
+    def nothing(self, blocked: str) -> Grant:
+        """Return a grant without messages, and why nothing can be leased without the owner."""
+        if not self._ordered:
+            return super().nothing(blocked)
+        ledger = self.ledger
+        stopped = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
+        goes_on = ledger.find((LEASED,)) or ledger.find((WAITING,), ("available_at", ">", self.now))
+        if goes_on or not self.has_due():
+            return Grant()
+        return super().nothing(blocked_by(ledger.range_at(stopped[0])) if stopped else "")
+
+    def _level(self, priority: int) -> _Level:
+        bands = self.index.layout.of_priority(priority)
+        available = {row for row, found in self._available.items() if found & bands}
+        head = self.due.head_among(available)
+        rows = [] if head is None else self.due.rows_from(head, available)
+        alone = available.issubset(self.due.rows(AcquireKind.REST))
+        return _Level(bands, head, rows, alone)
+
+    def _take(self, level: _Level) -> bool:
+        """Take the messages of a priority. Return whether it passed over undelivered messages."""
+        reads = self.may_read and not self.full
+        if level.head is None:
+            self._walk.take(level.bands, [], reads=reads, all_lanes=False)
+            return False
+        fresh = self.due.fresh() if self.due.is_isolation(level.head) else []
+        isolates = self.due.is_isolation(level.head) and (reads or bool(fresh))
+        if isolates and self.ledger.head.passed_over >= MAX_PASSED_OVER:
+            self._walk.take(level.bands, fresh, reads=reads, all_lanes=False)
+            if self._walk.taken:
+                return False
+        if level.head.kind == AcquireKind.SUSPECT:
+            self._isolate(level)
+        else:
+            reads = reads and level.head.kind == AcquireKind.REST and level.alone
+            self._walk.take(level.bands, level.rows, reads=reads, all_lanes=False)
+        return isolates
+
+    def _isolate(self, level: _Level) -> None:
+        """Take messages that failed together. They have had their lanes together before."""
+        assert level.head is not None
+        r, walk = self.ledger.range_at(level.head.row), self._walk
+        attempts, before = self.attempts or ASSUMED_ATTEMPTS, walk.limit
+        walk.limit = isolation_size(before, r.delivery_count, attempts, r.lease_size)
+        walk.take(level.bands, level.rows, reads=False, all_lanes=True)
+        walk.limit = 0
+
+    def _finish(self, passes_over: bool) -> tuple[Ledger, Grant]:
+        """Return the ledger with the lease."""
+        walk, editor = self._walk, LedgerEditor(self.ledger)
+        if self.request.max_bytes is not None:
+            pieces = [piece for _, piece in walk.taken]
+            fitting = fitting_bytes(pieces, self.index, self.request.max_bytes)
+            walk.taken = [(walk.taken[at][0], piece) for at, piece in enumerate(fitting)]
+        self._give_back_rests(editor)
+        self._add_skipped(editor)
+        taken = sorted((piece for _, piece in walk.taken), key=_first_of)
+        fresh = any(not r.delivery_count for r in taken)
+        passed = min(MAX_PASSED_OVER, self.ledger.head.passed_over + 1) if passes_over else None
+        editor.head = with_passed_over(self.ledger.head, passed, fresh=fresh)
+        granted = add_leased(editor, taken, self.now, self.request)
+        return editor.build(), Grant(granted)
+
+    def _give_back_rests(self, editor: LedgerEditor) -> None:
+        """Add what the lease leaves of its rows. Older leases lose their claims on its lanes."""
+        pieces = self._walk.pieces_by_row()
+        lost = set(claims_on_lanes(self.ledger, self.index, self._walk.lanes))
+        rows = sorted({*pieces, *lost})
+        for row, r in zip(rows, editor.remove(rows), strict=True):
+            left = r._replace(lease_id=None) if row in lost else r
+            for first, last in subtract([(r.first, r.last)], pieces.get(row, ())):
+                editor.add(left.slice(first, last, self.index), r)
+
+    def _add_skipped(self, editor: LedgerEditor) -> None:
+        """Add the unread messages that lie before others that the lease took."""
+        taken = list(self._walk.unread_pieces())
+        if not taken:
+            return
+        reach = (self.ledger.tracked_up_to + 1, max(last for _, last in taken))
+        for first, last in subtract([reach], taken):
+            skipped = range_between(self.index, first, last, UNREAD)
+            if skipped is not None:
+                for piece in self._scheduled(skipped):
+                    add_scheduled(editor, piece, skipped)
+
+    def _scheduled(self, skipped: Range) -> Iterable[Range]:
+        """Yield skipped messages as waiting, each until it is due, or as expired."""
+        cutoff = due_cutoff(self.now, self.request)
+        found = split_by_time(skipped, self.index, self.now, cutoff)
+        for r in found.due:
+            yield r._replace(state=WAITING, available_at=0)
+        yield from (*found.later, *found.expired)
+
+
+def _first_of(r: Range) -> int:
+    return r.first

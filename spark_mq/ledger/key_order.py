@@ -1,0 +1,141 @@
+"""The order of keys in a group: which lanes leases hold, and what must return after a failure.
+
+Nothing is stored for it. The ranges of the ledger and the bands of the index say it all.
+"""
+
+from __future__ import annotations
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import BLOCKED, LEASED, WAITING, Ledger, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.transitions import to_waiting
+
+__all__ = [
+    "claims_on_lanes",
+    "held_lanes",
+    "is_ordered",
+    "leases_held",
+    "return_behind",
+    "returned",
+]
+
+
+def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
+    """Return whether a group delivers the messages of a key in order."""
+    return rules.order == "key" and index.layout.lanes > 0
+
+
+def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
+    """Return the set of the lanes of which a lease holds a message."""
+    bands, every = 0, (1 << index.layout.lanes) - 1
+    for row in ledger.find((LEASED,)):
+        bands |= _bands_of(ledger, index, row)
+        if index.layout.lanes_in(bands) == every:
+            break
+    return index.layout.lanes_in(bands)
+
+
+def _bands_of(ledger: Ledger, index: MessageIndex, row: int) -> int:
+    return index.bands_in(ledger.first_sequences[row], ledger.last_sequences[row])
+
+
+def leases_held(ledger: Ledger) -> int:
+    """Return the number of leases that hold messages."""
+    return len({r.lease_id for r in ledger.ranges_at(ledger.find((LEASED,)))})
+
+
+def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int]:
+    """Return the rows of expired leases that had a message in one of some lanes.
+
+    Such a lease loses its claim as a whole. Otherwise it could settle or revive messages of a key
+    that another lease delivers again.
+    """
+    if not lanes:
+        return []
+    claimed: dict[str | None, list[int]] = {}
+    rows = ledger.find((WAITING,), ("lease_id", "is set", True))
+    for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
+        claimed.setdefault(r.lease_id, []).append(row)
+    bands = index.layout.of_lanes(lanes)
+    return [
+        row
+        for of_lease in claimed.values()
+        if any(_bands_of(ledger, index, row) & bands for row in of_lease)
+        for row in of_lease
+    ]
+
+
+def returned(r: Range, now: int) -> Range:
+    """Return a leased range as waiting, with its delivery uncounted."""
+    count = r.delivery_count - 1
+    first = r.first_leased_at if count else None
+    back = to_waiting(r, now, r.error)
+    return back._replace(delivery_count=count, first_leased_at=first)
+
+
+def return_behind(
+    ledger: Ledger, index: MessageIndex, now: int, lease_id: str
+) -> tuple[Ledger, list[Interval]]:
+    """Return what a lease holds behind an unsettled message of its band.
+
+    A lease that expired for a part, or gave a part back, must not settle later messages of the
+    same keys. They return uncounted, and the lease loses its claim.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    index
+        The message index.
+    now
+        The current time in microseconds.
+    lease_id
+        The lease.
+
+    Returns
+    -------
+    tuple of Ledger and list of Interval
+        The next ledger, and the messages that the lease has lost.
+    """
+    lost: list[Interval] = []
+    held = ledger.rows_held(lease_id)
+    if not held:
+        return ledger, lost
+    own, last = set(held), held[-1]
+    without_lane = index.layout.without_lane
+    given_back = expired = 0  # the bands with a message before that others get first
+    editor = LedgerEditor(ledger)
+    for row in ledger.find((LEASED, WAITING, BLOCKED)):
+        if row > last:
+            break
+        state = ledger.state_at(row)
+        if row not in own:
+            given_back |= 0 if state == LEASED else _bands_of(ledger, index, row) & ~without_lane
+        elif state == LEASED:
+            lost += _split(editor, index, row, given_back | expired, now)
+        else:
+            lost += _split(editor, index, row, given_back, now)
+            expired |= _bands_of(ledger, index, row) & ~without_lane
+    return editor.build(), lost
+
+
+def _split(
+    editor: LedgerEditor, index: MessageIndex, row: int, closed: int, now: int
+) -> list[Interval]:
+    """Return the messages of a row in closed bands. The others stay with the lease."""
+    ledger, lost = editor.ledger, list[Interval]()
+    if not closed & _bands_of(ledger, index, row):
+        return lost
+    r = editor.remove([row])[0]
+    back = returned(r, now) if r.state == LEASED else r._replace(lease_id=None)
+    for number, first, last in index.band_runs(r.first, r.last):
+        closes = closed >> number & 1
+        piece = (back if closes else r)._replace(
+            first=first, last=last, message_count=last - first + 1
+        )
+        editor.add(piece, r, "returned" if closes and r.state == LEASED else "")
+        if closes:
+            lost.append((first, last))
+    return lost

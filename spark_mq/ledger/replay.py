@@ -1,0 +1,139 @@
+"""Replay a stream's batch: move what a dead runner holds to a new lease."""
+
+from __future__ import annotations
+
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.key_order import is_ordered, return_behind
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.transitions import (
+    exhaust,
+    exhausted_limit,
+    record_failure,
+    to_waiting,
+    with_failure,
+)
+
+__all__ = ["replay_batch", "return_to_group", "rows_held_by_batch"]
+
+
+def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
+    """Return the rows that a stream's batch holds.
+
+    Each runner of the stream has a lease id of its own: ``stream/n/runner``. So the ids of a
+    batch share the prefix ``stream/n/``.
+    """
+    return ledger.find((LEASED, WAITING), ("lease_id", "starts with", prefix))
+
+
+def replay_batch(
+    ledger: Ledger,
+    now: int,
+    rules: GroupSettings,
+    prefix: str,
+    *,
+    lease_id: str,
+    worker_id: str,
+    expires_at: int,
+    granted_before: bool,
+    index: MessageIndex | None = None,
+) -> tuple[Ledger, list[Range]]:
+    """Replay a batch: move what it holds to a new lease, counted as a delivery.
+
+    Some messages return to the group without a lease. These are all messages of a
+    batch that was replayed before, and messages without attempts. A message on its last attempt
+    returns too if it has company, unless it failed by itself.
+
+    Parameters
+    ----------
+    ledger
+        The group's ledger.
+    now
+        The current time in microseconds.
+    rules
+        The group's settings.
+    prefix
+        The common prefix of the batch's lease ids.
+    lease_id, worker_id, expires_at
+        The new lease. The deadline is in microseconds.
+    granted_before
+        Whether the batch was replayed before.
+    index
+        The message index. A group that delivers keys in order needs it.
+
+    Returns
+    -------
+    tuple of Ledger and list of Range
+        The next ledger and the ranges of the new lease.
+    """
+    editor = LedgerEditor(ledger)
+    held = editor.remove(rows_held_by_batch(ledger, prefix))
+    crowded = sum(r.message_count for r in held) > 1
+    kept: list[Range] = []
+    failed: Range | None = None
+    for r in held:
+        in_company = crowded and _is_last(r, rules, 1) and not _failed_by_itself(r)
+        if granted_before or _is_last(r, rules, 0) or in_company:
+            editor.add(return_to_group(r, now, rules), r, "given_back")
+            failed = failed or (r if r.state == LEASED else None)
+        else:
+            kept.append(r)
+    if failed is not None and not kept:
+        record_failure(editor, failed, _death_error(failed), now, rules)
+    size = sum(r.message_count for r in kept)
+    granted = [
+        r._replace(
+            state=LEASED,
+            lease_id=lease_id,
+            worker_id=worker_id,
+            leased_at=now,
+            expires_at=expires_at,
+            lease_size=size,
+            available_at=None,
+            delivery_count=r.delivery_count + 1,
+        )
+        for r in kept
+    ]
+    for before, r in zip(kept, granted, strict=True):
+        editor.add(r, before, "replayed")
+    after = editor.build()
+    if index is not None and is_ordered(index, rules):
+        after, lost = return_behind(after, index, now, lease_id)
+        granted = after.held(lease_id) if lost else granted
+    return after, granted
+
+
+def _is_last(r: Range, rules: GroupSettings, more: int) -> bool:
+    """Return whether the range reaches a limit if `more` deliveries fail."""
+    attempts, failures = rules.max_delivery_attempts, rules.failure_limit(own=False)
+    if attempts is not None and r.delivery_count + more >= attempts:
+        return True
+    return failures is not None and r.failure_count + more >= failures
+
+
+def _failed_by_itself(r: Range) -> bool:
+    """Return whether the last failure was the range's own.
+
+    A leased range keeps the ``suspect`` of its time before the lease. So a batch in progress
+    blames nobody.
+    """
+    return r.failure_count > 0 and not r.suspect
+
+
+def return_to_group(r: Range, now: int, rules: GroupSettings) -> Range:
+    """Return a range of a dead batch to its group, due at once, or apply its limit.
+
+    It is suspect unless its message was alone in the batch.
+    """
+    r = with_failure(r, now) if r.state == LEASED else r
+    error = r.error or _death_error(r)
+    if reason := exhausted_limit(r, rules, now, own=r.lease_size == 1):
+        return exhaust(r, rules, reason, error)
+    if r.lease_size == 1:
+        return to_waiting(r, now, error)._replace(suspect=False)
+    return to_waiting(r, now, error)._replace(suspect=True, lease_size=r.lease_size)
+
+
+def _death_error(r: Range) -> str:
+    return f"batch {r.lease_id} died"

@@ -1,0 +1,165 @@
+"""Leases of ordered groups: lanes, holes, failures, claims and priority."""
+
+from __future__ import annotations
+
+import pytest
+from support.ledger_group import Group
+
+from spark_mq.errors import InvalidOption
+from spark_mq.ledger.bands import BandLayout, encode_bands
+from spark_mq.ledger.interventions import RETRY_NOW, intervene
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
+
+LANES = 4
+LAYOUT = BandLayout(LANES)
+
+
+def file_of(version: int, *runs: tuple[int, int | None, int]) -> DataFile:
+    """Return a file with runs of ``(priority, lane, rows)``."""
+    text = encode_bands(LANES, [(LAYOUT.number(p, lane), rows) for p, lane, rows in runs])
+    rows = sum(rows for _, _, rows in runs)
+    return DataFile(sequence(version, 0), rows, f"f{version}", 10 * rows, version, bands=text)
+
+
+def ordered(*files: DataFile, **settings: object) -> Group:
+    """Return an ordered group on some files."""
+    rules = GroupSettings(clock_skew=0, breaker_threshold=None, order="key", **settings)  # type: ignore[arg-type]
+    group = Group(0, rules, list(files))
+    group.index = MessageIndex(files, len(files), lanes=LANES)
+    return group
+
+
+def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
+    """Return what a lease holds, as version and row of each message."""
+    return [
+        (seq >> 32, seq & (2**32 - 1))
+        for r in group.ledger.held(lease_id)
+        if r.state == "leased"
+        for first, last in [(r.first, r.last)]
+        for file in group.index.files
+        for seq in range(max(first, file.first), min(last, file.last) + 1)
+    ]
+
+
+def test_a_lease_leaves_a_share_of_the_lanes_free() -> None:
+    group = ordered(file_of(1, (0, 0, 2), (0, 1, 2), (0, 2, 2), (0, 3, 2)))
+    group.lease("a", 100)
+    assert rows_of(group, "a") == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    group.lease("b", 100)
+    assert rows_of(group, "b") == [(1, 4), (1, 5), (1, 6), (1, 7)]
+    assert group.lease("c", 100) == []
+
+
+def test_neighbouring_lanes_of_many_files_leave_one_hole_a_file() -> None:
+    files = [file_of(v, (0, 0, 5), (0, 1, 5), (0, 2, 5), (0, 3, 5)) for v in range(1, 21)]
+    group = ordered(*files)
+    assert len(group.lease("a", 100)) == 100
+    assert len(group.ledger) == 10 + 9  # ten pieces, and the holes between them
+    group.lease("b", 50)
+    assert len(group.ledger) <= 3 * 10
+
+
+def test_a_message_that_waits_holds_back_its_lane_only() -> None:
+    group = ordered(file_of(1, (0, 0, 1), (0, 1, 1)), file_of(2, (0, 0, 1), (0, 1, 1)))
+    group.lease("a", 1)
+    group.settle("nack", "a", [sequence(1, 0)])
+    group.lease("b", 10)
+    assert rows_of(group, "b") == [(1, 1), (2, 1)]
+
+
+def test_a_nack_returns_the_later_messages_of_its_lane_uncounted() -> None:
+    group = ordered(file_of(1, (0, 0, 3), (0, 1, 2)))
+    group.lease("a", 10)
+    outcome = group.settle("nack", "a", [sequence(1, 1)])
+    assert outcome.returned == [(sequence(1, 2), sequence(1, 2))]
+    assert rows_of(group, "a") == [(1, 0), (1, 3), (1, 4)]
+    back = next(r for r in group.ledger if r.first == sequence(1, 2))
+    assert (back.state, back.delivery_count, back.lease_id) == ("waiting", 0, None)
+    late = group.settle("ack", "a", [sequence(1, 2)])
+    assert late.lost == [(sequence(1, 2), sequence(1, 2), "given back")]
+
+
+def test_a_reject_leaves_the_later_messages_with_their_lease() -> None:
+    group = ordered(file_of(1, (0, 0, 3)))
+    group.lease("a", 10)
+    outcome = group.settle("reject", "a", [sequence(1, 0)])
+    assert outcome.returned == []
+    assert rows_of(group, "a") == [(1, 1), (1, 2)]
+
+
+def test_a_dead_message_holds_back_nothing_and_a_blocked_one_its_lane() -> None:
+    files = [file_of(1, (0, 0, 1), (0, 1, 1)), file_of(2, (0, 0, 1), (0, 1, 1))]
+    for on_exhausted, expected in (
+        ("dead_letter", [(1, 1), (2, 0), (2, 1)]),
+        ("block", [(1, 1), (2, 1)]),
+    ):
+        group = ordered(*files, max_delivery_attempts=2, on_exhausted=on_exhausted)
+        for attempt in ("a", "b"):
+            group.lease(attempt, 1)
+            group.settle("nack", attempt, [sequence(1, 0)], delay=0)
+        group.lease("c", 10)
+        assert rows_of(group, "c") == expected
+
+
+def test_an_expired_lease_loses_its_claim_with_one_of_its_lanes() -> None:
+    group = ordered(file_of(1, (0, 0, 2), (0, 1, 2)))
+    group.lease("a", 10)
+    group.expire()
+    group.lease("b", 1)
+    assert rows_of(group, "b") == [(1, 0)]
+    outcome = group.settle("ack", "a")
+    assert outcome.settled == 0
+
+
+def test_an_expired_lease_keeps_its_claim_while_its_lanes_are_free() -> None:
+    group = ordered(file_of(1, (0, 0, 1), (0, 1, 1), (0, 2, 1)))
+    group.lease("a", 1)
+    group.expire()
+    assert group.settle("ack", "a").settled == 1
+
+
+def test_the_owners_retry_returns_what_stands_behind() -> None:
+    group = ordered(file_of(1, (0, 0, 3)))
+    group.lease("a", 10)
+    first = sequence(1, 0)
+    group.ledger, done = intervene(
+        group.ledger, group.index, group.now, RETRY_NOW, [(first, first)], force=True, ordered=True
+    )
+    assert done.changed == 1
+    assert rows_of(group, "a") == []
+
+
+def test_a_higher_priority_comes_first_and_fills_up_with_lower_ones() -> None:
+    group = ordered(file_of(1, (0, 0, 3)), file_of(2, (9, 1, 1), (0, 1, 1)), file_of(3, (5, 2, 1)))
+    group.lease("a", 1)
+    assert rows_of(group, "a") == [(2, 0)]
+    group.lease("b", 3)
+    assert rows_of(group, "b") == [(1, 0), (1, 1), (3, 0)]
+
+
+def test_a_higher_priority_of_a_key_waits_for_the_lease_of_its_lane() -> None:
+    group = ordered(file_of(1, (0, 0, 1)), file_of(2, (9, 0, 1)))
+    group.index = MessageIndex([file_of(1, (0, 0, 1))], 1, lanes=LANES)
+    group.lease("a", 1)
+    group.index.extend([file_of(2, (9, 0, 1))], 2)
+    assert group.lease("b", 1) == []
+    group.settle("ack", "a")
+    group.lease("b", 1)
+    assert rows_of(group, "b") == [(2, 0)]
+
+
+def test_messages_without_a_key_have_no_order() -> None:
+    group = ordered(file_of(1, (0, None, 4)))
+    group.lease("a", 1)
+    group.lease("b", 2)
+    assert rows_of(group, "a") == [(1, 0)]
+    assert rows_of(group, "b") == [(1, 1), (1, 2)]
+
+
+def test_order_needs_lanes() -> None:
+    with pytest.raises(InvalidOption, match="lanes"):
+        QueueSettings.validated(GroupSettings.validated(order="key"))
+    assert QueueSettings.validated(GroupSettings.validated(order="key"), lanes=8).lanes == 8
+    with pytest.raises(InvalidOption, match="lanes"):
+        QueueSettings.validated(GroupSettings(), lanes=2_000)
