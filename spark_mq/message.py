@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, InvalidSchema
+from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.parquet.publishable import check_publishable, simple_type
 from spark_mq.parquet.schema import DEDUP_FIELD, INSTANT, MESSAGE_SCHEMA, TIME_COLUMNS
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND, Duration, to_datetime, to_micros
@@ -29,7 +30,7 @@ __all__ = [
     "to_row",
 ]
 
-_ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS)
+_ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS, "priority")
 _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLUMNS])
 _PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
 _IDS: Final = 1_000_000
@@ -55,6 +56,7 @@ class MessageFields(TypedDict, total=False):
     deliver_at: datetime | Duration | None
     expires_at: datetime | Duration | None
     dedup_id: str | None
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Message:
     dedup_id
         Any text. A second message with it, within the queue's ``dedup_window``, is not published.
         Default: none.
+    priority
+        0 to 9. A higher priority is leased first. Default: 0.
 
     Examples
     --------
@@ -94,6 +98,7 @@ class Message:
     deliver_at: datetime | Duration | None = None
     expires_at: datetime | Duration | None = None
     dedup_id: str | None = None
+    priority: int = 0
 
     @classmethod
     def json(cls, value: Any, **fields: Unpack[MessageFields]) -> Message:
@@ -196,6 +201,7 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
     for name in table.schema.names:
         table = _with(table, name, _cast(table[name], _PUBLISH_SCHEMA.field(name)))
     _check_instants(table)
+    _check_priorities(table)
     return _due_at_once(table, now)
 
 
@@ -230,6 +236,16 @@ def _check_instants(table: pa.Table) -> None:
             raise InvalidSchema(
                 f"column {name!r} has an instant out of range: use years 1 to 9999", column=name
             )
+
+
+def _check_priorities(table: pa.Table) -> None:
+    if "priority" not in table.schema.names:
+        return
+    ends = pc.min_max(table["priority"]).as_py()
+    if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= MAX_PRIORITY:
+        raise InvalidSchema(
+            "column 'priority' has a value out of range: use 0 to 9", column="priority"
+        )
 
 
 def _due_at_once(table: pa.Table, now: int) -> pa.Table:
@@ -350,6 +366,7 @@ def to_row(message: Any, which: str, now: Callable[[], int]) -> dict[str, Any]:
         "headers": list(m.headers.items()) or None,  # Null, as other writers leave it.
         "deliver_at": _at(m.deliver_at, now),
         "expires_at": _at(m.expires_at, now),
+        "priority": m.priority or None,
         **({} if m.dedup_id is None else {"dedup_id": m.dedup_id}),
     }
 
@@ -371,7 +388,13 @@ def _problem(m: Message) -> str | None:
     for name, at in zip(TIME_COLUMNS, (m.deliver_at, m.expires_at), strict=True):
         if problem := _time_problem(at):
             return f"a {name} that is {problem}"
-    return None
+    return _priority_problem(m.priority)
+
+
+def _priority_problem(priority: Any) -> str | None:
+    if type(priority) is int and 0 <= priority <= MAX_PRIORITY:
+        return None
+    return f"the priority {short_repr(priority)}: give a whole number from 0 to {MAX_PRIORITY}"
 
 
 def _header_texts(headers: Any) -> list[str] | None:

@@ -325,11 +325,11 @@ class BufferedPublisher:
                     times = self._context.settings.default_times(now)
                     table = to_publish(from_rows(batch.rows), now, times)
                     written = draft_of(self._context, table) or write_file(
-                        self._context.messages.files, table
+                        self._context.messages.files, table, lanes=self._context.messages.lanes
                     )
                 if isinstance(written, Draft):
                     return self._producer.commit_unique(written)
-                return self._producer.commit(written)
+                return self._producer.commit(written).placed(written)
             except Exception as error:
                 lasting = isinstance(error, SparkMQError) and not isinstance(
                     error, ContentionTimeout | StorageError

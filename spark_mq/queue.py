@@ -83,6 +83,7 @@ class Queue(QueueViews):
         dead_letter_path: Path | None = None,
         durable: bool = True,
         dedup_window: Duration | None = None,
+        lanes: int = 0,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         exist_ok: bool = False,
@@ -115,6 +116,9 @@ class Queue(QueueViews):
             Without it, a power cut may lose the last second.
         dedup_window
             How long a ``dedup_id`` counts after its publish. Default: none, and messages have none.
+        lanes
+            How many lanes the keys are hashed to, at most 1,024. Groups need lanes for
+            ``order="key"``. Default: 0, none.
         storage_options
             Options of the object store.
         clock
@@ -153,6 +157,7 @@ class Queue(QueueViews):
             dead_letter_path=dead_letters,
             durable=durable,
             dedup_window=dedup_window,
+            lanes=lanes,
         )
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
         queue = cls(open_context(root, options, clock))

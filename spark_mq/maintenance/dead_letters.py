@@ -117,7 +117,10 @@ def copy_dead(
     log: MessageStore, dead_log: MessageStore, slices: Sequence[DeadSlice]
 ) -> list[WrittenFile]:
     """Copy dead messages into files of the dead-letter queue, here."""
-    return [write_file(dead_log.files, table) for table in dead_tables(log.files, slices)]
+    return [
+        write_file(dead_log.files, table, lanes=dead_log.lanes)
+        for table in dead_tables(log.files, slices)
+    ]
 
 
 def dead_tables(files: Any, slices: Iterable[DeadSlice]) -> Iterator[pa.Table]:

@@ -41,6 +41,7 @@ COLUMNS: Final = (
     "value",
     "headers",
     "published_at",
+    "priority",
     "queue",
     "queue_id",
     "consumer_group",

@@ -247,7 +247,9 @@ class Redrive(Transfer):
         for table in letter_tables(self.source.messages, intervals, CHUNK):
             if not pc.all(_is_own(self._context, table), min_count=0).as_py():
                 return False
-            files.append(write_file(self.target.files, _as_messages(table)))
+            files.append(
+                write_file(self.target.files, _as_messages(table), lanes=self.target.lanes)
+            )
         return True
 
     def _discard(self, files: Sequence[WrittenFile]) -> None:

@@ -97,7 +97,7 @@ def _stores(root: str, options: Mapping[str, str], settings: QueueSettings) -> _
     durable = settings.durable
     ledgers = LedgerTable(join(root, "leases"), options, durable=durable)
     return (
-        MessageTable(join(root, "messages"), options, durable=durable),
+        MessageTable(join(root, "messages"), options, durable=durable, lanes=settings.lanes),
         ledgers,
         HistoryTable(join(root, "history"), ledgers, options, durable=durable),
     )
@@ -120,7 +120,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
                 f"{messages.path} is a Delta table, but not one of a queue made by Queue.create",
                 path=root,
             )
-        if found.durable == settings.durable:
+        if (found.durable, found.lanes) == (settings.durable, settings.lanes):
             break
         settings = found
     _check_complete(root, table, ledgers.open())

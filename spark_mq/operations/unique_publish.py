@@ -57,7 +57,9 @@ def draft_of(context: QueueContext, table: pa.Table) -> Draft | None:
         return None
     window = check_dedup(context.settings.dedup_window)
     ids = hashed_ids(table[_DEDUP_ID])
-    return TableDraft(context.messages.files, without_ids(table), ids, context.now(), window)
+    store = context.messages
+    now, lanes = context.now(), store.lanes
+    return TableDraft(store.files, without_ids(table), ids, now, window, lanes=lanes)
 
 
 def draft_of_files(
@@ -67,7 +69,8 @@ def draft_of_files(
     if not any(ids):
         return None
     window = check_dedup(context.settings.dedup_window)
-    return FilesDraft(context.messages.files, files, ids, context.now(), window)
+    store = context.messages
+    return FilesDraft(store.files, files, ids, context.now(), window, lanes=store.lanes)
 
 
 def publish_draft(
@@ -94,4 +97,4 @@ def publish_draft(
             draft.discard()
         raise
     draft.discard(keep=draft.landed)
-    return receipt
+    return receipt.placed(draft.landed[0]) if len(draft.landed) == 1 else receipt

@@ -17,6 +17,13 @@ PUBLISH_COLUMNS: Final = (*MESSAGE_SCHEMA.names, DEDUP_FIELD.name)
 """The columns that a publisher may give."""
 
 
+_WHOLE_NUMBERS: Final = (
+    *("tinyint", "smallint", "int", "bigint"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
+"""How Spark and Arrow call the types of whole numbers."""
+
+
 def check_publishable(columns: Mapping[str, str]) -> None:
     """Check that columns can be published, given as name to simple type name.
 
@@ -47,8 +54,10 @@ def _check_column(name: str, kind: str) -> None:
             f"column {name!r} is not one of a message ({', '.join(PUBLISH_COLUMNS)}): {fix}",
             column=name,
         )
-    others = {"headers": "map<string,string>"}
+    others = {"headers": "map<string,string>", "priority": "int"}
     wanted = "timestamp" if name.endswith("_at") else others.get(name, "string")
+    if name == "priority" and kind in _WHOLE_NUMBERS:
+        return
     if name != "value" and kind.replace(" ", "") != wanted:
         raise InvalidSchema(f"column {name!r} is {kind}, not {wanted}: cast it", column=name)
 

@@ -28,6 +28,7 @@ MESSAGE_SCHEMA: Final = pa.schema(
         pa.field("published_at", INSTANT),
         pa.field("deliver_at", INSTANT),
         pa.field("expires_at", INSTANT),
+        pa.field("priority", pa.int32()),
     ]
 )
 """The columns of ``messages/``. Only ``value`` is required. The table has no partitions."""

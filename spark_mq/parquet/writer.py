@@ -5,17 +5,21 @@ from __future__ import annotations
 import io
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.store_errors import wrap_store_errors
+from spark_mq.parquet.bands import sort_by_band
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 
-__all__ = ["WrittenFile", "write_file"]
+__all__ = ["BANDS_TAG", "WrittenFile", "write_file"]
+
+BANDS_TAG: Final = "spark_mq.bands"
+"""The tag of an ``add`` action that says which rows are in which band."""
 
 ROW_GROUP_ROWS: Final = 20_000
 """Row groups are small because a lease reads slices from anywhere in a file."""
@@ -50,6 +54,12 @@ class WrittenFile:
         Whether any message has a deliver_at or expires_at.
     synced
         Whether a local file is on the disk already. If not, its commit syncs it.
+    bands
+        Which rows are in which band. Empty without lanes and priorities.
+    places
+        The row of each message that was given, if they were sorted.
+    prioritised
+        Whether any message has a priority.
     """
 
     path: str
@@ -57,16 +67,28 @@ class WrittenFile:
     rows: int
     timed: bool = False
     synced: bool = True
+    bands: str = ""
+    places: pa.Array | None = field(default=None, compare=False, repr=False)
+    prioritised: bool = False
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Return the tags for the ``add`` action."""
+        return {BANDS_TAG: self.bands} if self.bands else {}
 
     @property
     def stats(self) -> str:
         """Return the statistics for the ``add`` action, as JSON."""
         empty = {} if self.timed else dict.fromkeys(TIME_COLUMNS, self.rows)
+        if not self.prioritised:
+            empty["priority"] = self.rows
         return json.dumps({"numRecords": self.rows, "nullCount": empty})
 
 
-def write_file(files: FileStore, table: pa.Table, *, sync: bool = True) -> WrittenFile:
-    """Write messages as one data file of ``messages/``.
+def write_file(
+    files: FileStore, table: pa.Table, *, sync: bool = True, lanes: int = 0
+) -> WrittenFile:
+    """Write messages as one data file of ``messages/``, sorted by band.
 
     Parameters
     ----------
@@ -76,19 +98,25 @@ def write_file(files: FileStore, table: pa.Table, *, sync: bool = True) -> Writt
         Messages with any of the columns of FILE_SCHEMA. Missing columns become null.
     sync
         Sync a local file. Without it, the commit of this process syncs it, which is faster.
+    lanes
+        The queue's number of lanes.
 
     Raises
     ------
     StorageError
         If the store refuses the file.
     """
+    table, bands, places = sort_by_band(table, lanes)
     whole = pa.table([_column(table, field) for field in FILE_SCHEMA], schema=FILE_SCHEMA)
     data = _encoded(whole)
     path = f"part-{uuid.uuid4()}.parquet"
     with wrap_store_errors(files.root, "publishing to"):
         files.write(path, data, sync=sync)
     timed = any(whole[name].null_count < whole.num_rows for name in TIME_COLUMNS)
-    return WrittenFile(path, len(data), whole.num_rows, timed, sync)
+    prioritised = whole["priority"].null_count < whole.num_rows
+    return WrittenFile(
+        path, len(data), whole.num_rows, timed, sync, bands, places, prioritised=prioritised
+    )
 
 
 def _column(table: pa.Table, field: pa.Field) -> Any:
@@ -109,7 +137,7 @@ def _encoded(table: pa.Table) -> bytes:
         row_group_size=ROW_GROUP_ROWS,
         use_dictionary=["key"],
         # A reader skips a column if the statistics say that all of it is null.
-        write_statistics=["message_id", "key", "published_at", *TIME_COLUMNS],
+        write_statistics=["message_id", "key", "published_at", "priority", *TIME_COLUMNS],
         write_page_checksum=True,  # Readers find flipped bits by it.
         write_page_index=True,  # A lease of few messages reads few pages.
         data_page_size=PAGE_BYTES,

@@ -37,13 +37,13 @@ def spark_copy(spark: Any, storage_options: Mapping[str, str] | None = None) -> 
         parts = list(chunks(slices))
         if len(parts) < 2:
             return copy_dead(log, dead_log, slices)
-        source, target = log.path, dead_log.path
+        source, target, lanes = log.path, dead_log.path, dead_log.lanes
 
         def task(part: list[DeadSlice]) -> list[WrittenFile]:
             # One table after the other: slices may be larger in memory than in their files.
             files = ObjectStore(target, options)
             return [
-                write_file(files, table)
+                write_file(files, table, lanes=lanes)
                 for table in dead_tables(ObjectStore(source, options), part)
             ]
 

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.operations.unique_publish import check_dedup, draft_of_files, publish_draft
+from spark_mq.parquet.bands import sort_by_band
 from spark_mq.parquet.publishable import check_publishable
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.spark.options import WriteOptions
@@ -74,9 +75,11 @@ def write_files(
             table = to_publish(
                 pa.Table.from_batches(pending), now, queue.settings.default_times(now)
             )
+            lanes = queue.messages.lanes
+            table = sort_by_band(table, lanes).table  # the ids are in the order of the file
             if "dedup_id" in table.schema.names:
                 ids.extend(hashed_ids(table["dedup_id"]))
-            files.append(write_file(queue.messages.files, table))
+            files.append(write_file(queue.messages.files, table, lanes=lanes))
             pending.clear()
 
     try:

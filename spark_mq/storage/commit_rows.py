@@ -48,6 +48,7 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("times", _RUNS),
         pa.field("app", pa.string()),
         pa.field("number", pa.int64()),
+        pa.field("bands", pa.string()),
     ]
 )
 """The columns of ``commits/``. A row is one of these, by ``kind``, in the commit ``version`` of
@@ -55,7 +56,7 @@ COMMITS_SCHEMA: Final = pa.schema(
 
 publish  a file of messages: ``path``, ``first`` and ``last`` sequence, ``rows``, ``size`` in bytes,
 ``committed_at``; ``times``, its runs of rows alike in deliver_at (rounded up to a second) and
-expires_at, if it has any
+expires_at, if it has any; ``bands``, which of its rows are in which band, if it has any
 rewrite  a file that publishes nothing, as an OPTIMIZE makes it: ``path``; ``last``, the last
 sequence in it at most, where that is known
 mark     a producer's number: ``app``, ``number``; of each app the latest of those that were written
@@ -79,6 +80,7 @@ def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
             "size": to_arrow(files.sizes[part]),
             "committed_at": to_arrow(files.committed_at[part]).cast(_INSTANT),
             "times": _times_column(files, start, end),
+            "bands": _bands_column(files, start, end),
         },
     )
 
@@ -114,6 +116,13 @@ def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
         for field in COMMITS_SCHEMA
     ]
     return pa.table(whole, schema=COMMITS_SCHEMA)
+
+
+def _bands_column(files: FileList, start: int, end: int) -> pa.Array:
+    """Return the bands of each file, or null for a file without bands."""
+    if not files.banded:
+        return pa.nulls(end - start, pa.string())
+    return pa.array([files.bands_of(first) or None for first in files.firsts[start:end]])
 
 
 def _times_column(files: FileList, start: int, end: int) -> pa.Array:
@@ -167,7 +176,17 @@ def file_columns(rows: pa.Table, wanted: pa.ChunkedArray | None = None) -> FileC
         to_array(column("committed_at")),
         column("path"),
         _runs(column("times")),
+        _bands(column("bands")),
     )
+
+
+def _bands(column: pa.ChunkedArray) -> Iterator[tuple[int, str]]:
+    """Yield the place and the bands of each file with bands."""
+    base = 0
+    for chunk in column.chunks:
+        for at in pc.indices_nonzero(pc.is_valid(chunk)).to_pylist():
+            yield base + at, chunk[at].as_py()
+        base += len(chunk)
 
 
 def _runs(column: pa.ChunkedArray) -> Iterator[tuple[int, Iterable[TimedRun]]]:

@@ -39,12 +39,21 @@ class Draft(ABC):
         The time of the publish, in microseconds since 1970.
     window
         How long an id counts, in microseconds.
+    lanes
+        The queue's number of lanes.
     """
 
     def __init__(
-        self, store: ObjectStore, ids: Sequence[bytes | None], now: int, window: int
+        self,
+        store: ObjectStore,
+        ids: Sequence[bytes | None],
+        now: int,
+        window: int,
+        *,
+        lanes: int = 0,
     ) -> None:
         self.store = store
+        self.lanes = lanes
         self.ids = ids
         self.now = now
         self.since = now - window
@@ -80,7 +89,9 @@ class Draft(ABC):
         """Write the files of all messages but some."""
 
     def _write(self, table: pa.Table) -> list[WrittenFile]:
-        written = [write_file(self.store, table, sync=False)] if table.num_rows else []
+        if not table.num_rows:
+            return []
+        written = [write_file(self.store, table, sync=False, lanes=self.lanes)]
         self._written += written
         return written
 
@@ -95,8 +106,10 @@ class TableDraft(Draft):
         ids: Sequence[bytes | None],
         now: int,
         window: int,
+        *,
+        lanes: int = 0,
     ) -> None:
-        super().__init__(store, ids, now, window)
+        super().__init__(store, ids, now, window, lanes=lanes)
         self._table = table
 
     def _make(self, duplicates: set[int]) -> list[WrittenFile]:
@@ -113,8 +126,10 @@ class FilesDraft(Draft):
         ids: Sequence[bytes | None],
         now: int,
         window: int,
+        *,
+        lanes: int = 0,
     ) -> None:
-        super().__init__(store, ids, now, window)
+        super().__init__(store, ids, now, window, lanes=lanes)
         self._given = list(files)
         self._written = list(files)
 

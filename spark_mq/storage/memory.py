@@ -65,13 +65,14 @@ class MemoryFiles(ObjectStore):
 class MemoryMessages(MessageStore):
     """Messages in memory, with the same sequences, marks and files as in a Delta table."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, lanes: int = 0) -> None:
         self.path = "memory/messages"
+        self.lanes = lanes
         self.files = MemoryFiles()
         self.bell = Notifier()
         self._clock = clock
         self._lock = threading.Lock()
-        self._index = MessageIndex(version=0)  # as if version 0 had made the table
+        self._index = MessageIndex(version=0, lanes=lanes)  # as if version 0 had made the table
         self._active: set[str] = set()
         self._unique = threading.Lock()
         self._ids = NO_IDS
@@ -94,8 +95,9 @@ class MemoryMessages(MessageStore):
             files, ordinal = [], 0
             for file in written:
                 times = read_delivery_times(self.files, file.path) if file.timed else None
+                first = sequence(version, ordinal)
                 files.append(
-                    DataFile(sequence(version, ordinal), file.rows, file.path, file.size, at, times)
+                    DataFile(first, file.rows, file.path, file.size, at, times, file.bands)
                 )
                 ordinal += file.rows
             self._index.extend(files, version)

@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex,
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.draft import Draft
+from spark_mq.storage.placed_sequences import PlacedSequences
 from spark_mq.storage.published_files import PublishedFiles
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import validate_name
@@ -36,7 +37,8 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
     """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the
-    order given. The sequences behave as a ``range`` and equal a list of the same numbers.
+    order given. The sequences behave as a ``range`` and equal a list of the same numbers. In a
+    queue with lanes or priorities they are a sequence that equals such a list.
 
     ``duplicate``: the call published nothing, for its number, or a higher one, had landed before
     (``on_duplicate="skip"``), or all of its dedup ids had. For a number it is then the
@@ -68,6 +70,12 @@ class PublishReceipt:
         if self.duplicates[before : before + 1] == (position,):
             return None
         return self.sequences[position - before]
+
+    def placed(self, written: WrittenFile) -> PublishReceipt:
+        """Return the receipt of one file with the sequences in the order given."""
+        if written.places is None or len(written.places) != len(self.sequences):
+            return self
+        return replace(self, sequences=PlacedSequences(self.sequences[0], written.places))
 
     def __post_init__(self) -> None:
         if isinstance(self.sequences, range):
@@ -116,9 +124,9 @@ class MessageStore(ABC):
     ) -> PublishReceipt:
         """Publishes a table of messages as one commit; durable, with its sequences, when this
         returns. Raises as :meth:`commit`."""
-        written = write_file(self.files, table, sync=False)
+        written = write_file(self.files, table, sync=False, lanes=self.lanes)
         try:
-            return self.commit([written], mark=mark, note=note)
+            return self.commit([written], mark=mark, note=note).placed(written)
         except (DuplicatePublish, TablesDisagree):
             self.discard(written)
             raise

@@ -75,12 +75,20 @@ class MessageTable(MessageStore):
         Options of the object store.
     durable
         Whether commits on a local disk are synced before they are reported.
+    lanes
+        The queue's number of lanes.
     """
 
     def __init__(
-        self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
+        self,
+        path: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        durable: bool = True,
+        lanes: int = 0,
     ) -> None:
         self.path = path
+        self.lanes = lanes
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
         # 100,000 data files cost time to open; commits/ has what a reader needs of them.
@@ -95,7 +103,7 @@ class MessageTable(MessageStore):
         self._lock = threading.RLock()
         self._reached: Callable[[bool], int] | None = None
         self._least_version = -1
-        self._published = PublishedFiles(self.files, path, self.active)
+        self._published = PublishedFiles(self.files, path, self.active, lanes)
         self._generation = 0
         self._forget_at = FORGET_FILES
 
@@ -256,7 +264,7 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.commits.path, "reading"):
             rows = self.commits.past(self.table_id, first, index.forgotten_to)
         past = file_columns(rows)
-        full = MessageIndex(forgotten=index.forgotten - sum(past.rows))
+        full = MessageIndex(forgotten=index.forgotten - sum(past.rows), lanes=self.lanes)
         full.extend_columns(past, index.version)
         full.extend(index.files, index.version)
         return full
@@ -281,7 +289,7 @@ class MessageTable(MessageStore):
             self._catch_up(latest)
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt: half of a commit may be in it
-                self._published = PublishedFiles(self.files, self.path, self.active)
+                self._published = PublishedFiles(self.files, self.path, self.active, self.lanes)
             raise
         if len(self._published.index.files) >= self._forget_at:
             self._forget_as_swept()
@@ -377,7 +385,7 @@ class MessageTable(MessageStore):
 
     def plan_recovery(self) -> LogPlan:
         with wrap_store_errors(self.path, "reading"):
-            published = PublishedFiles(self.files, self.path, self.active)
+            published = PublishedFiles(self.files, self.path, self.active, self.lanes)
             return plan_recovery(self.log, self.commits, published)
 
     def publish_again(self, plan: LogPlan) -> None:

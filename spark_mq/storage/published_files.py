@@ -21,10 +21,13 @@ import pyarrow.parquet as pq
 from spark_mq.delta.actions import Commit, restore_hint
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
+from spark_mq.ledger.bands import valid_bands
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
+from spark_mq.parquet.bands import may_have_priorities, read_bands
 from spark_mq.parquet.delivery_times import may_have_times, read_delivery_times
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.read_errors import unreadable_reason
+from spark_mq.parquet.writer import BANDS_TAG
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
     MARK,
@@ -58,10 +61,14 @@ class PublishedFiles:
         The path of ``messages/``.
     active
         Returns whether the table has a data file now.
+    lanes
+        The queue's number of lanes.
     """
 
-    def __init__(self, files: ObjectStore, path: str, active: Callable[[str], bool]) -> None:
-        self.index = MessageIndex()
+    def __init__(
+        self, files: ObjectStore, path: str, active: Callable[[str], bool], lanes: int = 0
+    ) -> None:
+        self.index = MessageIndex(lanes=lanes)
         self.marks: dict[
             str, tuple[int, int]
         ] = {}  # app -> its latest number, and the version of that
@@ -106,7 +113,10 @@ class PublishedFiles:
         kept = index.without_settled(forgotten_to)
         if kept.forgotten_to < forgotten_to:  # the next commits that this index lacks
             kept = MessageIndex(
-                version=index.version, forgotten_to=forgotten_to, forgotten=forgotten
+                version=index.version,
+                forgotten_to=forgotten_to,
+                forgotten=forgotten,
+                lanes=index.layout.lanes,
             )
         self._replace_index(kept)
 
@@ -165,13 +175,22 @@ class PublishedFiles:
                 times = (
                     read_delivery_times(self._files, path) if may_have_times(add["stats"]) else None
                 )
-                files.append(
-                    DataFile(
-                        sequence(version, ordinal), rows, path, int(add.get("size") or 0), at, times
-                    )
-                )
+                size, bands = int(add.get("size") or 0), self._bands_of(path, add, rows)
+                first = sequence(version, ordinal)
+                files.append(DataFile(first, rows, path, size, at, times, bands))
                 ordinal += rows
         return files
+
+    def _bands_of(self, path: str, add: Mapping[str, Any], rows: int) -> str:
+        """Return the bands of a file by its tag, or by its keys if no tag fits."""
+        layout = self.index.layout
+        text = (add.get("tags") or {}).get(BANDS_TAG)
+        if text is not None and valid_bands(text, layout, rows):
+            return str(text)
+        if rows and (layout.lanes or may_have_priorities(add["stats"])):
+            found = read_bands(self._files, path, layout.lanes)
+            return found if not found or valid_bands(found, layout, rows) else ""
+        return ""
 
     def _newest_source(self, removes: list[dict[str, Any]]) -> int | None:
         """How high the messages in a compacted file can be: as its newest source. None if one of

@@ -162,7 +162,7 @@ def publish_change(
     return Change(
         uuid.uuid4().hex,
         note or {"operation": "publish"},
-        adds=[AddFile(f.path, f.size, f.rows, stats=f.stats) for f in files],
+        adds=[AddFile(f.path, f.size, f.rows, stats=f.stats, tags=f.tags) for f in files],
         txns=tuple(txns),
         unsynced=not all(file.synced for file in files),
         companions=companions,

@@ -299,7 +299,7 @@ def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(
 
 def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue) -> None:
     """Once this fails, delta-rs fills missing columns with null, and the documentation can drop schema_mode."""
-    with pytest.raises(DeltaError, match="number of fields does not match: 1 vs 7"):
+    with pytest.raises(DeltaError, match="number of fields does not match: 1 vs 8"):
         write_deltalake(queue._context.messages.path, pa.table({"value": [b"a"]}), mode="append")
     assert drain(queue) == []
 

@@ -1,0 +1,150 @@
+"""Sort messages by band before a file is written, and read the bands of foreign files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_mq.ledger.bands import MAX_PRIORITY, BandLayout, encode_bands
+from spark_mq.parquet.files import FileStore
+from spark_mq.parquet.read_errors import unreadable_reason
+
+__all__ = ["BAND_COLUMNS", "Banded", "may_have_priorities", "read_bands", "sort_by_band"]
+
+BAND_COLUMNS: Final = ("key", "priority")
+_BATCH_ROWS: Final = 2**16
+
+
+class Banded(NamedTuple):
+    """Messages in the order of their bands."""
+
+    table: pa.Table
+    bands: str
+    """Which rows are in which band. Empty without lanes and priorities."""
+    places: pa.Array | None
+    """The row of each message that was given. None if the order is as given."""
+
+
+def sort_by_band(table: pa.Table, lanes: int) -> Banded:
+    """Sort messages by band, with a stable sort.
+
+    Parameters
+    ----------
+    table
+        The messages.
+    lanes
+        The queue's number of lanes.
+    """
+    if not lanes and not _has_priorities(table):
+        return Banded(table, "", None)
+    numbers = _numbers(table, BandLayout(lanes))
+    runs, places = pc.run_end_encode(numbers), None
+    if not _is_sorted(runs.values):
+        order = pc.sort_indices(numbers)  # stable
+        table, places = table.take(order), pc.sort_indices(order)
+        runs = pc.run_end_encode(numbers.take(order))
+    bands = encode_bands(lanes, _counted(runs)) if table.num_rows else ""
+    return Banded(table, bands, places)
+
+
+def _has_priorities(table: pa.Table) -> bool:
+    if "priority" not in table.schema.names:
+        return False
+    return bool(pc.any(pc.not_equal(table["priority"], 0)).as_py())
+
+
+def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
+    """Return the band of each message."""
+    rows, names = table.num_rows, table.schema.names
+    lane: Any = layout.lanes
+    if layout.lanes and "key" in names:
+        keys = _whole(table["key"])
+        if not pa.types.is_dictionary(keys.type):
+            keys = keys.dictionary_encode()
+        texts = keys.dictionary.cast(pa.binary()).to_pylist()
+        lanes = pa.array([crc32(text) % layout.lanes for text in texts], pa.int32())
+        lane = pc.fill_null(lanes.take(keys.indices), layout.lanes)
+    level: Any = MAX_PRIORITY
+    if "priority" in names:
+        given = pc.fill_null(_whole(table["priority"]).cast(pa.int32()), 0)
+        level = pc.subtract(MAX_PRIORITY, pc.max_element_wise(0, pc.min_element_wise(given, 9)))
+    numbers = pc.add(pc.multiply(level, layout.width), lane)
+    if isinstance(numbers, pa.Scalar):
+        return pa.repeat(pa.scalar(numbers.as_py(), pa.int32()), rows)
+    return numbers.cast(pa.int32())
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def _is_sorted(numbers: pa.Array) -> bool:
+    """Return whether the values of runs rise. Neighbours always differ."""
+    if len(numbers) < 2:
+        return True
+    return bool(pc.all(pc.greater(numbers[1:], numbers[:-1])).as_py())
+
+
+def _counted(runs: pa.RunEndEncodedArray) -> Iterator[tuple[int, int]]:
+    """Yield the band and the rows of each run."""
+    ends, numbers = runs.run_ends.to_pylist(), runs.values.to_pylist()
+    counts = (end - start for start, end in pairwise((0, *ends)))
+    return zip(numbers, counts, strict=True)
+
+
+def may_have_priorities(stats: Mapping[str, Any]) -> bool:
+    """Return whether a file may hold a priority, by the statistics of its ``add`` action."""
+    nulls, rows = stats.get("nullCount") or {}, stats.get("numRecords")
+    return rows is None or nulls.get("priority") != rows
+
+
+def read_bands(files: FileStore, path: str, lanes: int) -> str:
+    """Return the bands of a file that no publisher of spark_mq sorted, or an empty text.
+
+    The columns of keys and priorities are read. Messages of a file that is damaged count as
+    without key and priority. They become dead when a worker leases them.
+
+    Raises
+    ------
+    OSError
+        If the store does not answer.
+    """
+    columns = BAND_COLUMNS if lanes else BAND_COLUMNS[1:]
+    try:
+        runs = _read_runs(files, path, BandLayout(lanes), columns)
+    except (OSError, pa.ArrowException) as error:
+        again = partial(_read_runs, path=path, layout=BandLayout(lanes), columns=columns)
+        unreadable_reason(files, path, error, again)
+        return ""
+    plain = not lanes and all(number == MAX_PRIORITY for number, _ in runs)
+    return "" if plain or not runs else encode_bands(lanes, runs)
+
+
+def _read_runs(
+    files: FileStore, path: str, layout: BandLayout, columns: Sequence[str]
+) -> list[tuple[int, int]]:
+    """Return the runs of a file's rows in one band. A key that many rows share is held once."""
+    with files.open(path) as raw:
+        footer = pq.ParquetFile(raw)
+        present = [name for name in columns if name in footer.schema_arrow.names]
+        if not present:
+            rows = footer.metadata.num_rows
+            return [(layout.number(0, None), rows)] if rows else []
+        shared = [name for name in present if name == "key"]
+        file = pq.ParquetFile(raw, metadata=footer.metadata, read_dictionary=shared)
+        found: list[tuple[int, int]] = []
+        for batch in file.iter_batches(_BATCH_ROWS, columns=present):
+            runs = pc.run_end_encode(_numbers(pa.table(batch), layout))
+            for number, rows in _counted(runs):
+                if found and found[-1][0] == number:
+                    rows += found.pop()[1]
+                found.append((number, rows))
+        return found

@@ -1,0 +1,275 @@
+"""Publish into lanes and by priority: sorting, tags, the index, foreign writers, and what groups get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from spark_mq import Message, Queue
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.errors import InvalidOption, InvalidSchema
+from spark_mq.ledger.bands import BandLayout, decode_bands
+from spark_mq.parquet.bands import read_bands, sort_by_band
+from spark_mq.testing import memory_queue
+
+LANES = 8
+KEYS = ["a", "b", "c", "d", None]
+
+
+def messages(count: int) -> list[Message]:
+    return [Message(f"{n}", key=KEYS[n % 5], priority=9 if n % 7 == 0 else 0) for n in range(count)]
+
+
+@pytest.fixture(params=["delta", "memory"])
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Queue:
+    if request.param == "memory":
+        return memory_queue(lanes=LANES, dedup_window="1h")
+    return Queue.create(tmp_path / "q", lanes=LANES, dedup_window="1h")
+
+
+def texts(lease: object) -> list[str]:
+    return [] if lease is None else [m.text for m in lease.messages]  # type: ignore[attr-defined]
+
+
+def bands_of(queue: Queue, at: int = 0) -> list[tuple[int, int | None]]:
+    """Return the priority and the lane of each message of a file."""
+    file, layout = queue._context.messages.index().files[at], BandLayout(LANES)
+    found = decode_bands(file.bands).between(0, file.rows - 1)
+    return [
+        (layout.priority(number), layout.lane_of(number))
+        for number, first, last in found
+        for _ in range(first, last + 1)
+    ]
+
+
+def test_a_file_is_sorted_by_priority_and_lane(queue: Queue) -> None:
+    receipt = queue.publish(messages(50))
+    lease = queue.group().lease("w", max_messages=50)
+    assert lease is not None
+    by_sequence = sorted(lease.messages, key=lambda m: m.sequence)
+    expected = [
+        (9 if int(m.text) % 7 == 0 else 0, None if m.key is None else crc32(m.key.encode()) % LANES)
+        for m in by_sequence
+    ]
+    assert bands_of(queue) == expected
+    assert expected == sorted(expected, key=lambda b: (-b[0], LANES if b[1] is None else b[1]))
+    # Stable, and the receipt has the order given.
+    assert {m.sequence: m.text for m in by_sequence} == {
+        seq: str(n) for n, seq in enumerate(receipt.sequences)
+    }
+    for band in set(expected):
+        of = [int(m.text) for m, b in zip(by_sequence, expected, strict=True) if b == band]
+        assert of == sorted(of)
+    assert receipt.sequences[3:5] == list(receipt.sequences)[3:5]
+    assert receipt.sequence_of(7) == list(receipt.sequences)[7]
+
+
+def test_duplicates_keep_their_positions(queue: Queue) -> None:
+    queue.publish([Message("x", key="a", dedup_id="1")])
+    wanted = [Message(f"{n}", key=KEYS[n], dedup_id=str(n)) for n in range(5)]
+    receipt = queue.publish(wanted)
+    assert receipt.duplicates == (1,)
+    lease = queue.group().lease("w", max_messages=10)
+    assert lease is not None
+    by_sequence = {m.sequence: m.text for m in lease.messages}
+    assert [by_sequence[receipt.sequence_of(n) or 0] for n in (0, 2, 3, 4)] == ["0", "2", "3", "4"]
+
+
+def test_a_buffered_publisher_knows_each_sequence(queue: Queue) -> None:
+    with queue.publisher(max_age="1s") as publisher:
+        pending = [publisher.publish(m) for m in messages(20)]
+        publisher.flush()
+        sequences = [
+            one.result().sequence if hasattr(one.result(), "sequence") else one.result()
+            for one in pending
+        ]
+    lease = queue.group().lease("w", max_messages=50)
+    assert lease is not None
+    by_sequence = {m.sequence: m.text for m in lease.messages}
+    assert [by_sequence[seq] for seq in sequences] == [str(n) for n in range(20)]
+
+
+def test_an_ordered_group_delivers_each_key_in_order(queue: Queue) -> None:
+    group = queue.group()
+    group.configure(order="key")
+    for start in range(0, 60, 20):
+        queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(start, start + 20)])
+    seen: dict[str | None, list[int]] = {}
+    for _ in range(200):
+        held = [group.lease(f"w{n}", max_messages=7) for n in range(3)]
+        keys = [{m.key for m in lease.messages} for lease in held if lease is not None]
+        assert len(set().union(*keys)) == sum(map(len, keys)), "two leases hold one key"
+        for lease in held:
+            if lease is not None:
+                for m in lease.messages:
+                    seen.setdefault(m.key, []).append(int(m.text))
+                lease.ack()
+        if not keys:
+            break
+    assert seen == {key: list(range(at, 60, 4)) for at, key in enumerate(KEYS[:4])}
+
+
+def test_a_lease_goes_on_after_a_nack_without_what_returned(queue: Queue) -> None:
+    group = queue.group()
+    group.configure(order="key")
+    queue.publish([Message(f"{n}", key="a") for n in range(3)])
+    lease = group.lease("w", max_messages=3)
+    assert lease is not None
+    lease.nack([lease.messages[1].sequence], delay=0)
+    assert lease.ack().settled == 1
+    assert texts(group.lease("w", max_messages=3)) == ["1", "2"]
+
+
+def test_a_higher_priority_comes_first_in_every_group(queue: Queue) -> None:
+    queue.publish(["low"] * 3)
+    queue.publish([Message("high", priority=9), Message("middle", priority=4)])
+    group = queue.group("plain")
+    assert texts(group.lease("w")) == ["high"]
+    assert texts(group.lease("w")) == ["middle"]
+    assert texts(group.lease("w", max_messages=9)) == ["low"] * 3
+    assert group.lease("w") is None
+
+
+def test_priority_needs_no_lanes() -> None:
+    queue = memory_queue()
+    queue.publish(["low", Message("high", priority=1)])
+    assert texts(queue.group().lease("w")) == ["high"]
+
+
+def test_a_queue_without_lanes_and_priorities_has_no_bands(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q")
+    queue.publish(messages(3)[1:])
+    assert not queue._context.messages.index().files.banded
+    with pytest.raises(InvalidOption, match="lanes"):
+        queue.group().configure(order="key")
+    assert queue.groups() == []
+
+
+def test_bands_survive_in_the_commit_index(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", lanes=LANES)
+    for _ in range(3):
+        queue.publish(messages(20))
+    before = list(queue._context.messages.index().files)
+    queue.sweep()
+    again = Queue.open(tmp_path / "q")
+    assert list(again._context.messages.index().files) == before
+    assert all(file.bands for file in before)
+    assert DeltaTable(tmp_path / "q" / "commits").to_pyarrow_table()["bands"].null_count == 0
+
+
+def test_files_of_foreign_writers_are_kept_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    queue = Queue.create(path, lanes=LANES)
+    group = queue.group()
+    group.configure(order="key")
+    table = pa.table(
+        {"value": [f"{n}".encode() for n in range(12)], "key": [KEYS[n % 4] for n in range(12)]}
+    )
+    write_deltalake(path / "messages", table, mode="append", schema_mode="merge")
+    queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(12, 16)])
+    file = queue._context.messages.index().files[0]
+    assert decode_bands(file.bands).rows == 12
+    seen: dict[str | None, list[int]] = {}
+    while (lease := group.lease("w", max_messages=3)) is not None:
+        for m in lease.messages:
+            seen.setdefault(m.key, []).append(int(m.text))
+        lease.ack()
+    assert seen == {key: list(range(at, 16, 4)) for at, key in enumerate(KEYS[:4])}
+
+
+def test_a_tag_that_lies_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    queue = Queue.create(path, lanes=LANES)
+    queue.publish([Message("0", key="a"), Message("1", key="b")])
+    log = path / "messages" / "_delta_log" / "00000000000000000001.json"
+    own = queue._context.messages.index().files[0].bands
+    log.write_text(log.read_text().replace(own, "8|72|2 7"))
+    assert Queue.open(path)._context.messages.index().files[0].bands == own
+
+
+@pytest.mark.parametrize("priority", [-1, 10, 1.0, True, "5", None])
+def test_an_invalid_priority_is_refused(priority: object) -> None:
+    with pytest.raises(InvalidOption, match="priority"):
+        memory_queue().publish(Message("x", priority=priority))  # type: ignore[arg-type]
+
+
+def test_a_column_of_invalid_priorities_is_refused() -> None:
+    with pytest.raises(InvalidSchema, match="priority"):
+        memory_queue().publish(pa.table({"value": ["x"], "priority": [10]}))
+    with pytest.raises(InvalidSchema, match="priority"):
+        memory_queue().publish(pa.table({"value": ["x"], "priority": ["1"]}))
+
+
+def test_sorting_costs_nothing_without_lanes_and_priorities() -> None:
+    table = pa.table({"key": ["b", "a"], "priority": pa.array([None, 0], pa.int32())})
+    banded = sort_by_band(table, 0)
+    assert banded.table is table
+    assert (banded.bands, banded.places) == ("", None)
+
+
+def test_the_priority_is_a_column_of_the_table(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q")
+    queue.publish([Message("x", priority=3), "y"])
+    [file] = queue._context.messages.index().files
+    stored = pq.read_table(tmp_path / "q" / "messages" / file.path)
+    assert stored["priority"].to_pylist() == [3, None]
+
+
+def test_a_redriven_message_stands_at_the_end_of_its_key(queue: Queue) -> None:
+    group = queue.group()
+    group.configure(order="key")
+    first = [Message(f"{n}", key="a", priority=2) for n in range(3)]
+    queue.publish(first)
+    lease = group.lease("w", max_messages=9)
+    assert lease is not None
+    lease.reject([lease.messages[0].sequence])
+    lease.ack()
+    queue.sweep()
+    queue.publish(Message("3", key="a", priority=2))
+    assert queue.redrive().messages == 1
+    assert texts(group.lease("w", max_messages=9)) == ["3", "0"]
+    assert bands_of(queue, 2) == [(2, BandLayout(LANES).lane("a"))]
+
+
+@pytest.mark.parametrize("batch", [3, 1 << 16])
+def test_runs_go_on_from_batch_to_batch(
+    tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_mq.parquet.bands._BATCH_ROWS", batch)
+    keys = ["a"] * 5 + [None] * 2 + ["b", "a"]
+    priorities = [0, None, 0, 0, 3, 3, 0, 0, 0]
+    table = pa.table({"key": keys, "priority": pa.array(priorities, pa.int32())})
+    pq.write_table(table, tmp_path / "f.parquet")
+    layout = BandLayout(LANES)
+    found = decode_bands(read_bands(ObjectStore(str(tmp_path)), "f.parquet", LANES))
+    each = [n for n, first, last in found.between(0, 8) for _ in range(first, last + 1)]
+    assert each == [
+        layout.number(p or 0, layout.lane(key)) for key, p in zip(keys, priorities, strict=True)
+    ]
+
+
+def test_a_key_that_all_rows_share_is_held_once(tmp_path: Path) -> None:
+    """A file of 100 kB decodes to 60 GB."""
+    rows, large = 60_000, "x" * 1_000_000
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([large]))
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"key": once}), path, store_schema=False, row_group_size=rows)
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        text = read_bands(ObjectStore(str(tmp_path)), "bomb.parquet", LANES)
+    finally:
+        pa.set_memory_pool(usual)
+    assert decode_bands(text).rows == rows
+    assert (pool.max_memory() or 0) < 512 * 2**20
+
+
+def test_damaged_keys_count_as_none(tmp_path: Path) -> None:
+    (tmp_path / "f.parquet").write_bytes(b"no parquet")
+    assert read_bands(ObjectStore(str(tmp_path)), "f.parquet", LANES) == ""
