@@ -95,6 +95,7 @@ class Watched(ConsumerGroup):
                 tuple(outcome.ranges),
                 tuple(outcome.lost),
                 self.name,
+                tuple(outcome.returned),
             )
         return outcomes
 

@@ -6,7 +6,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from spark_mq import Message
 from spark_mq.errors import TablesDisagree
+from spark_mq.ledger.bands import BandLayout
 
 from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program, Worker
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
@@ -25,6 +27,9 @@ from .storage import (
     Store,
     log_key,
 )
+
+LANES = 4
+"""Of a queue whose messages have keys."""
 
 SettleOutcome = tuple[str, Proc, Store, tuple[Event, ...]]
 
@@ -65,6 +70,7 @@ class Delivery(World):
         retention: str = "7d",
         most: int | None = None,
         probe_waits: Sequence[int] = (),
+        keys: str = "",
         **settings: Any,
     ) -> None:
         given: Mapping[str, Any] = {
@@ -78,10 +84,14 @@ class Delivery(World):
             tick,
             attempts,
         )
-        self.rig = Rig(given, fine=fine, retention=retention)
+        self.rig = Rig(given, fine=fine, retention=retention, lanes=LANES if keys else 0)
         self.setup = tuple(setup)
         """Who works, one after the other and until nothing is left, before anything else happens."""
-        self.log = self.rig.publish(*([f"m{n}" for n in range(count)] for count in messages))
+        if keys:  # one commit, in the order of lanes
+            assert sorted(keys, key=BandLayout(LANES).lane) == list(keys)
+            self.log = self.rig.publish([Message(key, key=key) for key in keys])
+        else:
+            self.log = self.rig.publish(*([f"m{n}" for n in range(count)] for count in messages))
         self.messages = self.log.messages
         self.most = most
         self.must_live = tuple(must_live)
@@ -96,6 +106,7 @@ class Delivery(World):
             room=min((_room(program) for program in programs), default=0),
             threshold=settings.get("breaker_threshold"),
             probe_waits=probe_waits,
+            keys=keys,
         )
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):

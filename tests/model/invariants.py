@@ -80,6 +80,7 @@ class Onlooker:
         room: int = 0,
         threshold: int | None = None,
         probe_waits: Sequence[int] = (),
+        keys: str = "",
     ) -> None:
         self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = (
             messages,
@@ -89,6 +90,8 @@ class Onlooker:
             group,
             cap,
         )
+        self.keys = keys
+        """The key of each message, if the group delivers them in order."""
         self.threshold, self.probe_waits = threshold, tuple(probe_waits)
         """Failed leases that open the breaker, and the waits before the first probe and later ones."""
         self.room = room
@@ -118,6 +121,7 @@ class Onlooker:
                 if event[7] == self.group:
                     settles.append(event)
                     new.settle(*event[1:7])
+                    new.returned_behind(event[2], event[8])
             elif event[0] != "hand":
                 getattr(new, event[0])(*event[1:])
         if (old_book := before.book(self.group)) is not (
@@ -199,6 +203,8 @@ class _Noting:
         self.given, self.trouble = set(notes.given), set(notes.trouble)
         self.passed, self.breaker, self.excused = notes.passed, notes.breaker, set(notes.excused)
         self.released: set[int] = set()
+        self.returned: set[int] = set()
+        """What a settle returned behind an earlier message of its key."""
         self.touched: set[int] = set()
         """What has been settled in this step."""
         book = after.book(onlooker.group)
@@ -312,6 +318,14 @@ class _Noting:
                 raise Violation(
                     f"{verb} of message {at} by {lease} is refused, though it is settled already"
                 )
+
+    def returned_behind(self, lease: str, ranges: Any) -> None:
+        """Messages that a lease has lost, because it gave back an earlier one of their key."""
+        for at in self._in(ranges):
+            self.returned.add(at)
+            self.touched.add(at)
+            self.given.add((lease, at))
+            self.trouble.add((batch_of(lease), -1 - at))
 
     def intervened(self, m: int, how: str, force: bool) -> None:
         """The owner has changed a message. A lease that held it may not settle it any more."""
@@ -529,6 +543,7 @@ class _Noting:
         if granted:
             self._may_lease(granted, old)
             self._in_order(old, granted)
+        self._held_in_order(old, granted)
         for one in settles:
             if one[1] == "nack" and one[3]:
                 for at in self._in(one[5]):
@@ -594,6 +609,12 @@ class _Noting:
         lease = str(a.lease_id)
         if b is not None and b.state == SETTLED:
             return
+        if at in self.returned:
+            if b is None or (b.delivery_count, b.lease_id) != (a.delivery_count - 1, None):
+                raise Violation(f"message {at} returns, and not uncounted: {a}, now {b}")
+            self.handed[at] -= 1
+            self.top[at] = min(self.top[at], a.delivery_count - 1)
+            return
         if at in self.released:
             if (a.expires_at or 0) + self.onlooker.skew < self.now:
                 # Too late: the delivery has failed, as if it had been seen before.
@@ -647,6 +668,9 @@ class _Noting:
     def _in_order(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
         """Whoever waits comes first, in order; what failed together is apart; unread does not starve."""
         then = [self._folded(r) for r in old]
+        if self.onlooker.keys:
+            self._by_key(then, granted)
+            return
         lease = str(self.view[granted[0]].lease_id)  # type: ignore[union-attr]
         if any(self._same_batch(at, old[at]) for at in granted):
             return  # a replay takes what its batch holds
@@ -681,6 +705,42 @@ class _Noting:
         self.passed = 0 if read else self.passed + bool(unread and isolates)
         if self.passed > 3:
             raise Violation("suspects are isolated, and unread messages starve")
+
+    def _by_key(self, then: list[Range | None], granted: list[int]) -> None:
+        """Nobody overtakes an earlier message of its key, nor works beside another on it."""
+        keys = self.onlooker.keys
+        for at in granted:
+            for other, r in enumerate(then):
+                now = self.view[other]
+                ended = now is not None and now.state in (SETTLED, DEAD, ROUTING)
+                if keys[other] != keys[at] or other in granted or ended:
+                    continue  # it may have died with its expiry, in this commit
+                state = "unread" if r is None else r.state
+                if state == LEASED:
+                    raise Violation(f"message {at} is leased, and {other} of its key is: {r}")
+                if other < at and state not in (SETTLED, DEAD, ROUTING):
+                    raise Violation(f"message {at} overtakes {other} of its key: {r}")
+
+    def _held_in_order(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
+        """No two leases hold one key, and none holds what stands behind a message given back."""
+        keys = self.onlooker.keys
+        holders: dict[str, str] = {}
+        stops: dict[str, list[tuple[int, str | None]]] = {}
+        for at, (key, r) in enumerate(zip(keys, self.view, strict=False)):
+            if r is None:
+                continue
+            if r.state in (WAITING, BLOCKED):
+                stops.setdefault(key, []).append((at, r.lease_id))
+            if r.state == LEASED:
+                lease = str(r.lease_id)
+                if holders.setdefault(key, lease) != lease:
+                    raise Violation(f"{lease} and {holders[key]} hold messages of key {key}")
+                behind = [stop for stop, of in stops.get(key, ()) if of != lease]
+                if behind:
+                    raise Violation(f"{lease} holds message {at} behind {behind} of its key")
+            a = old[at]
+            if granted and a is not None and a.lease_id and r.state == WAITING and not r.lease_id:
+                self.given.add((a.lease_id, at))  # another lease has one of its keys
 
     def _is_due(self, r: Range | None) -> bool:
         return r is not None and r.state == WAITING and (r.available_at or 0) <= self.now

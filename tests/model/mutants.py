@@ -12,7 +12,15 @@ from typing import Any
 from spark_mq.ledger import acquire as acquiring
 from spark_mq.ledger import acquisition as selection
 from spark_mq.ledger import admin as moving
-from spark_mq.ledger import breaker, interventions, log_marks, order, routing
+from spark_mq.ledger import (
+    band_walk,
+    breaker,
+    interventions,
+    key_order,
+    log_marks,
+    order,
+    routing,
+)
 from spark_mq.ledger import editor as draft
 from spark_mq.ledger import extend as extending
 from spark_mq.ledger import held_messages as held
@@ -74,13 +82,16 @@ FLAKY_LATE = """    write(ctx, batch, lease, rows)
         lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
 """
 
-LEDGER, SOURCE, SETTLING, LETTERS, TRIM = "4", "6", "7", "8", "3"
+LEDGER, SOURCE, SETTLING, LETTERS, TRIM, ORDER = "4", "6", "7", "8", "3", "order"
 
 # Not here, for nothing is seen of their absence alone; what stands behind each keeps the promise without it:
 # - a replay is refused once a later batch was leased: what the batch held was settled, or given back, before that. It tells an operator why.
 # - a driver acks no successor's lease: Spark lets it ask for more only once its own sink holds the batch; until then its query is ended.
 # - a replay gives back an innocent on its last attempt: such a one was leased alone, unless the limit was another then (tests/unit/streaming/test_source.py).
 # - a replay does not fold what it takes over: a stream's lease keeps one attempt back, so that nothing in it is past its limit.
+# - a lease begins with an open band: the walk takes no message of another one. Without it a group may lease nothing for a while
+#   (tests/model/test_order.py).
+# - an extension revives nothing behind an expired message of its key: the next settle would return it (tests/unit/ledger/test_key_order.py).
 # - routing looks at the mark before it publishes: a second publish under its routing id is refused. It saves writing the files.
 ALL = [
     # -- section 4: the ledger
@@ -166,6 +177,16 @@ ALL = [
     Mutant(LEDGER, "neighbours that are alike are one range", draft.LedgerEditor._merge, "elif out and out[-1][0].same_state_as(piece):", "elif False:", "flaky_verdicts"),
     Mutant(LEDGER, "what is settled at the start lies below the floor", draft.LedgerEditor._raise_floor, "elif merged and merged[0].state == SETTLED:",
            "elif False:", "crashes"),
+    # -- the order of keys (docs/explanation/order.md)
+    Mutant(ORDER, "no two leases hold one lane", key_order.held_lanes, "for row in ledger.find((LEASED,)):", "for row in ():", "ordered"),
+    Mutant(ORDER, "what waits holds back its lane", band_walk.BandWalk._closed, "is_open & ~(bands & ~self._no_lane) if self._ordered else is_open",
+           "is_open", "ordered"),
+    Mutant(ORDER, "a nack returns what stands behind", settling.settle, "if ordered and command.verb in (NACK, RELEASE):", "if False:", "ordered"),
+    Mutant(ORDER, "uncounted", key_order._split, "returned(r, now) if r.state == LEASED", "to_waiting(r, now, r.error) if r.state == LEASED",
+           "ordered"),
+    Mutant(ORDER, "a lease loses its claim with one of its lanes", key_order.claims_on_lanes, "if not lanes:", "if True:", "ordered"),
+    Mutant(ORDER, "dead messages hold back nothing", band_walk.BandWalk.__init__, "ledger.find((WAITING, BLOCKED))",
+           "ledger.find((WAITING, BLOCKED, 'dead'))", "ordered_dead"),
     # -- section 6: the source
     Mutant(SOURCE, "a replay never leases anew", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
     Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan, "self.replay(stream, n)",

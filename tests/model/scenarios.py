@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark_mq.ledger.settle import NACK, RELEASE
+from spark_mq.ledger.settle import NACK, REJECT, RELEASE
 
 from .actors import (
     SECOND,
@@ -202,6 +202,37 @@ def _owned(how: str, large: bool) -> World:
     workers = [Fickle("v", 1, moves=2 if large else 1, verbs=verbs), Worker("w", 2)]
     bounds = Bounds(crashes=0, ticks=1 if large else 0)
     return Delivery([*workers, Owner("o", 3, how)], bounds, messages=(2,))
+
+
+def ordered(large: bool) -> World:
+    """Keys in order: a worker that gives back, extends and leaves messages as it likes, and one that works."""
+    verbs = (NACK, "nack one", RELEASE, "extend", "leave", "ack one")
+    workers = [Fickle("v", 1, most=3, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=1)]
+    return Delivery(workers, Bounds(crashes=0, ticks=1), keys=KEYS, order="key", attempts=4)
+
+
+def ordered_parts(large: bool) -> World:
+    """Keys in order: a worker extends one message of a lease, so that a part of it expires."""
+    verbs = ("extend one", "ack one", "leave")
+    workers = [Fickle("v", 1, most=3, moves=3 if large else 2, verbs=verbs), Worker("w", 2)]
+    return Delivery(workers, Bounds(crashes=0, ticks=1), keys=KEYS, order="key", attempts=4)
+
+
+def ordered_dead(large: bool) -> World:
+    """Keys in order: a message that fails each time is dead, and holds back its key until then."""
+    workers = [
+        Fickle("v", 1, most=2, moves=3, verbs=("nack one", REJECT)),
+        Worker("w", 2, most=3 if large else 2),
+    ]
+    return Delivery(workers, Bounds(crashes=1 if large else 0), keys=KEYS, order="key", attempts=2)
+
+
+def ordered_stream(large: bool) -> World:
+    """Keys in order: a stream that dies and replays its batch, beside a worker."""
+    programs = [Driver("A", 1, 0, flaky, max_messages=2), Worker("w", 2, most=1)]
+    return Delivery(
+        programs, Bounds(crashes=1, ticks=1 if large else 0), keys=KEYS, order="key", attempts=4
+    )
 
 
 def last_attempts(large: bool) -> World:
@@ -436,12 +467,15 @@ def restored(large: bool) -> World:
     )
 
 
+KEYS = "baa"
+"""Two messages of one key and one of another, in the order of their lanes."""
+
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
         crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, left, left_by_a_zombie, capped, apart,
         singly, snoozing, in_places, three_in_places, isolated, dropping, broken, paused, discarding, retrying, making_dead,
-        last_attempts,
+        last_attempts, ordered, ordered_parts, ordered_dead, ordered_stream,
         killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie,
         failing_batches, releasing, outages, plain_sink,
         routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group,
@@ -452,7 +486,7 @@ WORLDS: dict[str, Callable[[bool], World]] = {
 SLOW: set[str] = {
     "zombie_and_crashes", "fickle", "driver_and_worker", "routing_goes_on", "trim_and_new_group_and_crashes", "redriving", "zombie", "crashes", "capped",
     "last_attempts", "raiser", "releasing", "routing", "kept_alive", "killer_and_crashes", "flaky_verdicts", "company", "failing_batches",
-    "in_places", "broken", "singly",
+    "in_places", "broken", "singly", "ordered", "ordered_parts", "ordered_stream",
 }  # fmt: skip
 """Explored as a whole in make test-all only. A mutant is found in each of them in a second."""
 

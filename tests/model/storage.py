@@ -201,14 +201,16 @@ def _hashable(value: Any) -> Any:
 class Rig:
     """One queue over the twin, used for each step of each state. ``fine``: what is read may be out of date when it is written."""
 
-    def __init__(self, settings: Mapping[str, Any], *, fine: bool = False, **of_queue: Any) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], *, fine: bool = False, lanes: int = 0, **of_queue: Any
+    ) -> None:
         self.fine = fine
         self.clock = Clock()
         stopped = ManualClock(EPOCH)
-        self.log, self.dead_log = MemoryMessages(stopped), MemoryMessages(stopped)
+        self.log, self.dead_log = MemoryMessages(stopped, lanes), MemoryMessages(stopped)
         self.leases, self.dead_leases = MemoryLedgers(stopped), MemoryLedgers(stopped)
         self.settings = QueueSettings.validated(
-            GroupSettings.validated(retry_jitter=0, **settings), **of_queue
+            GroupSettings.validated(retry_jitter=0, **settings), lanes=lanes, **of_queue
         )
         self._books: dict[Hashable, Book] = {}
         self._indexes: dict[Log, MessageIndex] = {}
@@ -260,7 +262,7 @@ class Rig:
         self.leases._marks = dict(store.marks)
         for log, held in ((self.log, store.log), (self.dead_log, store.dead)):
             if held not in self._indexes:
-                self._indexes[held] = MessageIndex(held.files, held.version)
+                self._indexes[held] = MessageIndex(held.files, held.version, lanes=log.lanes)
             log._index, log._active, log._numbers = (
                 self._indexes[held],
                 set(held.active),

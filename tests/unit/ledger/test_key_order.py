@@ -7,8 +7,11 @@ from support.ledger_group import Group
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.bands import BandLayout, encode_bands
+from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.ranges import Ledger
+from spark_mq.ledger.replay import replay_batch
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 
 LANES = 4
@@ -163,3 +166,34 @@ def test_order_needs_lanes() -> None:
     assert QueueSettings.validated(GroupSettings.validated(order="key"), lanes=8).lanes == 8
     with pytest.raises(InvalidOption, match="lanes"):
         QueueSettings.validated(GroupSettings(), lanes=2_000)
+
+
+def test_an_extension_revives_nothing_behind_an_expired_message() -> None:
+    group = ordered(file_of(1, (0, 0, 2), (0, 1, 1)))
+    group.lease("a", 10)
+    group.expire()
+    wanted = [(sequence(1, row), sequence(1, row)) for row in (1, 2)]
+    group.ledger, outcome = extend(
+        group.ledger, group.index, "a", group.now + 60_000_000, wanted, ordered_at=group.now
+    )
+    assert outcome.ranges == [(sequence(1, 2), sequence(1, 2))]
+    assert [(first, last) for first, last, _ in outcome.lost] == [(sequence(1, 1), sequence(1, 1))]
+    assert rows_of(group, "a") == [(1, 2)]
+
+
+def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> None:
+    group = ordered(file_of(1, (0, 0, 1)), file_of(2, (0, 0, 1)), max_delivery_attempts=3)
+    group.lease("x", 1)
+    group.settle("release", "x")
+    group.ledger = Ledger.from_ranges(
+        group.ledger.head, [group.ledger.range_at(0)._replace(delivery_count=1, available_at=0)]
+    )
+    group.lease("s/1/a", 2)
+    assert rows_of(group, "s/1/a") == [(1, 0), (2, 0)]
+    group.ledger, granted = replay_batch(
+        group.ledger, group.now, group.rules, "s/1/", lease_id="s/1/b", worker_id="w",
+        expires_at=group.now + 60_000_000, granted_before=False, index=group.index,
+    )  # fmt: skip
+    assert granted == []
+    assert group.ledger.held("s/1/b") == []
+    assert [(r.state, r.delivery_count) for r in group.ledger] == [("waiting", 2), ("waiting", 1)]
