@@ -6,6 +6,7 @@ lane.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -18,6 +19,8 @@ __all__ = ["MAX_PIECES", "BandWalk"]
 
 MAX_PIECES: Final = 1_000
 """Pieces that a lease may take. More would make its commit large."""
+
+_READ_ROWS: Final = 200
 
 
 class BandWalk:
@@ -64,6 +67,7 @@ class BandWalk:
         """The pieces, each with the row that it lies in. None for an unread one."""
         self.lanes = 0
         """The set of the lanes that were taken from."""
+        self._own = self._no_lane  # the bands of the lanes that were taken from
         self._bands: dict[int, int] = {}  # of rows
         self._unsettled = ledger.find((WAITING, BLOCKED)) if ordered else []
 
@@ -98,11 +102,12 @@ class BandWalk:
         """Take from some rows. The others close their bands. Return what is open."""
         chosen = set(rows)
         last = rows[-1] if rows else -1
+        ranges = _Ranges(self._ledger, rows)
         for row in self._unsettled if self._ordered else rows:
             if self.full or not is_open or (row > last and not to_end):
                 break
             if row in chosen:
-                is_open = self._take_range(row, self._ledger.range_at(row), is_open)
+                is_open = self._take_range(row, ranges.at(row), is_open)
             elif is_open & ~self._no_lane:
                 is_open = self._closed(is_open, self.bands_of_row(row))
         return is_open
@@ -120,7 +125,45 @@ class BandWalk:
 
     def _take_range(self, row: int | None, r: Range, is_open: int) -> int:
         """Take the runs of a range that are open. Return what is open after it."""
-        for number, first, last in self._index.band_runs(r.first, min(r.last, self._end)):
+        end = min(r.last, self._end)
+        for begins, bands, low, high in self._index.banded_pieces(r.first, end):
+            if self.full or not is_open:
+                return is_open
+            found = bands.mask_of(low, high)
+            wanted = found & is_open
+            if bands.is_sorted and self._admits_all(wanted):
+                for first, last in bands.stretches(low, high, wanted):
+                    if self.full:
+                        return is_open
+                    last = min(last, first + self.limit - 1)
+                    self._add(row, r, begins + first, begins + last)
+                is_open = self._closed(is_open, found & ~wanted)
+            else:
+                place = (begins + low, begins + high)
+                is_open = self._take_runs(row, r, place, is_open)
+        if r.last > end:
+            is_open = self._closed(is_open, self._index.bands_in(end + 1, r.last))
+        return is_open
+
+    def _admits_all(self, wanted: int) -> bool:
+        """Return whether the lease may take from all lanes of some bands, and note that it does."""
+        if not self._ordered:
+            return True
+        if not wanted & ~self._own:
+            return True
+        lanes = self.lanes | self._index.layout.lanes_in(wanted)
+        if lanes.bit_count() > self._max_lanes:
+            return False
+        self._set_lanes(lanes)
+        return True
+
+    def _set_lanes(self, lanes: int) -> None:
+        self.lanes = lanes
+        self._own = self._index.layout.of_lanes(lanes) | self._no_lane
+
+    def _take_runs(self, row: int | None, r: Range, place: Interval, is_open: int) -> int:
+        """Take the runs of a piece of one file, one by one. Return what is open after it."""
+        for number, first, last in self._index.band_runs(*place):
             if self.full or not is_open:
                 return is_open
             bit = 1 << number
@@ -129,8 +172,6 @@ class BandWalk:
                 continue
             last = min(last, first + self.limit - 1)
             self._add(row, r, first, last)
-        if r.last > self._end:
-            is_open = self._closed(is_open, self._index.bands_in(self._end + 1, r.last))
         return is_open
 
     def _admits(self, number: int) -> bool:
@@ -140,7 +181,7 @@ class BandWalk:
             return True
         if self.lanes.bit_count() >= self._max_lanes:
             return False
-        self.lanes |= 1 << lane
+        self._set_lanes(self.lanes | 1 << lane)
         return True
 
     def _add(self, row: int | None, r: Range, first: int, last: int) -> None:
@@ -188,6 +229,22 @@ class BandWalk:
     def unread_pieces(self) -> Iterable[Interval]:
         """Yield what was taken of unread messages."""
         return ((piece.first, piece.last) for row, piece in self.taken if row is None)
+
+
+class _Ranges:
+    """Reads some rows of a ledger, many at once."""
+
+    def __init__(self, ledger: Ledger, rows: Sequence[int]) -> None:
+        self._ledger, self._rows = ledger, rows
+        self._known: dict[int, Range] = {}
+
+    def at(self, row: int) -> Range:
+        """Return the range in a row."""
+        if row not in self._known:
+            start = bisect_left(self._rows, row)
+            some = self._rows[start : start + _READ_ROWS]
+            self._known = dict(zip(some, self._ledger.ranges_at(some), strict=True))
+        return self._known[row]
 
 
 def _first_of(r: Range) -> int:

@@ -6,11 +6,12 @@ delivery. Sets of bands and of lanes are the bits of one integer.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import accumulate, pairwise
+from operator import lt, or_
 from typing import Final
 from zlib import crc32
 
@@ -123,17 +124,24 @@ class FileBands:
         The rows of each run.
     """
 
-    __slots__ = ("mask", "numbers", "rows", "starts")
+    __slots__ = ("_below", "mask", "numbers", "rows", "starts")
 
     def __init__(self, numbers: Sequence[int], counts: Sequence[int]) -> None:
         self.numbers = numbers
         self.starts = list(accumulate(counts, initial=0))
         """The first row of each run, and the number of rows."""
         self.rows = self.starts[-1]
-        self.mask = 0
+        self._below: list[int] | None = None
+        if all(map(lt, numbers, numbers[1:])):
+            # Of a sorted file: the set of the bands before each run.
+            self._below = list(accumulate((1 << number for number in numbers), initial=0))
+        self.mask = reduce(or_, (1 << number for number in set(numbers)))
         """The set of the file's bands."""
-        for number in set(numbers):
-            self.mask |= 1 << number
+
+    @property
+    def is_sorted(self) -> bool:
+        """Return whether each band is one run, in order."""
+        return self._below is not None
 
     def between(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Yield ``(band, first, last)`` of the runs in some rows, counted from 0."""
@@ -146,10 +154,26 @@ class FileBands:
         """Return the set of the bands of some rows."""
         if first <= 0 and last >= self.rows - 1:
             return self.mask
-        mask = 0
-        for number, _, _ in self.between(first, last):
-            mask |= 1 << number
-        return mask
+        if self._below is not None:
+            low = bisect_right(self.starts, first) - 1
+            high = bisect_right(self.starts, last, 0, len(self.numbers))
+            return self._below[high] - self._below[low]
+        return reduce(or_, (1 << number for number, _, _ in self.between(first, last)), 0)
+
+    def stretches(self, first: int, last: int, bands: int) -> Iterator[tuple[int, int]]:
+        """Yield the first and last row of neighbouring bands of a set, within some rows.
+
+        The file must be sorted, and the rows must have all bands of the set.
+        """
+        starts, numbers = self.starts, self.numbers
+        while bands:
+            lowest = (bands & -bands).bit_length() - 1
+            rest = bands >> lowest
+            length = (~rest & (rest + 1)).bit_length() - 1
+            bands &= ~(((1 << length) - 1) << lowest)
+            low = bisect_left(numbers, lowest)
+            high = low + length
+            yield max(first, starts[low]), min(last, starts[high] - 1)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FileBands):

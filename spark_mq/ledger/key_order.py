@@ -29,11 +29,13 @@ def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
 
 def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
     """Return the set of the lanes of which a lease holds a message."""
-    bands, every = 0, (1 << index.layout.lanes) - 1
+    bands, every = 0, index.layout.of_lanes((1 << index.layout.lanes) - 1)
     for row in ledger.find((LEASED,)):
-        bands |= _bands_of(ledger, index, row)
-        if index.layout.lanes_in(bands) == every:
-            break
+        more = bands | _bands_of(ledger, index, row)
+        if more != bands:
+            bands = more
+            if index.layout.of_lanes(index.layout.lanes_in(bands)) == every:
+                break
     return index.layout.lanes_in(bands)
 
 

@@ -275,6 +275,11 @@ class MessageIndex:
             bands |= self._bands_at(at).mask_of(low, high)
         return bands
 
+    def banded_pieces(self, first: int, last: int) -> Iterator[tuple[int, FileBands, int, int]]:
+        """Yield each file's first sequence, its bands, and the first and last row in it."""
+        for at, begins, low, high in self._pieces(first, last):
+            yield begins, self._bands_at(at), low, high
+
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield the place of each file, its first sequence, and the first and last row in it."""
         firsts, rows = self.files.firsts, self.files.rows
