@@ -163,7 +163,7 @@ def _micro_batch(spark: Any, folder: Path, rounds: int) -> Iterator[Result]:
         "micro-batch of 10,000: settling adds to the first batch of a run",
         first,
         "ms",
-        "learns the runner from a row",
+        "the runner is learned from Spark's plan",
     )
 
 
