@@ -1,4 +1,4 @@
-"""The Spark session of the benchmarks: two cores, with Delta."""
+"""The Spark session of the benchmarks: two cores, with Delta and Spark's own Kafka source."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def session(folder: Path, **settings: str) -> Iterator[Any]:
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
+    from peers.kafka import CONNECTOR
     from spark_mq.spark import register
 
     builder = SparkSession.builder.master("local[2]").appName("spark_mq benchmarks")
@@ -45,7 +46,7 @@ def session(folder: Path, **settings: str) -> Iterator[Any]:
         **settings,
     }.items():
         builder = builder.config(name, value)
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    spark = configure_spark_with_delta_pip(builder, [CONNECTOR]).getOrCreate()
     try:
         spark.sparkContext.setLogLevel("ERROR")
         register(spark)
