@@ -34,9 +34,9 @@ SETTINGS = {
 def session(folder: Path, **settings: str) -> Iterator[Any]:
     """A session, stopped at the end. All of a run share one JVM: the first that starts sets its class path and memory."""
     from delta import configure_spark_with_delta_pip
+    from peers.kafka import CONNECTOR
     from pyspark.sql import SparkSession
 
-    from peers.kafka import CONNECTOR
     from spark_mq.spark import register
 
     builder = SparkSession.builder.master("local[2]").appName("spark_mq benchmarks")

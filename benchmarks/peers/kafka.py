@@ -56,9 +56,7 @@ def server() -> Iterator[str]:
         port, controller = _free_ports()
         settings = folder / "server.properties"
         settings.write_text(
-            _SETTINGS.format(
-                port=port, controller=controller, folder=folder, partitions=PARTITIONS
-            )
+            _SETTINGS.format(port=port, controller=controller, folder=folder, partitions=PARTITIONS)
         )
         run = [java, "-Xmx1g", "-cp", f"{folder}/jars/*"]
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -84,13 +82,10 @@ def _fetch_jars(java: str, folder: Path) -> None:
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     settings = folder / "ivysettings.xml"
     settings.write_text(_CENTRAL)
-    _check(
-        [java, "-jar", ivy, "-settings", settings, "-confs", "default"]
-        + ["-dependency", "org.apache.kafka", "kafka_2.13", VERSION]
-        + ["-retrieve", f"{folder}/jars/[artifact]-[revision](-[classifier]).[ext]"],
-        folder,
-        f"Maven Central does not give the jars of Kafka {VERSION}",
-    )
+    resolve = [java, "-jar", ivy, "-settings", settings, "-confs", "default"]
+    resolve += ["-dependency", "org.apache.kafka", "kafka_2.13", VERSION]
+    resolve += ["-retrieve", f"{folder}/jars/[artifact]-[revision](-[classifier]).[ext]"]
+    _check(resolve, folder, f"Maven Central does not give the jars of Kafka {VERSION}")
 
 
 def _check(command: list[object], folder: Path, failure: str) -> None:
