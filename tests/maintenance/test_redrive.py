@@ -1,4 +1,4 @@
-"""Redrive: dead letters go back where they came from, each once, whatever crashes in between."""
+"""Redrive: dead letters go back where they came from, each once, also if a process crashes in between."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_a_process_may_go_on_after_a_block_that_sigterm_ended(
 
 
 def test_a_thread_that_waits_is_let_go_by_an_interrupted_leader() -> None:
-    """Whoever leads a batch is interrupted; the others' calls are run by one of them."""
+    """The leader of a batch is interrupted; one of the others runs their calls."""
     began, interrupt, runs = threading.Event(), threading.Event(), list[list[int]]()
 
     def run(items: Any) -> list[int]:
