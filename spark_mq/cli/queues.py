@@ -178,7 +178,8 @@ def purge(
     confirm(f"Purge {opened.path}: drop {messages:,} messages for all groups?", yes)
     with busy("purging"):
         dropped = opened.purge(opened.name)
-    emit_one({"queue": opened.path, "files_dropped": dropped}, output)
+    row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
+    emit_one({"queue": opened.path, **row}, output)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from spark_mq.util.validation import (
 
 __all__ = [
     "DURATION_SETTINGS",
+    "QUEUE_DURATIONS",
     "GroupOptions",
     "GroupSettings",
     "GroupSettingsOptions",
@@ -38,6 +39,15 @@ DURATION_SETTINGS: Final = (
     "breaker_max_wait",
 )
 """The settings of a group that are stored in microseconds."""
+QUEUE_DURATIONS: Final = (
+    "retention",
+    "hard_retention",
+    "delivery_delay",
+    "message_ttl",
+    "history_retention",
+    "dedup_window",
+)
+"""The settings of a queue that are stored in microseconds."""
 _COUNTS: Final = (
     "max_delivery_attempts",
     "max_failures",
@@ -55,46 +65,7 @@ _NULLABLE: Final = ("max_delivery_attempts", "breaker_threshold")
 class GroupSettings:
     """How a group delivers. Durations are microseconds.
 
-    Parameters
-    ----------
-    visibility_timeout
-        How long a lease lasts unless its holder extends it. Default 60 s. Its messages are due
-        again after ``clock_skew`` more.
-    max_delivery_attempts
-        The most deliveries of a message. None for no limit. Default 5.
-    on_exhausted
-        What happens to a message past a limit. Default "dead_letter". "drop" settles it.
-        "block" stops deliveries after it until the owner calls ``unblock``.
-    on_reject
-        What happens to a rejected message. Default "dead_letter". "drop" settles it.
-    clock_skew
-        The margin after a deadline before another clock may expire the lease. Default 1 s.
-    retry
-        How the delay after a nack grows with each failure. Default "exponential", which doubles
-        it. "linear" adds ``retry_delay``. "constant" keeps it. With "none" the first failure of
-        a message by itself is final.
-    retry_delay
-        The delay after the first nack. Default 10 s. Expired messages are due at once.
-    max_retry_delay
-        The longest delay before jitter. Default 15 min.
-    retry_jitter
-        The greatest share of the delay to add. Default 0.1.
-    max_failures
-        The most failures of a message. None for no limit, the default.
-    max_retry_age
-        The longest time since the first failure. None for no limit, the default.
-    max_in_flight
-        The most messages under lease. None for no limit, the default.
-    max_ledger_ranges
-        The ledger size that stops leases of unread messages. Default 200,000 ranges.
-    breaker_threshold
-        Leases of different messages that fail in a row until the breaker opens. None for no
-        breaker. Default 5.
-    breaker_wait
-        The wait before the first probe of an open breaker. It doubles with each failed probe.
-        Default 10 s.
-    breaker_max_wait
-        The longest wait before a probe. Default 5 min.
+    ``operations.public_settings`` describes the fields. Users see that class, with timedeltas.
     """
 
     visibility_timeout: int = 60 * SECOND

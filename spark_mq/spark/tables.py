@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any, Final
 
 from pyspark.sql.types import (
@@ -68,7 +69,11 @@ def _pick(source: Any, names: Sequence[str]) -> Row:
     if isinstance(source, dict):
         return tuple(source.get(name) for name in names)
     known = {one.name for one in fields(source)}
-    return tuple(getattr(source, name) if name in known else None for name in names)
+    return tuple(_cell(getattr(source, name)) if name in known else None for name in names)
+
+
+def _cell(value: Any) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 class StatsTable:

@@ -38,6 +38,7 @@ from spark_mq.streaming.offset import fence_app_id, parse_offset
 from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
 from spark_mq.streaming.replay import find_batch_damage, take_over_batch
 from spark_mq.telemetry.conventions import Signal
+from spark_mq.util.clock import to_seconds
 
 __all__ = ["StreamSource"]
 
@@ -162,6 +163,7 @@ class StreamSource:
             return {}
         stats = asdict(compute_stats(*self._looked))
         place = {"source": "spark_mq", "queue": self.ledger.queue_path, "group": self.ledger.name}
+        stats["oldest_unsettled_age"] = to_seconds(stats["oldest_unsettled_age"])
         return place | {name: stats[name] for name in PROGRESS}
 
     def _check(self) -> None:
