@@ -43,6 +43,7 @@ from spark_mq.util.process import ForkGuard
 from spark_mq.util.user import current_user, with_user
 
 __all__ = [
+    "CREATE_GROUP",
     "GroupView",
     "LedgerOperation",
     "OperationBatcher",
@@ -53,6 +54,8 @@ __all__ = [
 
 T = TypeVar("T")
 _CLOSED: Final = Breaker()
+CREATE_GROUP: Final = "create group"
+"""The operation that creates a group."""
 StartPosition = str | int | datetime
 
 

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_mq.errors import (
     CorruptLog,
@@ -17,14 +16,13 @@ from spark_mq.errors import (
     SparkMQError,
     StorageError,
 )
-from spark_mq.ledger.editor import END_REASONS
-from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
+from spark_mq.operations.outcomes import OUTCOMES, last_ends
 from spark_mq.operations.redrives import dead_letter_of, find_earlier, find_later
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.util.html import rows_html
@@ -53,8 +51,6 @@ FINISHED_SCHEMA: Final = pa.schema(
 """One row a finished message. ``leased_at`` is its last delivery; with payload the columns
 message_id, key, value and headers follow."""
 
-_UNDOING: Final = pa.array(["sought", REWOUND])
-"""Events that make messages unread again."""
 _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
@@ -234,11 +230,7 @@ def finished(
 ) -> pa.Table:
     """What has finished in a group: see :meth:`spark_mq.Queue.finished`."""
     validate_name("group", group)
-    wanted = (
-        None
-        if outcome is None
-        else validate_choice("outcome", outcome, [*END_REASONS.values(), "dropped"])
-    )
+    wanted = None if outcome is None else validate_choice("outcome", outcome, OUTCOMES)
     low, high = (
         given if at is None else validate_count(name, at, least=0, most=2**63 - 1)
         for name, at, given in zip(("first", "last"), within, (0, 2**63 - 1), strict=True)
@@ -249,7 +241,7 @@ def finished(
     rows = read_history(context, group=group)
     if not rows.num_rows and group not in context.ledgers.groups():
         raise group_not_found(group, context.ledgers, context.path)  # it was not even dropped
-    ends = [one for one in _ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
+    ends = [one for one in last_ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
     index = context.messages.full_index(min((start for _, (start, _) in ends), default=high))
     for end, (start, stop) in ends:
         parts += [
@@ -257,20 +249,6 @@ def finished(
             for piece, rows in _payload(context, index, start, stop, names)
         ]
     return pa.concat_tables(parts).sort_by("sequence")
-
-
-def _ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
-    """Yield the ends of messages within ``low..high`` that no later event has undone."""
-    sought = [
-        (r["version"], (r["first"], r["last"]))
-        for r in rows.filter(pc.is_in(rows["event"], value_set=_UNDOING)).to_pylist()
-    ]
-    for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
-        undone = normalise(interval for version, interval in sought if version > end["version"])
-        within = (max(low, end["first"]), min(high, end["last"]))
-        if within[0] <= within[1]:
-            for interval in subtract([within], undone):
-                yield end, interval
 
 
 def _finished(

@@ -16,6 +16,9 @@ from support.handles import again, archive, archived, history, lease, on_commit
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.message_range import range_between
+from spark_mq.ledger.ranges import SETTLED
+from spark_mq.operations.outcomes import show_outcomes
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
 
@@ -59,6 +62,48 @@ def test_each_commit_tells_what_happened_to_which_messages(queue: Queue) -> None
     operations = history(queue)["operation"].to_pylist()
     assert operations[0] == "create group"
     assert "freeze dead" in operations, "a commit without events has its line, too"
+
+
+def shown(queue: Queue) -> list[tuple[str, int, int, str | None]]:
+    """(state, messages, deliveries, error) of the ranges of a group, with outcomes as states."""
+    group = queue._context.group("default")
+    ledger, index = group.current(), queue._context.messages.index()
+    below = range_between(index, 0, ledger.head.ack_floor, SETTLED)
+    ranges = [one for one in (below, *ledger) if one is not None]
+    found = sorted(show_outcomes(group, index, ranges), key=lambda r: r.first)
+    return [(r.state, r.message_count, r.delivery_count, r.error) for r in found]
+
+
+def test_the_outcomes_of_settled_ranges_come_from_the_history(queue: Queue) -> None:
+    lived(queue)
+    before = [
+        ("acked", 1, 1, None),
+        ("dead_lettered", 1, 1, "no"),
+        ("waiting", 1, 1, "again"),
+        ("leased", 1, 1, None),
+    ]
+    assert shown(queue) == before
+    queue.sweep()
+    assert shown(again(queue)) == before
+
+
+def test_neighbours_that_ended_alike_are_one_range_across_commits(queue: Queue) -> None:
+    for n in range(3):
+        queue.publish([f"{n}-{at}" for at in range(2)])
+    for _ in range(6):
+        lease(queue, 1).ack()
+    assert shown(queue) == [("acked", 6, 1, None)]
+    queue.group().seek("earliest")
+    lease(queue, 1).ack()
+    assert shown(queue) == [("acked", 1, 1, None)]
+
+
+def test_what_lay_before_a_group_has_no_outcome(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    lease(queue, 2).ack()
+    queue.drop_group("default")
+    queue.group(start="latest").ensure()
+    assert shown(queue) == [("settled", 2, 0, None)]
 
 
 def test_what_is_archived_and_what_is_not_yet_is_told_alike(delta_queue: Make) -> None:
