@@ -25,6 +25,7 @@ from spark_mq.operations.history import read_history
 from spark_mq.operations.outcomes import OUTCOMES, last_ends
 from spark_mq.operations.redrives import dead_letter_of, find_earlier, find_later
 from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.html import rows_html
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
@@ -57,7 +58,12 @@ _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 @dataclass(frozen=True, slots=True)
 class TraceEvent(Record):
     """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
-    ended, where it did. ``user``: the person who did it, if one did."""
+    ended, where it did. ``user``: the person who did it, if one did.
+
+    ``error`` is the message's own failure. ``batch_error`` is the failure of its whole lease, which
+    held ``batch_size`` messages: any of them may have caused it. Only the event of a failure has an
+    error.
+    """
 
     at: datetime
     version: int
@@ -73,6 +79,8 @@ class TraceEvent(Record):
     reason: str | None
     error: str | None
     user: str | None = None
+    batch_error: str | None = None
+    batch_size: int | None = None
 
     def __str__(self) -> str:
         parts = [
@@ -86,10 +94,18 @@ class TraceEvent(Record):
         parts += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
         parts += [
             f"{name}: {text}"
-            for name, text in (("reason", self.reason), ("error", self.error))
+            for name, text in (("reason", self.reason), ("error", self.shown_error))
             if text
         ]
         return "  ".join(parts)
+
+    @property
+    def shown_error(self) -> str | None:
+        """The error for people. It says if the failure was that of a whole batch."""
+        if self.batch_size is None:
+            return self.error
+        why = f": {self.batch_error}" if self.batch_error else ""
+        return f"its batch of {self.batch_size:,} failed{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +184,9 @@ def _trace(
             group=r["consumer_group"],
             **{name: r[name] for name in TraceEvent.__slots__ if name in r},
         )
-        for r in _of_this_message(read_history(context, sequence=sequence).to_pylist())
+        for r in _with_own_errors(
+            _of_this_message(read_history(context, sequence=sequence).to_pylist())
+        )
     ]
     earlier, later, letter = None, list[int](), dead_letter_of(row["headers"])
     if back and letter is not None and row["message_id"] is not None:
@@ -218,6 +236,22 @@ def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for r in rows
         if r["event"] is not None and r["version"] > rewound.get(r["consumer_group"], -1)
     ]
+
+
+def _with_own_errors(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield events with each error where it happened, and apart if it belongs to a whole lease.
+
+    A ledger keeps the last error of a message, so later events carry it, too.
+    """
+    known: dict[str, str | None] = {}
+    for r in rows:
+        group, error = r["consumer_group"], r["error"]
+        carried = r["event"] not in FAILURES and error == known.get(group)
+        known[group] = error
+        own, of_batch = (None if carried else error), None
+        if r["batch_size"] is not None:
+            own, of_batch = None, error
+        yield {**r, "error": own, "batch_error": of_batch}
 
 
 def finished(
