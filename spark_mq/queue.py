@@ -18,7 +18,7 @@ from spark_mq.inspect.find import find_queues
 from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
 from spark_mq.ledger import settings as stored
-from spark_mq.ledger.settings import GroupOptions
+from spark_mq.ledger.settings import GroupOptions, QueueOptions
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
@@ -26,6 +26,7 @@ from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.maintenance.retention import PurgeResult, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message, check_time, to_publish
+from spark_mq.operations.configure import configure_queue
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import create_queue_tables, open_context, rehome
 from spark_mq.operations.identity import is_own_place, relative_place
@@ -262,6 +263,32 @@ class Queue(QueueViews):
     def settings(self) -> QueueSettings:
         """The settings of the queue."""
         return public_queue_settings(self._context.settings)
+
+    def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
+        """Change settings of the queue in one commit, and return all of them.
+
+        Another open handle obeys once it has read the log of ``messages/`` again. Leases, sweeps
+        and looks read it first. A publish reads it as it commits, so the change holds from the
+        next one on. Publishers of other Delta writers that commit meanwhile may have to try again.
+
+        Parameters
+        ----------
+        **settings
+            ``retention``, ``hard_retention``, ``history_retention``, ``delivery_delay``,
+            ``message_ttl`` and ``dedup_window``, as for :meth:`create`. Others are fixed, or
+            belong to a group.
+
+        Returns
+        -------
+        QueueSettings
+            All settings of the queue.
+
+        Raises
+        ------
+        InvalidOption
+            A setting is unknown, cannot change, or its value is invalid. Nothing has changed.
+        """
+        return public_queue_settings(configure_queue(self._context, settings))
 
     # -- publish
 

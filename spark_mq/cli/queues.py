@@ -1,4 +1,4 @@
-"""``spark-mq queue``: list, create, describe, purge and drop queues."""
+"""``spark-mq queue``: list, create, describe, configure, purge and drop queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_
 
 __all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 
-app = typer.Typer(help="List, create, describe, purge and drop queues.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, create, describe, configure, purge and drop queues.", no_args_is_help=True
+)
 
 GROUP_COLUMNS = [
     ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("IN FLIGHT", "in_flight"),
@@ -163,6 +165,23 @@ def group_rows(groups: Any) -> list[dict[str, Any]]:
     waiting = ("blocked", "dead", "in_flight", "ready", "delayed")
     rows.sort(key=lambda row: (*(-int(row[name]) for name in waiting), row["group"]))
     return rows
+
+
+@app.command()
+def configure(
+    queue: QueuePathArgument,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="A setting, such as retention=3d."),
+    ] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Change settings of a queue, and print all of them."""
+    opened = open_queue(queue, storage_option)
+    given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
+    after = asdict(opened.configure(**given) if given else opened.settings)
+    emit_one({"queue": opened.path, **after}, output)
 
 
 @app.command()

@@ -22,6 +22,7 @@ __all__ = [
     "GroupOptions",
     "GroupSettings",
     "GroupSettingsOptions",
+    "QueueOptions",
     "QueueSettings",
 ]
 
@@ -189,7 +190,7 @@ def _unknown_setting(name: str, known: list[str]) -> str:
     """Return the error text for a name that is no setting of a group."""
     if name in {field.name for field in fields(QueueSettings)} - {"group"}:
         return (
-            f"{name!r} is a setting of the queue: it is fixed when the queue is made. "
+            f"{name!r} is a setting of the queue: use queue.configure. "
             f"A group has {', '.join(known)}."
         )
     hint = suggest(name, known)
@@ -216,6 +217,17 @@ class GroupOptions(TypedDict, total=False):
     breaker_max_wait: Duration
 
 
+class QueueOptions(TypedDict, total=False):
+    """Settings of a queue that may change, as a user gives them."""
+
+    retention: Duration
+    hard_retention: Duration | None
+    delivery_delay: Duration | None
+    message_ttl: Duration | None
+    history_retention: Duration
+    dedup_window: Duration | None
+
+
 class GroupSettingsOptions(GroupOptions, total=False):
     """All settings of a group as a user gives them."""
 
@@ -225,7 +237,7 @@ class GroupSettingsOptions(GroupOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What a queue was created with. Durations are microseconds.
+    """The settings of a queue. Durations are microseconds.
 
     The queue stores its settings as JSON in the description of ``messages/``, because a property
     change would fail publishers in flight.

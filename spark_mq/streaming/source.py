@@ -219,7 +219,8 @@ class StreamSource:
 
     def _settle_lost(self) -> None:
         """Settle messages that the queue's hard limit dropped, or raise DataLossError."""
-        if not self.ledger.hard_limit:
+        known = self.ledger.ledgers.read(self.ledger.name, look=None).ledger
+        if known is None or not self.ledger.may_have_lost(known):
             return
 
         def compute(view: GroupView) -> Update[None]:

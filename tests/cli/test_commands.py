@@ -161,6 +161,15 @@ def test_a_queue_is_described(run: Run, queue: Queue) -> None:
     assert line.split()[1:7] == ["1", "1", "1", "1", "0", "1"]
 
 
+def test_a_queue_is_configured(run: Run, queue: Queue) -> None:
+    row = run("queue", "configure", queue.path, "--set", "retention=3d", "-o", "json").row
+    assert (row["retention"], row["group"]["visibility_timeout"]) == (259_200.0, 60.0)
+    assert Queue.open(queue.path).settings.retention == timedelta(days=3)
+    assert "retention" in run("queue", "configure", queue.path).out
+    refused = run("queue", "configure", queue.path, "--set", "durable=false", expect=2).err
+    assert "fixed when the queue is created" in refused
+
+
 def test_a_purge_drops_all_messages(run: Run, queue: Queue) -> None:
     assert "--yes" in run("queue", "purge", queue.path, expect=2).err
     assert run("queue", "purge", queue.path, "-y", "-o", "json").row["files_dropped"] == 1

@@ -186,7 +186,7 @@ def test_a_setting_of_the_queue_is_none_of_a_group(queue: Queue) -> None:
     ):
         with pytest.raises(
             InvalidOption,
-            match=f"{name!r} is a setting of the queue: it is fixed when the queue is made",
+            match=f"{name!r} is a setting of the queue: use queue.configure",
         ) as caught:
             queue.group("new").configure(**{name: "1d"})
         assert caught.value.data["option"] == name
