@@ -1,4 +1,4 @@
-"""``spark-mq queue``: list, create, describe, purge and drop queues."""
+"""``spark-mq queue``: list, create, describe, configure, purge and drop queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_
 
 __all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 
-app = typer.Typer(help="List, create, describe, purge and drop queues.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, create, describe, configure, purge and drop queues.", no_args_is_help=True
+)
 
 GROUP_COLUMNS = [
     ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("IN FLIGHT", "in_flight"),
@@ -166,6 +168,23 @@ def group_rows(groups: Any) -> list[dict[str, Any]]:
 
 
 @app.command()
+def configure(
+    queue: QueuePathArgument,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="A setting, such as retention=3d."),
+    ] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Change settings of a queue, and print all of them."""
+    opened = open_queue(queue, storage_option)
+    given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
+    after = asdict(opened.configure(**given) if given else opened.settings)
+    emit_one({"queue": opened.path, **after}, output)
+
+
+@app.command()
 def purge(
     queue: QueuePathArgument,
     yes: Yes = False,
@@ -178,7 +197,8 @@ def purge(
     confirm(f"Purge {opened.path}: drop {messages:,} messages for all groups?", yes)
     with busy("purging"):
         dropped = opened.purge(opened.name)
-    emit_one({"queue": opened.path, "files_dropped": dropped}, output)
+    row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
+    emit_one({"queue": opened.path, **row}, output)
 
 
 @app.command()

@@ -29,6 +29,7 @@ from spark_mq.delta.tables import (
     checkpoint_soon,
     create_table,
     last_checkpoint,
+    with_columns,
     write_checkpoint,
 )
 from spark_mq.ledger.editor import end_reason_of
@@ -39,7 +40,15 @@ from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import SECOND, to_datetime
 
-__all__ = ["BATCH", "HISTORY_SCHEMA", "Archived", "HistoryStore", "HistoryTable", "history_rows"]
+__all__ = [
+    "BATCH",
+    "FAILURES",
+    "HISTORY_SCHEMA",
+    "Archived",
+    "HistoryStore",
+    "HistoryTable",
+    "history_rows",
+]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _OF_RANGE: Final = [f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state")]
@@ -57,6 +66,7 @@ HISTORY_SCHEMA: Final = pa.schema(
         pa.field("outcome", pa.string()),
         *_OF_RANGE,
         pa.field("user", pa.string()),
+        pa.field("batch_size", pa.int64()),
     ]
 )
 """One row for each event of a range. A commit without events has one row with a null event.
@@ -64,8 +74,12 @@ HISTORY_SCHEMA: Final = pa.schema(
 ``version`` is that of ``leases/``. ``ordinal`` is the event's place in its commit. ``day`` is the
 partition. ``state`` is the state after the event. ``outcome`` says how the message ended: acked,
 dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
-change, if one did.
+change, if one did. ``batch_size`` is the size of the lease that failed as a whole, on the event of
+such a failure. Then ``error`` belongs to the lease, not to each message. Files of older versions
+lack the column.
 """
+FAILURES: Final = ("nacked", "rejected", "lease_expired", "given_back")
+"""The events of a delivery that failed."""
 
 BATCH: Final = 1_000
 """Ledger commits archived by one commit."""
@@ -284,7 +298,13 @@ class HistoryTable:
         return commits
 
     def _create(self) -> None:
-        if self._log.open() is None:
+        """Create the table, or add the columns that an older version did not know."""
+        state = self._log.open()
+        if state is not None:
+            if (metadata := with_columns(state.metadata, HISTORY_SCHEMA)) is not None:
+                change = Change(uuid.uuid4().hex, {"operation": "add columns"}, metadata=metadata)
+                self._log.transact(lambda _: (change, None))
+        else:
             create_table(
                 self.files,
                 HISTORY_SCHEMA,
@@ -419,6 +439,7 @@ def _table(commit: LedgerCommit, events: pa.Table, groups: Any) -> pa.Table:
         end_reason_of(event) if end else None
         for event, end in zip(events["event"].to_pylist(), ended, strict=True)
     ]
+    failed = pc.and_(pc.is_in(events["event"], value_set=pa.array(FAILURES)), events["suspect"])
     given = {
         "day": pa.repeat(pa.scalar(at.date()), n),
         "version": pa.repeat(pa.scalar(commit.version, pa.int64()), n),
@@ -428,6 +449,7 @@ def _table(commit: LedgerCommit, events: pa.Table, groups: Any) -> pa.Table:
         "operation": pa.repeat(pa.scalar(commit.operation, pa.string()), n),
         "operation_id": pa.repeat(pa.scalar(commit.operation_id, pa.string()), n),
         "outcome": pa.array(outcomes, pa.string()),
+        "batch_size": pc.if_else(failed, events["lease_size"], None),
         "user": pa.repeat(pa.scalar(commit.user, pa.string()), n),
     }
     columns = [given[f.name] if f.name in given else events[f.name] for f in HISTORY_SCHEMA]

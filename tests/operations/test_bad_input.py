@@ -175,11 +175,11 @@ def test_a_half_made_queue_is_finished_by_making_it_again(
         )
         refused(tmp_path, errors.NotAQueue, lambda: Queue.create(tmp_path / "q"), "other settings")
     else:
-        assert Queue.open(tmp_path / "q").settings.group.visibility_timeout == 7_000_000
+        assert Queue.open(tmp_path / "q").settings.group.visibility_timeout == timedelta(seconds=7)
     queue = Queue.create(
         tmp_path / "q", visibility_timeout="7s", exist_ok=died_before.startswith("dead")
     )
-    assert queue.settings.group.visibility_timeout == 7_000_000
+    assert queue.settings.group.visibility_timeout == timedelta(seconds=7)
     queue.publish("a")
     lease(queue).ack()
     queue.dead_letters.publish("b")
@@ -238,7 +238,7 @@ def test_messages_made_anew(queue: Queue) -> None:
     held = again(queue)
     held.stats()
     shutil.rmtree(queue._context.messages.path)
-    MessageTable(queue._context.messages.path).create(queue.settings.to_json())
+    MessageTable(queue._context.messages.path).create(queue._context.settings.to_json())
     refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
     with pytest.raises(errors.NotAQueue, match="made again"):
         held.publish("x")

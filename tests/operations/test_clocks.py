@@ -158,7 +158,7 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(
     assert held.ack().settled == 2
     assert queue.group().expire() >= 0
     worker.sweep()
-    assert queue.group().settings.visibility_timeout == 60_000_000
+    assert queue.group().settings.visibility_timeout == timedelta(minutes=1)
     worker.publish("after")
     for _ in range(4):  # forwards until all is due, after either kind of jump
         while (taken := worker.group().lease("w", max_messages=100)) is not None:
@@ -274,7 +274,8 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
         assert stats.acked == settled
         assert stats.ready + stats.delayed + stats.in_flight + stats.acked == published
         assert all(
-            age is None or age >= 0 for age in (stats.oldest_unsettled_age, stats.oldest_lease_age)
+            age is None or age >= timedelta(0)
+            for age in (stats.oldest_unsettled_age, stats.oldest_lease_age)
         )
     clock.set(datetime(2027, 1, 1, tzinfo=UTC))
     while (found := queue.group().lease("last", max_messages=10)) is not None:
