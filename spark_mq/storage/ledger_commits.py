@@ -12,6 +12,7 @@ from spark_mq.delta.actions import Commit
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import one_line
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA
+from spark_mq.storage.ledger_scan import read_rows
 from spark_mq.storage.ledger_store import LedgerCommit
 
 __all__ = ["to_ledger_commit"]
@@ -40,7 +41,7 @@ def to_ledger_commit(files: ObjectStore, commit: Commit) -> LedgerCommit:
 def _rows(files: ObjectStore, version: int, add: Mapping[str, Any]) -> pa.Table:
     """Return the rows of a file with its group. There are none if it is gone or broken."""
     try:
-        rows = files.read_parquet(add["path"], LEASES_SCHEMA)
+        rows = read_rows(files, add["path"], add["size"], LEASES_SCHEMA)
     except (FileNotFoundError, pa.ArrowException) as error:
         _log.error(
             "the history of commit %d of %s is lost: %s: %s",

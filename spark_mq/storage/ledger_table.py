@@ -319,7 +319,7 @@ class LedgerTable:
         self, groups: Iterable[str], columns: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.Table]]:
         files = self._group_files()
-        wanted = {group: tuple(files[group]) for group in groups if group in files}
+        wanted = {group: tuple(files[group].values()) for group in groups if group in files}
         return scan_ledgers(self.files, wanted, columns, lambda group: self.read(group).ledger)
 
     def _group_files(self) -> dict[str, Mapping[str, AddFile]]:
