@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.operations.context import QueueContext
-from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_table import BATCH
 from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import to_datetime
 
@@ -22,6 +23,7 @@ def read_history(
     sequence: int | None = None,
     group: str | None = None,
     since: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> pa.Table:
     """Return what happened in a queue, in order.
 
@@ -33,6 +35,8 @@ def read_history(
         Only one message, only one group. Default: all.
     since
         Only commits from this time on, in microseconds since 1970. Default: all.
+    columns
+        The columns of HISTORY_SCHEMA to return. Default: all.
     """
     filters: list[tuple[str, str, Any]] = []
     if sequence is not None:
@@ -41,15 +45,18 @@ def read_history(
         filters.append(("consumer_group", "=", group))
     if since is not None:
         filters.append(("committed_at", ">=", to_datetime(since)))
-    archived, up_to = HISTORY_SCHEMA.empty_table(), -1
+    names = HISTORY_SCHEMA.names if columns is None else list(columns)
+    needed = [name for name in HISTORY_SCHEMA.names if name in {*names, "version", "ordinal"}]
+    archived, up_to = HISTORY_SCHEMA.empty_table().select(needed), -1
     if context.history is not None:
-        archived, up_to = context.history.read(filters)
+        archived, up_to = context.history.read(filters, needed)
         if up_to > context.ledgers.version():
             reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
             raise tables_disagree(context.path, reason)
     recent = [_matching(rows, sequence, group, since) for rows in _commits_after(context, up_to)]
     order = [("version", "ascending"), ("ordinal", "ascending")]
-    return pa.concat_tables([archived, *recent]).sort_by(order)
+    rows = pa.concat_tables([archived, *(part.select(needed) for part in recent)])
+    return rows.sort_by(order).select(names)
 
 
 def _commits_after(context: QueueContext, version: int) -> Iterator[pa.Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +22,7 @@ from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import SETTLED
+from spark_mq.ledger.ranges import FLOOR, SETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
@@ -200,7 +201,8 @@ def _trace(
 
 def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str, str]]:
     """Yield the groups that are stopped before they settled a message, with the reason."""
-    for group in context.groups():
+    for name in _marked_groups(context):
+        group = context.group(name)
         try:
             snapshot = group.snapshot()
             ledger, settings = snapshot.ledger, group.settings_in(snapshot)
@@ -212,6 +214,19 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
             continue
         if why := ledger.head.breaker.why(settings):
             yield group.name, why
+
+
+def _marked_groups(context: QueueContext) -> Iterator[str]:
+    """Yield the groups whose header speaks of a pause or of failures. Others are not stopped."""
+    left = context.ledgers.groups()
+    try:
+        for name, rows in context.ledgers.scan(tuple(left), ("state", "detail")):
+            header = rows["detail"].filter(pc.equal(rows["state"], FLOOR))
+            if len(header) != 1 or json.loads(header[0].as_py() or "{}").get("breaker"):
+                yield name
+            left.remove(name)
+    except (SparkMQError, ValueError):  # a damaged ledger is one of those that are left
+        yield from left
 
 
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import uvicorn
 
 from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.inspect import QueueOverview
 from spark_mq.web.app import Health, create_app
 from spark_mq.web.looks import Looks
 from spark_mq.web.security import Access, is_local
@@ -82,8 +83,10 @@ def serve(
 
 
 def _look_once(looks: Looks) -> None:
-    """Look at all queues. The pages show the errors."""
+    """Look at all queues and at their last hour. The pages show the errors."""
     try:
-        looks.all()
+        for name, overview in looks.all().items():
+            if isinstance(overview, QueueOverview):
+                looks.queue(name).throughput()
     except (SparkMQError, OSError) as error:
         _log.warning("the first look at %s failed: %s", looks.path, error)
