@@ -218,15 +218,15 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
 
 def _marked_groups(context: QueueContext) -> Iterator[str]:
     """Yield the groups whose header speaks of a pause or of failures. Others are not stopped."""
-    left = context.ledgers.groups()
-    try:
+    tags, known = context.ledgers.tags(), context.marked_groups
+    left = [name for name, tag in tags.items() if known.get(name, (None,))[0] != tag]
+    with contextlib.suppress(SparkMQError, ValueError):  # a damaged ledger stays in `left`
         for name, rows in context.ledgers.scan(tuple(left), ("state", "detail")):
             header = rows["detail"].filter(pc.equal(rows["state"], FLOOR))
-            if len(header) != 1 or json.loads(header[0].as_py() or "{}").get("breaker"):
-                yield name
+            marked = len(header) != 1 or bool(json.loads(header[0].as_py() or "{}").get("breaker"))
+            known[name] = (tags[name], marked)
             left.remove(name)
-    except (SparkMQError, ValueError):  # a damaged ledger is one of those that are left
-        yield from left
+    yield from (name for name in tags if name in left or known.get(name, (None, True))[1])
 
 
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

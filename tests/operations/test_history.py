@@ -325,6 +325,24 @@ def test_a_message_has_its_whole_life_told(queue: Queue, clock: ManualClock) -> 
         assert part in printed
 
 
+def test_each_trace_knows_who_is_paused_now(queue: Queue) -> None:
+    (sequence,) = queue.publish(["a"]).sequences
+    groups = [queue.group(name) for name in ("one", "two")]
+    for group in groups:
+        taken = group.lease("w")
+        assert taken
+        taken.nack(delay=0)
+    assert queue.trace(sequence).blocked == ()
+    groups[1].pause("broken")
+    ((name, why),) = queue.trace(sequence).blocked
+    assert (name, "broken" in why) == ("two", True)
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["two"]
+    groups[0].pause()
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["one", "two"]
+    groups[1].resume()
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["one"]
+
+
 def test_a_message_nobody_has_read_yet_has_only_been_published(queue: Queue) -> None:
     receipt = queue.publish(["a"])
     assert queue.trace(receipt.sequences[0]).events == ()
