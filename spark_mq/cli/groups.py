@@ -43,7 +43,7 @@ def list_groups(
 ) -> None:
     """List the groups with their counts, the busiest first."""
     overview = open_queue(queue, storage_option).describe()
-    rows = group_rows(overview.groups)
+    rows = group_rows(overview.groups, len(overview.groups))
     rows += [{"group": name, "blocked_because": why} for name, why in overview.damaged.items()]
     emit(rows, GROUP_COLUMNS, output)
 

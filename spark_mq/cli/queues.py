@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -21,6 +22,7 @@ from spark_mq.cli.options import (
     parse_setting,
 )
 from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_time
+from spark_mq.ledger.stats import GroupStats
 
 __all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 
@@ -34,6 +36,7 @@ GROUP_COLUMNS = [
     ("LEASE", "lease"), ("RANGES", "ledger_ranges"), ("BLOCKED BECAUSE", "blocked_because"),
 ]  # fmt: skip
 
+_STATS: Final = tuple(one.name for one in fields(GroupStats))
 _Top = Annotated[int, option("--groups", help="Groups in the table, the busiest first.")]
 
 
@@ -144,27 +147,30 @@ def describe(
     )
     if overview.groups:
         print()
-        emit(group_rows(overview.groups)[:groups], GROUP_COLUMNS, output)
+        emit(group_rows(overview.groups, groups), GROUP_COLUMNS, output)
         if len(overview.groups) > groups:
             print(f"... and {len(overview.groups) - groups} more groups: --groups shows them")
     for name, why in overview.damaged.items():
         print(f"group {name} is damaged: {why}")
 
 
-def group_rows(groups: Any) -> list[dict[str, Any]]:
-    """Return the stats of groups as rows, the busiest first."""
-    rows = [
+def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
+    """Return the stats of groups as rows, the `most` busiest first."""
+    busiest = sorted(groups.items(), key=_business)[:most]
+    return [
         {
             "group": name,
-            **asdict(stats),
+            **{column: getattr(stats, column) for column in _STATS},
             "oldest": show_age(stats.oldest_unsettled_age),
             "lease": show_age(stats.oldest_lease_age),
         }
-        for name, stats in groups.items()
+        for name, stats in busiest
     ]
-    waiting = ("blocked", "dead", "in_flight", "ready", "delayed")
-    rows.sort(key=lambda row: (*(-int(row[name]) for name in waiting), row["group"]))
-    return rows
+
+
+def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
+    name, one = item
+    return (-one.blocked, -one.dead, -one.in_flight, -one.ready, -one.delayed, name)
 
 
 @app.command()

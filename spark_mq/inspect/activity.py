@@ -22,6 +22,7 @@ __all__ = ["THROUGHPUT_SCHEMA", "MessageRecord", "notable_messages", "throughput
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _FAILURES: Final = ("nacked", "rejected", "lease_expired", "exhausted", "given_back")
+_EVENT_COLUMNS: Final = ("committed_at", "consumer_group", "event", "outcome", "message_count")
 _COUNTS: Final = ("published", "leased", "failed", "acked", "dead_lettered", "dropped", "expired")
 THROUGHPUT_SCHEMA: Final = pa.schema(
     [
@@ -88,7 +89,8 @@ def throughput(
     for file in reversed(context.messages.index().files):
         if file.committed_at >= start:
             _count(counts, file.committed_at // length * length, None, "published", file.rows)
-    for row in _event_sums(read_history(context, group=group, since=start), length):
+    events = read_history(context, group=group, since=start, columns=_EVENT_COLUMNS)
+    for row in _event_sums(events, length):
         name = "failed" if row["event"] in _FAILURES else row["event"]
         name = row["outcome"] or name
         if name in _COUNTS:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError, TablesDisagree
@@ -22,10 +22,15 @@ from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.process import ForkGuard
+from spark_mq.util.recent import RecentDict
 
 __all__ = ["QueueContext"]
 
 _log = logging.getLogger(__name__)
+
+
+_MARKS: Final = 100_000
+"""Groups of which a trace remembers something."""
 
 
 class QueueContext:
@@ -78,6 +83,8 @@ class QueueContext:
         self.storage_options = dict(storage_options or {})
         self.payloads = PayloadFiles(messages)
         """The payload files as far as this process has checked them."""
+        self.marked_groups: RecentDict[str, tuple[Hashable, bool]] = RecentDict(_MARKS)
+        """Whether the header of a group speaks of a pause or of failures, with the ledger's tag."""
         self._open_dead_letters = open_dead_letters
         self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.shared_ledger import CREATE_GROUP, SharedLedger
-from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, HistoryStore, history_rows
+from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_table import BATCH, HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import to_datetime
@@ -24,6 +25,7 @@ def read_history(
     sequence: int | None = None,
     group: str | None = None,
     since: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> pa.Table:
     """Return what happened in a queue, in order.
 
@@ -35,15 +37,17 @@ def read_history(
         Only one message, only one group. Default: all.
     since
         Only commits from this time on, in microseconds since 1970. Default: all.
+    columns
+        The columns of HISTORY_SCHEMA to return. Default: all.
     """
     past = _Past(context.history, context.ledgers, context.path)
-    return past.read(sequence, group, since)
+    return past.read(sequence, group, since, columns)
 
 
 def read_group_history(group: SharedLedger) -> pa.Table:
     """Return what happened in a group since it was created, in order."""
     past = _Past(group.history, group.ledgers, group.queue_path)
-    rows = past.read(None, group.name, None)
+    rows = past.read(None, group.name)
     created = rows.filter(pc.equal(rows["operation"], CREATE_GROUP))["version"]
     # A group that was dropped may have had the same name.
     first = pc.max(created).as_py()
@@ -57,7 +61,13 @@ class _Past(NamedTuple):
     ledgers: LedgerStore
     path: str
 
-    def read(self, sequence: int | None, group: str | None, since: int | None) -> pa.Table:
+    def read(
+        self,
+        sequence: int | None,
+        group: str | None,
+        since: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
         filters: list[tuple[str, str, Any]] = []
         if sequence is not None:
             filters += [("first", "<=", sequence), ("last", ">=", sequence)]
@@ -65,17 +75,20 @@ class _Past(NamedTuple):
             filters.append(("consumer_group", "=", group))
         if since is not None:
             filters.append(("committed_at", ">=", to_datetime(since)))
-        archived, up_to = HISTORY_SCHEMA.empty_table(), -1
+        names = HISTORY_SCHEMA.names if columns is None else list(columns)
+        needed = [name for name in HISTORY_SCHEMA.names if name in {*names, "version", "ordinal"}]
+        archived, up_to = HISTORY_SCHEMA.empty_table().select(needed), -1
         if self.history is not None:
-            archived, up_to = self.history.read(filters)
+            archived, up_to = self.history.read(filters, needed)
             if up_to > self.ledgers.version():
                 reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
                 raise tables_disagree(self.path, reason)
         recent = [
-            _matching(rows, sequence, group, since) for rows in _commits_after(self.ledgers, up_to)
+            _matching(rows, sequence, group, since).select(needed)
+            for rows in _commits_after(self.ledgers, up_to)
         ]
         order = [("version", "ascending"), ("ordinal", "ascending")]
-        return pa.concat_tables([archived, *recent]).sort_by(order)
+        return pa.concat_tables([archived, *recent]).sort_by(order).select(names)
 
 
 def _commits_after(ledgers: LedgerStore, version: int) -> Iterator[pa.Table]:

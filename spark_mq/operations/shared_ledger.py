@@ -331,7 +331,7 @@ class SharedLedger:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
         user = current_user()  # here, because another thread may make the commit
         if user is None:
-            return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+            return self.run(LedgerOperation(compute, txn, priority, lease_ids, watch))
 
         def computed(view: GroupView) -> Update[T]:
             ledger, result, info = compute(view)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_mq.errors import (
     CorruptLog,
@@ -18,14 +20,14 @@ from spark_mq.errors import (
 )
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import SETTLED
+from spark_mq.ledger.ranges import FLOOR, SETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
 from spark_mq.operations.outcomes import OUTCOMES, last_ends
 from spark_mq.operations.redrives import dead_letter_of, find_earlier, find_later
 from spark_mq.parquet.schema import FILE_SCHEMA
-from spark_mq.storage.history_table import FAILURES
+from spark_mq.storage.history_rows import FAILURES
 from spark_mq.util.html import rows_html
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
@@ -214,7 +216,8 @@ def _trace(
 
 def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str, str]]:
     """Yield the groups that are stopped before they settled a message, with the reason."""
-    for group in context.groups():
+    for name in _marked_groups(context):
+        group = context.group(name)
         try:
             snapshot = group.snapshot()
             ledger, settings = snapshot.ledger, group.settings_in(snapshot)
@@ -226,6 +229,19 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
             continue
         if why := ledger.head.breaker.why(settings):
             yield group.name, why
+
+
+def _marked_groups(context: QueueContext) -> Iterator[str]:
+    """Yield the groups whose header speaks of a pause or of failures. Others are not stopped."""
+    tags, known = context.ledgers.tags(), context.marked_groups
+    left = [name for name, tag in tags.items() if known.get(name, (None,))[0] != tag]
+    with contextlib.suppress(SparkMQError, ValueError):  # a damaged ledger stays in `left`
+        for name, rows in context.ledgers.scan(tuple(left), ("state", "detail")):
+            header = rows["detail"].filter(pc.equal(rows["state"], FLOOR))
+            marked = len(header) != 1 or bool(json.loads(header[0].as_py() or "{}").get("breaker"))
+            known[name] = (tags[name], marked)
+            left.remove(name)
+    yield from (name for name in tags if name in left or known.get(name, (None, True))[1])
 
 
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,12 +1,17 @@
-"""Table functions for SQL: the state and the past of a queue."""
+"""Table functions for SQL: the state and the past of a queue.
+
+Storage options are settings of the session, because an argument would stand in the plan and in the
+text of the query. Spark hands the settings of a session to its tasks, and redacts secret ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Final
 
+from pyspark import TaskContext
 from pyspark.sql.types import (
     DoubleType,
     IntegerType,
@@ -17,7 +22,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["TABLE_FUNCTIONS", "register_tables"]
+from spark_mq.spark.options import STORAGE_PREFIX
+
+__all__ = ["STORAGE_SETTING", "TABLE_FUNCTIONS", "register_tables"]
+
+STORAGE_SETTING: Final = f"spark.spark_mq.{STORAGE_PREFIX}"
+"""The start of the settings that are storage options, in lower case."""
 
 _TEXT, _LONG, _INT = StringType(), LongType(), IntegerType()
 _DOUBLE, _TIME = DoubleType(), TimestampType()
@@ -63,7 +73,20 @@ Row = tuple[Any, ...]
 def _open(path: str) -> Any:
     from spark_mq.queue import Queue
 
-    return Queue.open(path)
+    return Queue.open(path, storage_options=_storage_options())
+
+
+def _storage_options() -> dict[str, str]:
+    """Return the storage options among the settings of the session."""
+    context = TaskContext.get()
+    # Spark names no setting of a task without its name.
+    known: Mapping[str, str] = getattr(context, "_localProperties", None) or {}
+    found = ((name.lower(), value) for name, value in known.items())
+    return {
+        name[len(STORAGE_SETTING) :]: value
+        for name, value in found
+        if name.startswith(STORAGE_SETTING)
+    }
 
 
 def _pick(source: Any, names: Sequence[str]) -> Row:

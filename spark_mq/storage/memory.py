@@ -298,7 +298,7 @@ class MemoryLedgers:
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         for version in range(max(1, first), min(last, len(self.notes)) + 1):
             note, (group, events) = self.notes[version - 1], self.events[version - 1]
-            rows = to_rows(group, Ledger(LedgerHeader(), None, events))
+            rows = to_rows(group, Ledger(LedgerHeader(), None, events)).slice(1)  # no header
             yield LedgerCommit(
                 version,
                 note["committed_at"],

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from support.handles import until
@@ -446,9 +448,12 @@ def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
     assert process.stderr is not None
     address = process.stderr.readline().split()[-1]
     with urlopen(address, timeout=30) as answer:
-        families = {
-            one.name: one for one in parser.text_string_to_metric_families(answer.read().decode())
-        }
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        text = answer.read().decode()
+    with urlopen(Request(address, headers={"Accept-Encoding": "gzip"}), timeout=30) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert len(gzip.decompress(answer.read()).splitlines()) == len(text.splitlines())
+    families = {one.name: one for one in parser.text_string_to_metric_families(text)}
     found = {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in families.values()
@@ -471,6 +476,18 @@ def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["metrics", "web"])
+def test_a_port_in_use_is_refused(run: Run, queue: Queue, command: str) -> None:
+    if command == "web":
+        pytest.importorskip("starlette")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        where = ["-q", queue.path] if command == "metrics" else [queue.path]
+        error = run(command, *where, "--port", port, expect=2).err
+    assert error.startswith(f"spark-mq: error: cannot listen on 127.0.0.1:{port}: ")
+    assert "--port" in error
 
 
 def test_tail_prints_messages_and_ends(run: Run, queue: Queue) -> None:

@@ -11,12 +11,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from support.handles import again, archive, archived, history, lease, on_commit
 
 from spark_mq import Message, Queue
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED
@@ -245,6 +248,66 @@ def test_what_is_archived_and_what_is_not_yet_is_told_alike(delta_queue: Make) -
     assert len(told(queue)) == len(before) + 1
 
 
+def test_some_columns_are_those_of_the_whole_history(queue: Queue) -> None:
+    taken = lease(lived(queue), 1, group="other")
+    archive(queue)
+    taken.ack()
+    names = ["event", "message_count", "committed_at"]
+    whole, start = history(queue), queue._context.now() - 3_600_000_000
+    assert history(queue, columns=names) == whole.select(names)
+    assert history(queue, columns=names, since=start) == whole.select(names)
+    assert history(queue, columns=names, group="other").num_rows == (
+        history(queue, group="other").num_rows
+    )
+
+
+def test_a_second_look_reads_only_the_commits_since_the_first(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    taken = lease(queue, 2)
+    before, looking = history(queue), again(queue)
+    assert history(looking) == before
+    taken.ack()
+    opened: list[str] = []
+    real = ObjectStore.read
+
+    def counted(store: ObjectStore, path: str) -> bytes:
+        opened.append(path)
+        return real(store, path)
+
+    monkeypatch.setattr(ObjectStore, "read", counted)
+    assert history(looking).num_rows == before.num_rows + 1
+    assert sum(path.endswith(".parquet") for path in opened) == 1
+
+
+def test_files_of_the_archive_that_are_too_old_are_not_read(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    lease(queue, 1).ack()
+    archive(queue)
+    lease(queue, 1).ack()
+    archive(queue)
+    rows = history(queue)
+    at = pc.max(rows["committed_at"].cast(pa.int64())).as_py()
+    expected = rows.filter(pc.greater_equal(rows["committed_at"].cast(pa.int64()), at))
+    opened: list[str] = []
+    real = ObjectStore.read_parquet
+
+    def counted(store: ObjectStore, path: str, schema: pa.Schema) -> pa.Table:
+        opened.append(path)
+        return real(store, path, schema)
+
+    monkeypatch.setattr(ObjectStore, "read_parquet", counted)
+    assert history(queue, since=at) == expected
+    assert 0 < expected.num_rows < rows.num_rows
+    assert len(opened) == 1
+    assert history(queue) == rows
+
+
 def test_a_group_or_a_message_has_its_own_history(queue: Queue) -> None:
     s = queue.publish(["a", "b"]).sequences
     lease(queue, 1, group="one").ack()
@@ -430,6 +493,24 @@ def test_a_message_has_its_whole_life_told(queue: Queue, clock: ManualClock) -> 
     printed = str(trace)
     for part in ("id-1", "leased", "rejected -> dead", "by w", "error: no", "reason: rejected"):
         assert part in printed
+
+
+def test_each_trace_knows_who_is_paused_now(queue: Queue) -> None:
+    (sequence,) = queue.publish(["a"]).sequences
+    groups = [queue.group(name) for name in ("one", "two")]
+    for group in groups:
+        taken = group.lease("w")
+        assert taken
+        taken.nack(delay=0)
+    assert queue.trace(sequence).blocked == ()
+    groups[1].pause("broken")
+    ((name, why),) = queue.trace(sequence).blocked
+    assert (name, "broken" in why) == ("two", True)
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["two"]
+    groups[0].pause()
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["one", "two"]
+    groups[1].resume()
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["one"]
 
 
 def test_a_message_nobody_has_read_yet_has_only_been_published(queue: Queue) -> None:
