@@ -23,7 +23,7 @@ from spark_mq.errors import InvalidOption
 
 __all__ = ["register"]
 
-_PACKAGES = ("anyio", "prometheus_client", "starlette", "uvicorn")
+_PACKAGES = ("anyio", "starlette", "uvicorn")
 
 
 def register(app: typer.Typer) -> None:

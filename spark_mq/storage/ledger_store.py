@@ -36,15 +36,15 @@ class LedgerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCommit:
-    """A commit of the table: its version, its time in microseconds, what it says it did, the rows
-    that it wrote (LEASES_SCHEMA), and the person who made it."""
+    """A commit of the table: its version, its time in microseconds, what it says it did, the
+    events that it wrote (LEASES_SCHEMA), and the person who made it."""
 
     version: int
     at: int
     group: str | None
     operation: str | None
     operation_id: str | None
-    rows: pa.Table
+    events: pa.Table
     user: str | None = None
 
 
