@@ -98,9 +98,10 @@ def requests(store: SlowS3, rounds: int) -> Iterator[Result]:
     queue = Queue.create(f"{store.root}/requests/q", storage_options=store.options)
     queue.publish([b"x"] * 100 * (rounds + 3))
     group = queue.group("bench").ensure()
-    for _ in range(3):
+    for _ in range(3):  # both tables know by then that nobody else commits
+        queue.publish([b"x"] * 100)
         cycle(group, 100)
-    asked: dict[str, Counter[str]] = {verb: Counter() for verb in REQUESTS}
+    asked: dict[str, list[Counter[str]]] = {verb: [] for verb in REQUESTS}
     times: Times = {verb: [] for verb in REQUESTS}
     for _ in range(rounds):
         start = store.counts()
@@ -108,16 +109,18 @@ def requests(store: SlowS3, rounds: int) -> Iterator[Result]:
         leased = store.counts()
         assert lease is not None
         lease.ack()
-        asked["lease"] += leased - start
+        asked["lease"].append(leased - start)
         acked = store.counts()
-        asked["ack"] += acked - leased
+        asked["ack"].append(acked - leased)
         publish(queue, times["publish"])
-        asked["publish"] += store.counts() - acked
+        asked["publish"].append(store.counts() - acked)
         cycle(group, 100, times)
-    for verb, kinds in asked.items():
-        each = ", ".join(f"{count / rounds:.1f} {kind}" for kind, count in sorted(kinds.items()))
-        count = sum(kinds.values()) / rounds
-        yield Result(f"S3: requests of one {verb}", count, "", each, REQUESTS[verb])
+    for verb, each in asked.items():
+        # Guards against a cleaned log ask once more every 5 s, so the mean is above the median.
+        kinds = sum(each, Counter[str]())
+        told = ", ".join(f"{count / rounds:.1f} {kind}" for kind, count in sorted(kinds.items()))
+        count = statistics.median(one.total() for one in each)
+        yield Result(f"S3: requests of one {verb}", count, "", f"mean {told}", REQUESTS[verb])
         yield Result(
             f"S3 at {LATENCY * 1000:.0f} ms a request: {verb} of 100, one worker, p50",
             statistics.median(times[verb]),
