@@ -219,10 +219,10 @@ class Queue(QueueViews):
         return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
 
     @staticmethod
-    def drop(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
-        """Delete a queue with all of its tables and the dead-letter queue inside of it.
+    def drop_at(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
+        """Delete the queue at a path, also one that cannot be opened: see :meth:`drop`.
 
-        A drop that was killed can be repeated. A dead-letter queue at another path stays.
+        A drop that was killed can be repeated.
 
         Parameters
         ----------
@@ -444,6 +444,36 @@ class Queue(QueueViews):
         self._context.group(validate_name("group", name)).drop()
 
     # -- look after it
+
+    def drop(self, name: str) -> int:
+        """Delete the queue with all of its tables and the dead-letter queue inside of it.
+
+        Stop its workers, publishers and sweeps first. Every handle fails from then on. A
+        dead-letter queue at another path stays. If a drop is killed, repeat it by :meth:`drop_at`.
+
+        Parameters
+        ----------
+        name
+            The name of the queue, to confirm the deletion.
+
+        Returns
+        -------
+        int
+            The number of files deleted.
+
+        Raises
+        ------
+        InvalidOption
+            The name is another one, or the queue is in memory.
+        """
+        if self._context.history is None:
+            raise InvalidOption(
+                f"{self.path} cannot be dropped: a queue in memory has no files. It ends with its "
+                "last handle. To empty it, use purge",
+                option="name",
+                value=name,
+            )
+        return drop_queue(self.path, name, self._context.storage_options)
 
     @property
     def dead_letters(self) -> Queue:
