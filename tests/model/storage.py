@@ -1,6 +1,6 @@
 """The in-memory twin as data: its content is taken out after each step, and put back before the next.
 
-Ledgers are kept once each (:class:`Book`), so that states are small, and equal ones are equal by identity. Whatever product code asks of
+Ledgers are kept once each (:class:`Book`), so that states are small, and equal ones are equal by identity. All that product code asks of
 the twin goes over the tape of the operation that runs.
 """
 
@@ -357,7 +357,7 @@ _ALL = _All()
 
 
 class Ids:
-    """Ids that tell who drew them, the same in each run of an operation."""
+    """Ids that name who drew them, the same in each run of an operation."""
 
     def __init__(self) -> None:
         self.start(0, 0)

@@ -1,4 +1,4 @@
-"""Whatever is wrong is refused at the door: the error names option, value and fix, and nothing has been changed."""
+"""Bad input is refused at the door: the error names option, value and fix, and nothing has been changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def contents(root: Path | str) -> dict[str, int]:
 
 
 def refused(root: Path | str, kind: type[Exception], call: Callable[[], Any], *told: str) -> Any:
-    """The error of a call that must fail without changing a file; its message tells what it should."""
+    """The error of a call that must fail without changing a file; its message has the expected words."""
     before = contents(root)
     with pytest.raises(kind) as caught:
         call()
@@ -775,7 +775,7 @@ def test_secrets_of_storage_options_are_never_told(
         ),
     ]
     for call in calls:
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - any error
             call()
         told += [
             repr(caught.value),

@@ -49,7 +49,7 @@ def test_within_the_margin_no_lease_is_ended_early(
 def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fences_them(
     queue: Queue, clock: ManualClock
 ) -> None:
-    """Beyond the margin work is done twice. It is still settled once, and whoever lost it is told."""
+    """Beyond the margin work is done twice. It is still settled once, and the loser gets an error."""
     ahead, _ = apart(queue, clock, 5)
     queue.publish(["a", "b"])
     mine = lease(queue, 2)
@@ -160,7 +160,7 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(
     worker.sweep()
     assert queue.group().settings.visibility_timeout == timedelta(minutes=1)
     worker.publish("after")
-    for _ in range(4):  # forwards until all is due, whatever it was that jumped
+    for _ in range(4):  # forwards until all is due, after either kind of jump
         while (taken := worker.group().lease("w", max_messages=100)) is not None:
             taken.ack()
         clock.advance("401d")

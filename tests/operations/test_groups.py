@@ -270,7 +270,7 @@ def test_jitter_lengthens_a_wait_by_its_share_at_most(make: Make, clock: ManualC
         (r.available_at or 0) / 1e6 - clock().timestamp() for r in queue.group()._ledger.current()
     )
     assert 99.9 < due[0] <= due[-1] <= 150.1
-    assert due[-1] - due[0] > 10, "drawn for each settle anew"
+    assert due[-1] - due[0] > 10, "drawn for each settle again"
 
 
 def test_a_delay_given_to_nack_overrides_the_policy_zero_too(

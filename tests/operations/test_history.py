@@ -1,4 +1,4 @@
-"""The archive: each ledger commit once, whatever crashes; one message's life; what finished how."""
+"""The archive: each ledger commit once, also after crashes; one message's life; what finished how."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 def told(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:
-    """(event, state, outcome, messages) of what the history tells."""
+    """(event, state, outcome, messages) of the history."""
     rows = history(queue, **which).to_pylist()
     return [
         (r["event"], r["state"], r["outcome"], r["message_count"])
