@@ -33,6 +33,7 @@ from spark_mq.operations.identity import is_own_place, relative_place
 from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
 from spark_mq.operations.publish import publish_table
 from spark_mq.operations.trace import Trace, finished, trace
+from spark_mq.operations.trimming import what_is_held_back
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
@@ -86,6 +87,7 @@ class Queue(QueueViews):
         dead_letter_path: Path | None = None,
         durable: bool = True,
         dedup_window: Duration | None = None,
+        group_expiry: Duration | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         exist_ok: bool = False,
@@ -118,6 +120,8 @@ class Queue(QueueViews):
             Without it, a power cut may lose the last second.
         dedup_window
             How long a ``dedup_id`` counts after its publish. Default: none, and messages have none.
+        group_expiry
+            How long a group without any activity holds back the trim. Default: for ever.
         storage_options
             Options of the object store.
         clock
@@ -156,6 +160,7 @@ class Queue(QueueViews):
             dead_letter_path=dead_letters,
             durable=durable,
             dedup_window=dedup_window,
+            group_expiry=group_expiry,
         )
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
         queue = cls(open_context(root, options, clock))
@@ -219,10 +224,10 @@ class Queue(QueueViews):
         return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
 
     @staticmethod
-    def drop(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
-        """Delete a queue with all of its tables and the dead-letter queue inside of it.
+    def drop_at(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
+        """Delete the queue at a path, also one that cannot be opened: see :meth:`drop`.
 
-        A drop that was killed can be repeated. A dead-letter queue at another path stays.
+        A drop that was killed can be repeated.
 
         Parameters
         ----------
@@ -275,8 +280,8 @@ class Queue(QueueViews):
         ----------
         **settings
             ``retention``, ``hard_retention``, ``history_retention``, ``delivery_delay``,
-            ``message_ttl`` and ``dedup_window``, as for :meth:`create`. Others are fixed, or
-            belong to a group.
+            ``message_ttl``, ``dedup_window`` and ``group_expiry``, as for :meth:`create`. Others
+            are fixed, or belong to a group.
 
         Returns
         -------
@@ -444,6 +449,36 @@ class Queue(QueueViews):
         self._context.group(validate_name("group", name)).drop()
 
     # -- look after it
+
+    def drop(self, name: str) -> int:
+        """Delete the queue with all of its tables and the dead-letter queue inside of it.
+
+        Stop its workers, publishers and sweeps first. Every handle fails from then on. A
+        dead-letter queue at another path stays. If a drop is killed, repeat it by :meth:`drop_at`.
+
+        Parameters
+        ----------
+        name
+            The name of the queue, to confirm the deletion.
+
+        Returns
+        -------
+        int
+            The number of files deleted.
+
+        Raises
+        ------
+        InvalidOption
+            The name is another one, or the queue is in memory.
+        """
+        if self._context.history is None:
+            raise InvalidOption(
+                f"{self.path} cannot be dropped: a queue in memory has no files. It ends with its "
+                "last handle. To empty it, use purge",
+                option="name",
+                value=name,
+            )
+        return drop_queue(self.path, name, self._context.storage_options)
 
     @property
     def dead_letters(self) -> Queue:
@@ -675,15 +710,19 @@ class Queue(QueueViews):
         dict
             ``published``: messages since the queue was created. ``tail``: the last sequence.
             ``version``: that of ``messages/``. ``horizon``: the trim horizon. ``groups``: the stats
-            of each group by name.
+            of each group by name. ``trim_blocked_by``: the groups whose first unsettled message
+            keeps messages that are old enough to go.
         """
-        index = self._context.messages.index()
+        index, groups = self._context.messages.index(), self._group_stats()
+        floors = {name: one.floor for name, one in groups.items()}
+        held = what_is_held_back(self._context, index, floors)
         return QueueStats(
             published=index.total,
             tail=index.last_sequence,
             version=index.version,
             horizon=self._context.horizon(),
-            groups=self._group_stats(),
+            groups=groups,
+            trim_blocked_by=[] if held is None else list(held.groups),
         )
 
 

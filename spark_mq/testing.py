@@ -84,6 +84,7 @@ def memory_queue(
     delivery_delay: Duration | None = None,
     message_ttl: Duration | None = None,
     dedup_window: Duration | None = None,
+    group_expiry: Duration | None = None,
     **group_settings: Unpack[GroupSettingsOptions],
 ) -> Queue:
     """A queue in memory, with a dead-letter queue in memory. Settings as for
@@ -106,6 +107,7 @@ def memory_queue(
         delivery_delay=delivery_delay,
         message_ttl=message_ttl,
         dedup_window=dedup_window,
+        group_expiry=group_expiry,
     )
     ticking = clock or system_clock
     dead_path = "memory/dead_letters"

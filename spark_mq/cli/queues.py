@@ -221,5 +221,5 @@ def drop(
     confirm(f"Delete the queue at {queue} with all of its messages?", yes)
     path = absolute_path(queue)
     name = path.rstrip("/").rpartition("/")[2]
-    files = Queue.drop(path, name, storage_options=as_options(storage_option))
+    files = Queue.drop_at(path, name, storage_options=as_options(storage_option))
     emit_one({"queue": path, "files_deleted": files}, output)

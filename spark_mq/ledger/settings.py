@@ -47,6 +47,7 @@ QUEUE_DURATIONS: Final = (
     "message_ttl",
     "history_retention",
     "dedup_window",
+    "group_expiry",
 )
 """The settings of a queue that are stored in microseconds."""
 _COUNTS: Final = (
@@ -226,6 +227,7 @@ class QueueOptions(TypedDict, total=False):
     message_ttl: Duration | None
     history_retention: Duration
     dedup_window: Duration | None
+    group_expiry: Duration | None
 
 
 class GroupSettingsOptions(GroupOptions, total=False):
@@ -264,6 +266,8 @@ class QueueSettings:
         it, a power cut may lose the last second. Object stores always sync.
     dedup_window
         How long a dedup id counts after its publish. None for queues without them, the default.
+    group_expiry
+        How long a group without a commit holds back the trim. None for ever, the default.
     queue_id
         The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
     home
@@ -281,6 +285,7 @@ class QueueSettings:
     history_retention: int = 30 * 86_400 * SECOND
     durable: bool = True
     dedup_window: int | None = None
+    group_expiry: int | None = None
     queue_id: str = field(default="", compare=False)
     home: str | None = field(default=None, compare=False)
     former_ids: tuple[str, ...] = field(default=(), compare=False)
@@ -311,6 +316,7 @@ class QueueSettings:
         dead_letter_path: str | None = None,
         durable: bool = True,
         dedup_window: Any = None,
+        group_expiry: Any = None,
     ) -> QueueSettings:
         """Create settings from a user's values.
 
@@ -318,7 +324,8 @@ class QueueSettings:
         ----------
         group
             The defaults of new groups.
-        retention, hard_retention, delivery_delay, message_ttl, history_retention, dedup_window
+        retention, hard_retention, delivery_delay, message_ttl, history_retention, dedup_window,
+        group_expiry
             Seconds, timedeltas or text like "30s". See the class.
         dead_letter_path, durable
             See the class.
@@ -351,6 +358,7 @@ class QueueSettings:
             validate_duration("history_retention", history_retention),
             _checked_flag("durable", durable),
             optional("dedup_window", dedup_window),
+            optional("group_expiry", group_expiry),
         )
 
     def default_times(self, now: int) -> dict[str, int]:

@@ -8,8 +8,10 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.ledger.trim import trim_floor
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.trimming import groups_that_count, read_floors
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.update import Update, update_ledger
@@ -37,7 +39,8 @@ class PurgeResult(Record):
 def trim(context: QueueContext) -> int:
     """Drop files whose messages every group has settled and that are old. Returns their number.
 
-    If the queue has a hard limit, files older than that go too, settled or not. The horizon is
+    Groups past the queue's ``group_expiry`` do not count. If the queue has a hard limit, files
+    older than that go too, settled or not. The horizon is
     committed first and conflicts with every other commit. A queue without groups settled nothing.
     What no group needs any more is then forgotten by the index, too.
     """
@@ -46,10 +49,10 @@ def trim(context: QueueContext) -> int:
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
         nonlocal needed
         index, settings = context.messages.index(), context.settings
-        floors = _floors(context)
-        needed = min([*floors, *_redrive_floor(context)], default=MAX_SEQUENCE)
+        floors = read_floors(context)
+        needed = min([*floors.values(), *_redrive_floor(context)], default=MAX_SEQUENCE)
         old = index.last_of_older(context.now() - settings.retention)
-        reach = min(min(floors, default=-1), old)
+        reach = min(trim_floor(groups_that_count(context, index, floors)), old)
         if settings.hard_retention is not None:
             reach = max(reach, index.last_of_older(context.now() - settings.hard_retention))
         return _advance_horizon(snapshot, index, reach)
@@ -108,13 +111,7 @@ def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> 
 
 def _lowest_floor(context: QueueContext) -> int:
     """Return the sequence up to which every group has settled all. -1 without groups."""
-    return min(_floors(context), default=-1)
-
-
-def _floors(context: QueueContext) -> list[int]:
-    """Return the sequence up to which each group has settled all."""
-    ledgers = (context.ledgers.read(name).ledger for name in context.ledgers.groups())
-    return [ledger.head.ack_floor for ledger in ledgers if ledger is not None]
+    return min(read_floors(context).values(), default=-1)
 
 
 def _redrive_floor(context: QueueContext) -> list[int]:

@@ -16,7 +16,9 @@ from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
 from spark_mq.maintenance.retention import trim
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.trimming import read_floors, what_is_held_back
 from spark_mq.util.records import Record
+from spark_mq.util.show import show_some
 
 __all__ = [
     "SweepReport",
@@ -48,6 +50,8 @@ class SweepReport(Record):
         Commits of ``messages/`` written down in ``commits/``.
     archived_commits
         Commits of ``leases/`` archived in ``history/``.
+    trim_blocked_by
+        The groups whose first unsettled message keeps messages that are old enough to go.
     """
 
     expired: int = 0
@@ -56,10 +60,14 @@ class SweepReport(Record):
     cleaned_files: int = 0
     indexed_commits: int = 0
     archived_commits: int = 0
+    trim_blocked_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        counts = asdict(self).items()
-        return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in counts)
+        values = asdict(self)
+        groups = values.pop("trim_blocked_by")
+        shown = [f"{name.replace('_', ' ')}: {value}" for name, value in values.items()]
+        shown += [f"trim blocked by: {show_some(groups, 5)}"] if groups else []
+        return ", ".join(shown)
 
 
 def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
@@ -77,12 +85,13 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
         expired += chores.run(group.expire, default=0)
         routed += chores.run(route_dead_letters, context, group, copy, default=0)
     trimmed = chores.run(trim, context, default=0)
+    blocking = chores.run(_trim_blockers, context, default=())
     cleaned, commits = _archive_and_clean(chores, context)
     dead = chores.run(_dead_letters, context, default=context)
     if dead.path != context.path and chores.run(_tables_agree, dead, default=False):
         _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
-    return SweepReport(expired, routed, trimmed, cleaned, indexed, commits)
+    return SweepReport(expired, routed, trimmed, cleaned, indexed, commits, blocking)
 
 
 def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:
@@ -109,6 +118,11 @@ def _tables_agree(context: QueueContext) -> bool:
 
 def _groups(context: QueueContext) -> list[GroupLedger]:
     return context.groups()
+
+
+def _trim_blockers(context: QueueContext) -> tuple[str, ...]:
+    held = what_is_held_back(context, context.messages.index(), read_floors(context))
+    return () if held is None else held.groups
 
 
 def _dead_letters(context: QueueContext) -> QueueContext:

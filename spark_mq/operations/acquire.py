@@ -274,8 +274,8 @@ def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledg
     if lost and fail:
         raise DataLossError(
             f"group {group.name!r}: {lost} messages up to {horizon} were dropped by the queue's "
-            "hard limit before it had settled them. Accept the loss with fail_on_data_loss=False "
-            "(failOnDataLoss in a stream), or seek('earliest')",
+            "hard limit, or its group_expiry, before it had settled them. Accept the loss with "
+            "fail_on_data_loss=False (failOnDataLoss in a stream), or seek('earliest')",
             group=group.name, lost=lost, horizon=horizon,
         )  # fmt: skip
     if lost:

@@ -174,7 +174,8 @@ class QueueContext:
 
     def _may_lose(self) -> bool:
         """Return whether a trim may drop messages that a group has not settled."""
-        return self.settings.hard_retention is not None
+        settings = self.settings
+        return settings.hard_retention is not None or settings.group_expiry is not None
 
     def groups(self) -> list[GroupLedger]:
         """Return the ledgers of the groups that exist."""

@@ -101,6 +101,8 @@ class QueueSettings(Record):
         Whether local commits are synced to the disk before they are reported. Default True.
     dedup_window
         How long a dedup id counts after its publish. None for queues without them, the default.
+    group_expiry
+        How long a group without any activity holds back the trim. None for ever, the default.
     queue_id
         The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
     home
@@ -118,6 +120,7 @@ class QueueSettings(Record):
     history_retention: timedelta
     durable: bool
     dedup_window: timedelta | None
+    group_expiry: timedelta | None
     queue_id: str
     home: str | None
     former_ids: tuple[str, ...]

@@ -114,6 +114,12 @@ class LedgerStore(Protocol):
     def commit_time(self, version: int) -> int | None:
         """Return the time of a commit in microseconds since 1970, or None if it was cleaned."""
 
+    def last_change(self, group: str) -> int | None:
+        """Return the time of a group's last commit in microseconds since 1970, as of the last look.
+
+        None without the group.
+        """
+
     def tags(self) -> dict[str, Hashable]:
         """Return a tag of each group's ledger. Every change of a ledger changes its tag."""
 

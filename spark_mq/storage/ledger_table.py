@@ -313,6 +313,11 @@ class LedgerTable:
         with wrap_store_errors(self.path, "reading"):
             return self.log.commit_time(version)
 
+    def last_change(self, group: str) -> int | None:
+        with self._lock:
+            files = self.log.state.partition({_PARTITION: group}).values()
+            return max((file.modified * 1_000 for file in files), default=None)
+
     def tags(self) -> dict[str, Hashable]:
         return {name: tuple(files) for name, files in self._group_files().items()}
 

@@ -283,6 +283,11 @@ class MemoryLedgers:
     def commit_time(self, version: int) -> int | None:
         return self.notes[version - 1]["committed_at"] if version > 0 else None
 
+    def last_change(self, group: str) -> int | None:
+        with self._lock:
+            version = self._changed.get(group)
+            return None if version is None else int(self.notes[version - 1]["committed_at"])
+
     def tags(self) -> dict[str, Hashable]:
         return {name: self._changed[name] for name in self.groups()}
 

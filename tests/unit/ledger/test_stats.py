@@ -7,11 +7,12 @@ from support.ledger_group import SECOND, Group
 from spark_mq.ledger.message_index import DataFile
 from spark_mq.ledger.settle import ACK
 from spark_mq.ledger.stats import compute_stats
+from spark_mq.util.clock import to_seconds
 
 
 def age(group: Group) -> float | None:
     stats = compute_stats(group.ledger, group.index, group.rules, group.now)
-    return stats.oldest_unsettled_age
+    return to_seconds(stats.oldest_unsettled_age)
 
 
 def test_settled_messages_do_not_make_the_oldest_message_older():
