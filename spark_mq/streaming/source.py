@@ -219,7 +219,7 @@ class StreamSource:
 
     def _settle_lost(self) -> None:
         """Settle messages that the queue's hard limit dropped, or raise DataLossError."""
-        known = self.ledger.ledgers.read(self.ledger.name, look=None).ledger
+        known = self.ledger.ledgers.read(self.ledger.name, look=False).ledger
         if known is None or not self.ledger.may_have_lost(known):
             return
 
