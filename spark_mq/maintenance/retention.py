@@ -11,6 +11,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.update import Update, update_ledger
+from spark_mq.util.steps import counted, step
 
 __all__ = ["purge", "trim"]
 
@@ -66,9 +67,10 @@ def purge(context: QueueContext, name: str) -> int:
         return _advance_horizon(snapshot, index, reach)
 
     while tail >= 0:
-        for group in context.groups():
+        for group in counted("groups", context.groups()):
             if group.current().head.ack_floor < tail:
                 group.seek(tail + 1)
+        step("drop files")
         horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
         # A seek does not skip messages that are being routed. They stay until the next trim.
         behind = (group for group in context.groups() if group.current().head.ack_floor < tail)
