@@ -16,7 +16,7 @@ from spark_mq.web.layout import button, count, facts, href, lazy, page, table, w
 from spark_mq.web.pages.queue import charts, lag_of, states_of
 from spark_mq.web.view import View
 
-__all__ = ["group_page"]
+__all__ = ["group_page", "show_setting"]
 
 MAX_LEASES: Final = 50
 
@@ -37,7 +37,7 @@ def group_page(view: View) -> Html:
         el("h2", "Slowest and most failing messages of the last day"),
         lazy(href("group", view.name, group=name, part="notable"), text="Reading the history…"),
         el("h2", "Settings"),
-        facts((key, _setting(key, value)) for key, value in asdict(group.settings).items()),
+        facts((key, show_setting(key, value)) for key, value in asdict(group.settings).items()),
         queue=view.name,
         view="queue",
     )
@@ -79,7 +79,7 @@ def _buttons(view: View, name: str, stats: GroupStats) -> Child:
     if not view.allow_changes:
         return None
     paused = bool(stats.blocked_because) and not stats.blocked
-    names = ["resume" if paused else "pause"]
+    names = ["resume" if paused else "pause", "seek", "configure"]
     names += [f"unblock-{to}" for to in ("retry", "dead_letter", "drop")] if stats.blocked else []
     links = [
         button(do.replace("-", ": ").replace("_", "-").capitalize(),
@@ -159,7 +159,8 @@ def _notable(view: View) -> Html:
     return join(parts)
 
 
-def _setting(name: str, value: Any) -> str:
+def show_setting(name: str, value: Any) -> str:
+    """Return the value of a setting for people."""
     if value is None:
         return "none"
     return show_age(value / SECOND) if name in DURATION_SETTINGS else str(value)
