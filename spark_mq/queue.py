@@ -17,17 +17,20 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.find import find_queues
 from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
-from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
+from spark_mq.ledger import settings as stored
+from spark_mq.ledger.settings import GroupOptions, QueueOptions
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
-from spark_mq.maintenance.retention import purge
+from spark_mq.maintenance.retention import PurgeResult, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message, check_time, to_publish
+from spark_mq.operations.configure import configure_queue
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import create_queue_tables, open_context, rehome
 from spark_mq.operations.identity import is_own_place, relative_place
+from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
 from spark_mq.operations.publish import publish_table
 from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.publisher import BufferedPublisher
@@ -133,7 +136,7 @@ class Queue(QueueViews):
         InvalidOption
             A setting is unknown or its value is invalid.
         """
-        group = GroupSettings.validated(
+        group = stored.GroupSettings.validated(
             visibility_timeout=visibility_timeout,
             max_delivery_attempts=max_delivery_attempts,
             **group_settings,
@@ -143,7 +146,7 @@ class Queue(QueueViews):
         if dead_letter_path is not None:
             place = absolute_path(dead_letter_path, "dead_letter_path")
             dead_letters = relative_place(root, place)
-        settings = QueueSettings.validated(
+        settings = stored.QueueSettings.validated(
             group,
             retention=retention,
             hard_retention=hard_retention,
@@ -156,13 +159,13 @@ class Queue(QueueViews):
         )
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
         queue = cls(open_context(root, options, clock))
-        if queue.settings != settings:
+        if queue._context.settings != settings:
             _log.warning(
                 "the queue at %s is there already, with settings of its own: these stay (a "
                 "group's: group.configure)",
                 root,
             )
-        if is_own_place(queue.settings):
+        if is_own_place(queue._context.settings):
             queue._context.dead_letters()
         return queue
 
@@ -258,8 +261,34 @@ class Queue(QueueViews):
 
     @property
     def settings(self) -> QueueSettings:
-        """The settings that the queue was created with."""
-        return self._context.settings
+        """The settings of the queue."""
+        return public_queue_settings(self._context.settings)
+
+    def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
+        """Change settings of the queue in one commit, and return all of them.
+
+        Another open handle obeys once it has read the log of ``messages/`` again. Leases, sweeps
+        and looks read it first. A publish reads it as it commits, so the change holds from the
+        next one on. Publishers of other Delta writers that commit meanwhile may have to try again.
+
+        Parameters
+        ----------
+        **settings
+            ``retention``, ``hard_retention``, ``history_retention``, ``delivery_delay``,
+            ``message_ttl`` and ``dedup_window``, as for :meth:`create`. Others are fixed, or
+            belong to a group.
+
+        Returns
+        -------
+        QueueSettings
+            All settings of the queue.
+
+        Raises
+        ------
+        InvalidOption
+            A setting is unknown, cannot change, or its value is invalid. Nothing has changed.
+        """
+        return public_queue_settings(configure_queue(self._context, settings))
 
     # -- publish
 
@@ -427,7 +456,7 @@ class Queue(QueueViews):
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
         return self._context.horizon()
 
-    def purge(self, name: str) -> int:
+    def purge(self, name: str) -> PurgeResult:
         """Drop every message published up to now, for all groups. They count as skipped.
 
         Live leases are fenced.
@@ -439,8 +468,8 @@ class Queue(QueueViews):
 
         Returns
         -------
-        int
-            The number of files dropped.
+        PurgeResult
+            The numbers of messages and of files that were dropped.
 
         Raises
         ------

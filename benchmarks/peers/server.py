@@ -1,4 +1,4 @@
-"""A peer's server: started in a folder of its own, stopped and removed at the end, whatever happens in between."""
+"""A peer's server: started in a folder of its own, stopped and removed at the end, also after an error."""
 
 from __future__ import annotations
 

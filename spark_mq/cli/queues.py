@@ -1,9 +1,9 @@
-"""``spark-mq queue``: list, create, describe, purge and drop queues."""
+"""``spark-mq queue``: list, create, describe, configure, purge and drop queues."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Final
 
 import typer
@@ -26,7 +26,9 @@ from spark_mq.util.setting_text import parse_setting
 
 __all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 
-app = typer.Typer(help="List, create, describe, purge and drop queues.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, create, describe, configure, purge and drop queues.", no_args_is_help=True
+)
 
 GROUP_COLUMNS = [
     ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("IN FLIGHT", "in_flight"),
@@ -172,6 +174,23 @@ def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
 
 
 @app.command()
+def configure(
+    queue: QueuePathArgument,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="A setting, such as retention=3d."),
+    ] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Change settings of a queue, and print all of them."""
+    opened = open_queue(queue, storage_option)
+    given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
+    after = asdict(opened.configure(**given) if given else opened.settings)
+    emit_one({"queue": opened.path, **after}, output)
+
+
+@app.command()
 def purge(
     queue: QueuePathArgument,
     yes: Yes = False,
@@ -184,7 +203,8 @@ def purge(
     confirm(f"Purge {opened.path}: drop {messages:,} messages for all groups?", yes)
     with busy("purging"):
         dropped = opened.purge(opened.name)
-    emit_one({"queue": opened.path, "files_dropped": dropped}, output)
+    row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
+    emit_one({"queue": opened.path, **row}, output)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
-from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_duration
 
@@ -47,7 +48,7 @@ class MessageRecord(Record):
         The name of the group.
     first, last, messages
         Their sequences, inclusive, and their number.
-    seconds
+    duration
         From the first delivery to the end, or until now.
     state
         The outcome, such as "acked", or the state in the ledger.
@@ -63,7 +64,7 @@ class MessageRecord(Record):
     first: int
     last: int
     messages: int
-    seconds: float
+    duration: timedelta
     state: str
     delivery_count: int
     failure_count: int
@@ -149,7 +150,7 @@ def notable_messages(
         found = [one for one in found if one.failure_count]
         found.sort(key=lambda one: (-one.failure_count, -one.delivery_count, one.first))
     else:
-        found.sort(key=lambda one: (-one.seconds, one.first))
+        found.sort(key=lambda one: (-one.duration, one.first))
     return found[:n]
 
 
@@ -171,7 +172,7 @@ def _ended(
             first=row["first"],
             last=row["last"],
             messages=row["message_count"],
-            seconds=max(0, row["taken"]) / SECOND,
+            duration=timedelta(microseconds=max(0, row["taken"])),
             state=row["outcome"],
             **{name: row[name] for name in names},
         )
@@ -190,7 +191,7 @@ def _record(group: str, r: Range, now: int) -> MessageRecord:
         first=r.first,
         last=r.last,
         messages=r.message_count,
-        seconds=max(0, now - (r.first_leased_at or now)) / SECOND,
+        duration=timedelta(microseconds=max(0, now - (r.first_leased_at or now))),
         state=str(r.state),
         delivery_count=r.delivery_count,
         failure_count=r.failure_count,

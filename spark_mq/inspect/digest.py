@@ -19,8 +19,7 @@ from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, EVENT, FLOOR, LEASED, ROUTING, WAITING
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.stats import GroupStats
-from spark_mq.util.clock import SECOND
+from spark_mq.ledger.stats import GroupStats, age_at
 from spark_mq.util.columns import to_arrow
 
 __all__ = ["DIGEST_COLUMNS", "LedgerDigest", "digest_rows", "stats_of"]
@@ -238,8 +237,8 @@ def stats_of(digest: LedgerDigest, index: MessageIndex, now: int) -> GroupStats 
         floor=digest.floor,
         tail=index.last_sequence,
         tail_version=index.version,
-        oldest_unsettled_age=_age(published, now),
-        oldest_lease_age=_age(digest.oldest_lease, now),
+        oldest_unsettled_age=age_at(published, now),
+        oldest_lease_age=age_at(digest.oldest_lease, now),
         ledger_ranges=digest.ranges,
         blocked_because="",
         breaker=CLOSED,
@@ -258,7 +257,3 @@ def _may_be_capped(digest: LedgerDigest) -> bool:
     in_flight = digest.counts.get(LEASED, 0)
     full = settings.max_in_flight is not None and in_flight >= settings.max_in_flight
     return full or digest.ranges >= settings.max_ledger_ranges
-
-
-def _age(instant: int | None, now: int) -> float | None:
-    return None if instant is None else max(0.0, (now - instant) / SECOND)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.util.clock import to_seconds
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -28,11 +29,11 @@ _OUTCOMES: Final = ("acked", "dead_lettered", "dropped", "skipped", "expired", "
 _GAUGES: Final[Mapping[str, tuple[str, Callable[[GroupStats], float | None]]]] = {
     "spark_mq_oldest_unsettled_age_seconds": (
         "Seconds since the publish of the first unsettled message.",
-        lambda stats: stats.oldest_unsettled_age,
+        lambda stats: to_seconds(stats.oldest_unsettled_age),
     ),
     "spark_mq_oldest_lease_age_seconds": (
         "Seconds since the start of the oldest live lease.",
-        lambda stats: stats.oldest_lease_age,
+        lambda stats: to_seconds(stats.oldest_lease_age),
     ),
     "spark_mq_blocked": (
         "1 if the group leases nothing because of a cap or a blocked message.",

@@ -82,7 +82,7 @@ def expire_leases(
         editor.mark_removed(row)
         if r.state == LEASED:
             leased.append(r)
-            editor.add(expired(r, rules), r, "lease_expired")
+            editor.add(expired(r, rules), r, "lease_expired", of_lease=True)
         else:
             limit = r.reason if r.state == BLOCKED else None
             limit = limit or _limit_name(r, rules)
@@ -289,7 +289,7 @@ def replay_batch(
     for r in held:
         in_company = crowded and _is_last(r, rules, 1) and not _failed_by_itself(r)
         if granted_before or _is_last(r, rules, 0) or in_company:
-            editor.add(return_to_group(r, now, rules), r, "given_back")
+            editor.add(return_to_group(r, now, rules), r, "given_back", of_lease=True)
             failed = failed or (r if r.state == LEASED else None)
         else:
             kept.append(r)

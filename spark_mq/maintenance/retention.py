@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, with_mark
 from spark_mq.ledger.message_index import MessageIndex
@@ -11,9 +13,26 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.update import Update, update_ledger
+from spark_mq.util.records import Record
 from spark_mq.util.steps import counted, step
 
-__all__ = ["purge", "trim"]
+__all__ = ["PurgeResult", "purge", "trim"]
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeResult(Record):
+    """What a purge dropped.
+
+    Attributes
+    ----------
+    messages
+        Messages that were there before, and are gone for all groups.
+    files
+        Their data files that were deleted.
+    """
+
+    messages: int
+    files: int
 
 
 def trim(context: QueueContext) -> int:
@@ -46,8 +65,8 @@ def trim(context: QueueContext) -> int:
     return dropped
 
 
-def purge(context: QueueContext, name: str) -> int:
-    """Drop all messages published up to now, for all groups. Returns the number of files.
+def purge(context: QueueContext, name: str) -> PurgeResult:
+    """Drop all messages published up to now, for all groups.
 
     ``name`` is the queue's name, to confirm the purge. Raises InvalidOption for another name.
     """
@@ -59,7 +78,7 @@ def purge(context: QueueContext, name: str) -> int:
             value=name,
         )
     index = context.messages.index()
-    tail = index.last_sequence
+    tail, start = index.last_sequence, context.horizon() + 1
 
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
         groups = context.ledgers.groups()
@@ -75,8 +94,8 @@ def purge(context: QueueContext, name: str) -> int:
         # A seek does not skip messages that are being routed. They stay until the next trim.
         behind = (group for group in context.groups() if group.current().head.ack_floor < tail)
         if horizon >= tail or all(group.stats().routing for group in behind):
-            return context.messages.drop(horizon)
-    return 0
+            return PurgeResult(index.count(start, horizon), context.messages.drop(horizon))
+    return PurgeResult(0, 0)
 
 
 def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> Update[int]:

@@ -267,7 +267,7 @@ def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledg
     Raises DataLossError instead if `fail` is set, at each call until the owner of the group seeks
     or accepts the loss.
     """
-    if not group.hard_limit:
+    if not group.may_have_lost(ledger):
         return ledger
     horizon = read_horizon(group.ledgers)
     after, lost = admin.settle_lost(ledger, group.messages.index(), horizon)

@@ -41,7 +41,7 @@ class QueueContext:
     path
         The path of the queue.
     settings
-        The settings of the queue.
+        The settings of the queue. A description of ``messages/`` replaces them.
     messages, ledgers
         Its stores.
     history
@@ -73,7 +73,8 @@ class QueueContext:
         reopen: Callable[..., QueueContext] | None = None,
     ) -> None:
         self.path = path
-        self.settings = settings
+        self._settings = settings
+        self._described: str | None = None
         self._process = ForkGuard(f"queue {path}")
         self._messages = messages
         self._ledgers = ledgers
@@ -105,6 +106,15 @@ class QueueContext:
         if self._reopen is None:
             return self
         return self._reopen(self.path, self.storage_options, self.clock)
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings as of the last look at ``messages/``."""
+        text = self._messages.description
+        if text is not None and text != self._described:
+            self._settings = QueueSettings.from_json(text, self.path) or self._settings
+            self._described = text
+        return self._settings
 
     @property
     def messages(self) -> MessageStore:
@@ -155,12 +165,16 @@ class QueueContext:
             queue_id=self.settings.queue_id,
             start=start,
             create=create,
-            hard_limit=self.settings.hard_retention is not None,
+            may_lose=self._may_lose,
         )
         ledger.payloads, ledger.history = self.payloads, self.history
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger
+
+    def _may_lose(self) -> bool:
+        """Return whether a trim may drop messages that a group has not settled."""
+        return self.settings.hard_retention is not None
 
     def groups(self) -> list[GroupLedger]:
         """Return the ledgers of the groups that exist."""

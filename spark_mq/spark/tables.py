@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any, Final
 
 from pyspark import TaskContext
@@ -56,12 +57,13 @@ LEASES_SCHEMA: Final = _schema(
 TRACE_SCHEMA: Final = _schema(
     at=_TIME, version=_LONG, consumer_group=_TEXT, event=_TEXT, state=_TEXT, outcome=_TEXT,
     operation=_TEXT, lease_id=_TEXT, worker_id=_TEXT, delivery_count=_INT, failure_count=_INT,
-    reason=_TEXT, error=_TEXT,
+    reason=_TEXT, error=_TEXT, batch_error=_TEXT, batch_size=_LONG,
 )  # fmt: skip
 HISTORY_SCHEMA: Final = _schema(
     committed_at=_TIME, version=_LONG, consumer_group=_TEXT, event=_TEXT, first=_LONG, last=_LONG,
     message_count=_LONG, state=_TEXT, outcome=_TEXT, operation=_TEXT, lease_id=_TEXT,
     worker_id=_TEXT, delivery_count=_INT, failure_count=_INT, reason=_TEXT, error=_TEXT,
+    batch_size=_LONG,
 )  # fmt: skip
 """The columns of each function."""
 
@@ -91,7 +93,11 @@ def _pick(source: Any, names: Sequence[str]) -> Row:
     if isinstance(source, dict):
         return tuple(source.get(name) for name in names)
     known = {one.name for one in fields(source)}
-    return tuple(getattr(source, name) if name in known else None for name in names)
+    return tuple(_cell(getattr(source, name)) if name in known else None for name in names)
+
+
+def _cell(value: Any) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 class StatsTable:

@@ -16,7 +16,7 @@ from spark_mq.storage.ledger_store import LedgerCommit
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import to_arrow
 
-__all__ = ["HISTORY_SCHEMA", "history_rows"]
+__all__ = ["FAILURES", "HISTORY_SCHEMA", "history_rows"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _OF_RANGE: Final = [f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state")]
@@ -34,6 +34,7 @@ HISTORY_SCHEMA: Final = pa.schema(
         pa.field("outcome", pa.string()),
         *_OF_RANGE,
         pa.field("user", pa.string()),
+        pa.field("batch_size", pa.int64()),
     ]
 )
 """One row for each event of a range. A commit without events has one row with a null event.
@@ -41,8 +42,12 @@ HISTORY_SCHEMA: Final = pa.schema(
 ``version`` is that of ``leases/``. ``ordinal`` is the event's place in its commit. ``day`` is the
 partition. ``state`` is the state after the event. ``outcome`` says how the message ended: acked,
 dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
-change, if one did.
+change, if one did. ``batch_size`` is the size of the lease that failed as a whole, on the event of
+such a failure. Then ``error`` belongs to the lease, not to each message. Files of older versions
+lack the column.
 """
+FAILURES: Final = ("nacked", "rejected", "lease_expired", "given_back")
+"""The events of a delivery that failed."""
 
 _NOTHING: Final = pa.table(
     [
@@ -80,6 +85,7 @@ def _table(
     def of_commit(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind).take(own)
 
+    failed = pc.and_(pc.is_in(events["event"], value_set=pa.array(FAILURES)), events["suspect"])
     given = {
         "day": of_commit((to_datetime(one.at).date() for one in commits), pa.date32()),
         "version": of_commit((one.version for one in commits), pa.int64()),
@@ -91,6 +97,7 @@ def _table(
         "operation": of_commit((one.operation for one in commits), pa.string()),
         "operation_id": of_commit((one.operation_id for one in commits), pa.string()),
         "outcome": _outcomes(events),
+        "batch_size": pc.if_else(failed, events["lease_size"], None),
         "user": of_commit((one.user for one in commits), pa.string()),
     }
     columns = [given[f.name] if f.name in given else events[f.name] for f in HISTORY_SCHEMA]

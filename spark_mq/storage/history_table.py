@@ -29,6 +29,7 @@ from spark_mq.delta.tables import (
     checkpoint_soon,
     create_table,
     last_checkpoint,
+    with_columns,
     write_checkpoint,
 )
 from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
@@ -264,7 +265,13 @@ class HistoryTable:
         return commits
 
     def _create(self) -> None:
-        if self._log.open() is None:
+        """Create the table, or add the columns that an older version did not know."""
+        state = self._log.open()
+        if state is not None:
+            if (metadata := with_columns(state.metadata, HISTORY_SCHEMA)) is not None:
+                change = Change(uuid.uuid4().hex, {"operation": "add columns"}, metadata=metadata)
+                self._log.transact(lambda _: (change, None))
+        else:
             create_table(
                 self.files,
                 HISTORY_SCHEMA,

@@ -21,6 +21,7 @@ from spark_mq.storage.draft import Draft
 from spark_mq.storage.id_files import new_name
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
+from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_mark
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
@@ -76,6 +77,15 @@ class MemoryMessages(MessageStore):
         self._unique = threading.Lock()
         self._ids = NO_IDS
         self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest mark
+        self._description: str | None = None
+
+    @property
+    def description(self) -> str | None:
+        return self._description
+
+    def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
+        with self._lock:
+            self._description = text(self._description)
 
     def commit(
         self,
@@ -256,7 +266,9 @@ class MemoryLedgers:
             return number
 
     def known_horizon(self) -> int:
-        return -1
+        with self._lock:
+            ledger = self._ledgers.get(HORIZON)
+        return -1 if ledger is None else ledger.head.ack_floor
 
     def groups(self) -> list[str]:
         with self._lock:

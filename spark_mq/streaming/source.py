@@ -38,6 +38,7 @@ from spark_mq.streaming.offset import fence_app_id, parse_offset
 from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
 from spark_mq.streaming.replay import find_batch_damage, take_over_batch
 from spark_mq.telemetry.conventions import Signal
+from spark_mq.util.clock import to_seconds
 
 __all__ = ["StreamSource"]
 
@@ -162,6 +163,7 @@ class StreamSource:
             return {}
         stats = asdict(compute_stats(*self._looked))
         place = {"source": "spark_mq", "queue": self.ledger.queue_path, "group": self.ledger.name}
+        stats["oldest_unsettled_age"] = to_seconds(stats["oldest_unsettled_age"])
         return place | {name: stats[name] for name in PROGRESS}
 
     def _check(self) -> None:
@@ -217,7 +219,8 @@ class StreamSource:
 
     def _settle_lost(self) -> None:
         """Settle messages that the queue's hard limit dropped, or raise DataLossError."""
-        if not self.ledger.hard_limit:
+        known = self.ledger.ledgers.read(self.ledger.name, look=None).ledger
+        if known is None or not self.ledger.may_have_lost(known):
             return
 
         def compute(view: GroupView) -> Update[None]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import Any, Final
+
+from spark_mq.util.show import show_duration
 
 __all__ = ["object_html", "rows_html", "show"]
 
@@ -28,6 +30,8 @@ def show(value: Any) -> str:
             text = "0x" + value[:MAX_TEXT].hex()
     elif isinstance(value, datetime):
         text = f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    elif isinstance(value, timedelta):
+        text = show_duration(value)
     elif isinstance(value, float):
         text = f"{value:,.1f}"
     elif isinstance(value, bool):

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.operations.public_settings import public_group_settings
 from spark_mq.util.setting_text import parse_setting
 from spark_mq.util.validation import validate_choice
 from spark_mq.web.html import Child, Html, el, join
@@ -60,11 +61,10 @@ def ask_for_setting(view: View) -> Child:
 def new_setting(view: View) -> Html:
     """Return a setting as it is and as it would be. Raises InvalidOption."""
     group, (name, value) = view.group()[0], _setting(view)
-    before = group.settings
-    after = GroupSettings.validated(before, **{name: value})
+    after = public_group_settings(GroupSettings.validated(**{name: value}))
     pairs = [
-        (f"{name} {when}", show_setting(name, getattr(settings, name)))
-        for when, settings in (("now", before), ("then", after))
+        (f"{name} {when}", show_setting(getattr(settings, name)))
+        for when, settings in (("now", group.settings), ("then", after))
     ]
     return facts(pairs)
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -122,7 +123,7 @@ def test_queues_are_created_listed_and_dropped(run: Run, tmp_path: Path) -> None
     assert made.row == {"queue": str(path), "name": "orders"}
     settings = Queue.open(path).settings
     assert (settings.group.max_in_flight, settings.durable) == (7, False)
-    assert settings.retention == 2 * 86_400 * 1_000_000
+    assert settings.retention == timedelta(days=2)
     assert "there is a queue" in run("queue", "create", path, expect=1).err
     run("queue", "create", path, "--exist-ok", "--set", "max_in_flight=7", "--set",
         "durable=false", "--retention", "2d")  # fmt: skip
@@ -153,6 +154,8 @@ def test_a_queue_is_described(run: Run, queue: Queue) -> None:
     row = run("queue", "describe", queue.path, "-o", "json").row
     assert (row["published"], row["retained"], row["dead_letters"]) == (5, 5, 0)
     billing = row["groups"]["billing"]
+    assert (row["settings"]["retention"], row["settings"]["hard_retention"]) == (604_800.0, None)
+    assert 0 < billing["oldest_unsettled_age"] < 3600
     assert [billing[name] for name in ("ready", "delayed", "in_flight", "dead", "acked")] == [1] * 5
     text = run("queue", "describe", queue.path).out
     assert "5 messages" in text
@@ -160,9 +163,21 @@ def test_a_queue_is_described(run: Run, queue: Queue) -> None:
     assert line.split()[1:7] == ["1", "1", "1", "1", "0", "1"]
 
 
+def test_a_queue_is_configured(run: Run, queue: Queue) -> None:
+    row = run("queue", "configure", queue.path, "--set", "retention=3d", "-o", "json").row
+    assert (row["retention"], row["group"]["visibility_timeout"]) == (259_200.0, 60.0)
+    assert Queue.open(queue.path).settings.retention == timedelta(days=3)
+    assert "retention" in run("queue", "configure", queue.path).out
+    refused = run("queue", "configure", queue.path, "--set", "durable=false", expect=2).err
+    assert "fixed when the queue is created" in refused
+
+
 def test_a_purge_drops_all_messages(run: Run, queue: Queue) -> None:
     assert "--yes" in run("queue", "purge", queue.path, expect=2).err
     assert run("queue", "purge", queue.path, "-y", "-o", "json").row["files_dropped"] == 1
+    queue.publish(["x", "y"])
+    row = run("queue", "purge", queue.path, "-y", "-o", "json").row
+    assert row == {"queue": queue.path, "messages_dropped": 2, "files_dropped": 1}
     assert queue.group("billing").stats().ready == 0
 
 

@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 
 class Heard(io.StringIO):
-    """A stream that tells when something was written."""
+    """A stream that sets an event if something was written."""
 
     def __init__(self) -> None:
         super().__init__()

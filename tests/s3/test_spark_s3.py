@@ -263,7 +263,7 @@ def test_a_store_that_refuses_is_told_without_the_secret(spark: Any, queue: Queu
         "storageOptions.AWS_SECRET_ACCESS_KEY": "hunter2",
     }
     options["storageOptions.max_retries"] = "0"
-    with pytest.raises(Exception) as caught:  # noqa: PT011 (whatever Spark makes of it)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (Spark has several errors)
         spark.read.format("spark_mq").options(**options).load(queue.path).count()
     assert "127.0.0.1:1" in str(caught.value)
     assert "hunter2" not in str(caught.value)
