@@ -47,7 +47,7 @@ def read_history(
 def read_group_history(group: SharedLedger) -> pa.Table:
     """Return what happened in a group since it was created, in order."""
     past = _Past(group.history, group.ledgers, group.queue_path)
-    rows = past.read(None, group.name, None)
+    rows = past.read(None, group.name)
     created = rows.filter(pc.equal(rows["operation"], CREATE_GROUP))["version"]
     # A group that was dropped may have had the same name.
     first = pc.max(created).as_py()
@@ -65,7 +65,7 @@ class _Past(NamedTuple):
         self,
         sequence: int | None,
         group: str | None,
-        since: int | None,
+        since: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
         filters: list[tuple[str, str, Any]] = []
@@ -84,11 +84,11 @@ class _Past(NamedTuple):
                 reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
                 raise tables_disagree(self.path, reason)
         recent = [
-            _matching(rows, sequence, group, since) for rows in _commits_after(self.ledgers, up_to)
+            _matching(rows, sequence, group, since).select(needed)
+            for rows in _commits_after(self.ledgers, up_to)
         ]
         order = [("version", "ascending"), ("ordinal", "ascending")]
-        rows = pa.concat_tables([archived, *(part.select(needed) for part in recent)])
-        return rows.sort_by(order).select(names)
+        return pa.concat_tables([archived, *recent]).sort_by(order).select(names)
 
 
 def _commits_after(ledgers: LedgerStore, version: int) -> Iterator[pa.Table]:
