@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.util.markup import Child, Html, el
 from spark_mq.util.user import acting_as
 from spark_mq.util.validation import validate_choice
 from spark_mq.web.group_changes import (
@@ -19,7 +20,6 @@ from spark_mq.web.group_changes import (
     seek,
     seek_trial,
 )
-from spark_mq.web.html import Child, Html, el
 from spark_mq.web.layout import field, href, page
 from spark_mq.web.pages.letters import limit_of, trial
 from spark_mq.web.view import View

@@ -8,9 +8,9 @@ from typing import Any, Final
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.public_settings import public_group_settings
+from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.setting_text import parse_setting
 from spark_mq.util.validation import validate_choice
-from spark_mq.web.html import Child, Html, el, join
 from spark_mq.web.layout import facts, field
 from spark_mq.web.pages.group import show_setting
 from spark_mq.web.view import View

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from spark_mq.inspect import STATE_NAMES
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_age, show_duration
 from spark_mq.web.charts import state_bar
-from spark_mq.web.html import Child, Html, el, join
 from spark_mq.web.layout import button, count, facts, href, lazy, page, table, when
 from spark_mq.web.pages.queue import charts, lag_of, states_of
 from spark_mq.web.view import View
