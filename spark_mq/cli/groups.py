@@ -20,11 +20,11 @@ from spark_mq.cli.options import (
     open_queue,
     option,
     parse_pairs,
-    parse_setting,
 )
 from spark_mq.cli.output import emit, emit_one, json_line
 from spark_mq.cli.queues import GROUP_COLUMNS, group_rows
 from spark_mq.errors import InvalidOption
+from spark_mq.util.setting_text import parse_setting
 
 __all__ = ["app"]
 

@@ -28,6 +28,7 @@ from rich.text import Text
 
 from spark_mq.cli.options import OutputFormat
 from spark_mq.util.show import printable, show_age, show_duration, show_time, show_value
+from spark_mq.util.steps import showing_steps
 
 __all__ = [
     "Column",
@@ -206,27 +207,35 @@ def track(what: str, total: int | None = None, stream: TextIO | None = None) -> 
 
 @contextmanager
 def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Show on stderr that something of unknown length runs, and for how long.
+    """Show on stderr that something runs, its step, and for how long.
 
     On a terminal it is a spinner. Otherwise it is one line every three seconds.
     """
     stream = stream or sys.stderr
+    at = what
+
+    def show(text: str) -> None:
+        nonlocal at
+        at = f"{what}: {text}"
+
     if stream.isatty():
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-            bar.add_task(what)
-            yield
+            task = bar.add_task(what)
+            with showing_steps(lambda text: bar.update(task, description=f"{what}: {text}")):
+                yield
         return
     ended, started = threading.Event(), time.monotonic()
 
     def report() -> None:
         while not ended.wait(_PROGRESS_SECONDS):
-            print(f"{what}: {time.monotonic() - started:.0f} s", file=stream, flush=True)
+            print(f"{at}: {time.monotonic() - started:.0f} s", file=stream, flush=True)
 
     thread = threading.Thread(target=report, name="spark_mq progress", daemon=True)
     thread.start()
     try:
-        yield
+        with showing_steps(show):
+            yield
     finally:
         ended.set()
         thread.join()

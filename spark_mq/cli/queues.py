@@ -19,10 +19,10 @@ from spark_mq.cli.options import (
     open_queue,
     option,
     parse_pairs,
-    parse_setting,
 )
 from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_time
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.util.setting_text import parse_setting
 
 __all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 

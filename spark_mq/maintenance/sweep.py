@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
-from spark_mq.maintenance.retention import trim
+from spark_mq.maintenance.retention import Trimmed, trim
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.operations.trimming import read_floors, what_is_held_back
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
+from spark_mq.util.steps import counted, step
 
 __all__ = [
     "SweepReport",
@@ -29,6 +29,7 @@ __all__ = [
 
 T = TypeVar("T")
 D = TypeVar("D")
+_CHORES = 5
 _log = logging.getLogger(__name__)
 
 
@@ -78,20 +79,26 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     """
     context.check_tables()  # a chore may delete what a recovery needs
     chores = _ChoreRunner(context)
+    step(f"chore 1 of {_CHORES}: index commits")
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
     groups = chores.run(_groups, context, default=[])
     expired = routed = 0
-    for group in groups:  # one after the other, so that each ledger is read once
+    # One after the other, so that each ledger is read once.
+    for group in counted(f"chore 2 of {_CHORES}: groups", groups):
         expired += chores.run(group.expire, default=0)
         routed += chores.run(route_dead_letters, context, group, copy, default=0)
-    trimmed = chores.run(trim, context, default=0)
-    blocking = chores.run(_trim_blockers, context, default=())
+    step(f"chore 3 of {_CHORES}: trim")
+    trimmed = chores.run(trim, context, default=Trimmed(0, ()))
+    step(f"chore 4 of {_CHORES}: archive and clean")
     cleaned, commits = _archive_and_clean(chores, context)
+    step(f"chore {_CHORES} of {_CHORES}: the dead-letter queue")
     dead = chores.run(_dead_letters, context, default=context)
     if dead.path != context.path and chores.run(_tables_agree, dead, default=False):
         _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
-    return SweepReport(expired, routed, trimmed, cleaned, indexed, commits, blocking)
+    return SweepReport(
+        expired, routed, trimmed.files, cleaned, indexed, commits, trimmed.blocked_by
+    )
 
 
 def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:
@@ -118,11 +125,6 @@ def _tables_agree(context: QueueContext) -> bool:
 
 def _groups(context: QueueContext) -> list[GroupLedger]:
     return context.groups()
-
-
-def _trim_blockers(context: QueueContext) -> tuple[str, ...]:
-    held = what_is_held_back(context, context.messages.index(), read_floors(context))
-    return () if held is None else held.groups
 
 
 def _dead_letters(context: QueueContext) -> QueueContext:

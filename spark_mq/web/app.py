@@ -26,8 +26,8 @@ from starlette.routing import Route
 
 from spark_mq.errors import GroupNotFound, InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
+from spark_mq.util.markup import Html, el
 from spark_mq.web.actions import Forbidden, change, confirmation
-from spark_mq.web.html import Html, el
 from spark_mq.web.layout import page
 from spark_mq.web.looks import Looks
 from spark_mq.web.pages.group import group_page

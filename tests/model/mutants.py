@@ -216,7 +216,7 @@ ALL = [
     Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "redriving"),
     Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
     # -- section 3: trims
-    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(min(floors, default=-1), ", "max(-1, ", "trim_and_seek"),
+    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(trim_floor(counting), ", "max(-1, ", "trim_and_seek"),
     Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim, "whole_table=True", "whole_table=False", "trim_and_new_group"),
     Mutant(TRIM, "so is making a group", group_ledger.GroupLedger.create_if_missing, "whole_table=True", "whole_table=False", "trim_and_new_group"),
     Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from spark_mq.inspect import STATE_NAMES
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_age, show_duration
 from spark_mq.web.charts import state_bar
-from spark_mq.web.html import Child, Html, el, join
 from spark_mq.web.layout import button, count, facts, href, lazy, page, table, when
 from spark_mq.web.pages.queue import charts, lag_of, states_of
 from spark_mq.web.view import View
 
-__all__ = ["group_page"]
+__all__ = ["group_page", "show_setting"]
 
 MAX_LEASES: Final = 50
 
@@ -36,7 +36,7 @@ def group_page(view: View) -> Html:
         el("h2", "Slowest and most failing messages of the last day"),
         lazy(href("group", view.name, group=name, part="notable"), text="Reading the history…"),
         el("h2", "Settings"),
-        facts((key, _setting(value)) for key, value in asdict(group.settings).items()),
+        facts((key, show_setting(value)) for key, value in asdict(group.settings).items()),
         queue=view.name,
         view="queue",
     )
@@ -78,7 +78,7 @@ def _buttons(view: View, name: str, stats: GroupStats) -> Child:
     if not view.allow_changes:
         return None
     paused = bool(stats.blocked_because) and not stats.blocked
-    names = ["resume" if paused else "pause"]
+    names = ["resume" if paused else "pause", "seek", "configure"]
     names += [f"unblock-{to}" for to in ("retry", "dead_letter", "drop")] if stats.blocked else []
     links = [
         button(do.replace("-", ": ").replace("_", "-").capitalize(),
@@ -158,7 +158,8 @@ def _notable(view: View) -> Html:
     return join(parts)
 
 
-def _setting(value: Any) -> str:
+def show_setting(value: Any) -> str:
+    """Return the value of a setting for people."""
     if value is None:
         return "none"
     return show_duration(value) if isinstance(value, timedelta) else str(value)

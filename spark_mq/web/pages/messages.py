@@ -7,8 +7,8 @@ from typing import Final
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import STATE_NAMES, MessagePosition, PeekedMessage
 from spark_mq.operations.trace import TraceEvent
+from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_time, show_value
-from spark_mq.web.html import Child, Html, el, join
 from spark_mq.web.layout import facts, field, href, lazy, page, payload, table, when
 from spark_mq.web.view import View
 
