@@ -27,6 +27,7 @@ from figures import Part, Point, Result
 from own import PARTS
 from peers.parts import expected, parts
 from peers.sizes import SHORT, Sizes
+from targets import rows
 
 HERE = Path(__file__).resolve().parent
 ALL = [*PARTS, *parts(Sizes()), *CURVES]
@@ -124,6 +125,9 @@ def main() -> int:
         print(f"    {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     print(f"\n{machine}; {rounds} rounds\n")
     show(results)
+    print("\nthe targets, by all figures of the file:\n")
+    kept = json.loads(given.out.read_text())["results"]
+    print("\n".join(rows({r["name"]: r["value"] for r in kept if r["value"] is not None})))
     for name in absent:
         print(f"not measured: {name}", file=sys.stderr)
     return 1 if absent else 0

@@ -8,20 +8,16 @@ Python's start and without imports.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))
+from large import ROOT, large_queue, parse
 
 CHILD = """
 import json, resource, sys, time
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 import io
 import spark_mq.cli.app, spark_mq.queue
 from spark_mq.cli.options import open_queue
@@ -34,6 +30,8 @@ def timed(work):
     return [time.perf_counter() - wall, time.process_time() - cpu]
 
 path = sys.argv[1]
+with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    spark_mq.cli.app.run(["queue", "describe", "/no/queue"])  # typer imports more
 figures = {"describe": timed(lambda: spark_mq.cli.app.run(["queue", "describe", path]))}
 figures["check"] = timed(lambda: spark_mq.cli.app.run(["check", "-q", path, "--max-dead", "0"]))
 queue = open_queue(path)
@@ -48,20 +46,8 @@ print(json.dumps(figures))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--files", type=int, default=10)
-    parser.add_argument("--ranges", type=int, default=100_000)
-    parser.add_argument("--groups", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    from support.large_queue import build_large_queue
-
-    with tempfile.TemporaryDirectory() as folder:
-        path, started = Path(folder) / "queue", time.perf_counter()
-        build_large_queue(path, messages=args.messages, files=args.files, groups=args.groups,
-                          ranges=args.ranges)  # fmt: skip
-        print(f"built in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    args = parse(__doc__)
+    with large_queue(args) as path:
         rounds = [_round(path) for _ in range(args.rounds)]
     best = {
         name: min(one[name] for one in rounds) if name == "peak MB" else _best(rounds, name)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from commit_path import commit_path
 from curves.commits import Times, cycle
 from deltalake import DeltaTable, PostCommitHookProperties
 from figures import Part, Result, median_ms
 from session import session
+from single_messages import single_messages
 
 from spark_mq import Message, Queue
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
@@ -163,7 +165,7 @@ def _micro_batch(spark: Any, folder: Path, rounds: int) -> Iterator[Result]:
         "micro-batch of 10,000: settling adds to the first batch of a run",
         first,
         "ms",
-        "learns the runner from a row",
+        "the runner is learned from Spark's plan",
     )
 
 
@@ -189,6 +191,8 @@ def buffered(folder: Path, rounds: int) -> Iterator[Result]:
 
 PARTS: dict[str, Part] = {
     "commits": commits,
+    "commit-path": commit_path,
+    "single-messages": single_messages,
     "ledger": ledger_commit,
     "buffered": buffered,
     "micro-batch": micro_batch,

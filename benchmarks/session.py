@@ -1,4 +1,4 @@
-"""The Spark session of the benchmarks: two cores, with Delta."""
+"""The Spark session of the benchmarks: two cores, with Delta and Spark's own Kafka source."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ SETTINGS = {
 def session(folder: Path, **settings: str) -> Iterator[Any]:
     """A session, stopped at the end. All of a run share one JVM: the first that starts sets its class path and memory."""
     from delta import configure_spark_with_delta_pip
+    from peers.kafka import CONNECTOR
     from pyspark.sql import SparkSession
 
     from spark_mq.spark import register
@@ -45,7 +46,7 @@ def session(folder: Path, **settings: str) -> Iterator[Any]:
         **settings,
     }.items():
         builder = builder.config(name, value)
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    spark = configure_spark_with_delta_pip(builder, [CONNECTOR]).getOrCreate()
     try:
         spark.sparkContext.setLogLevel("ERROR")
         register(spark)

@@ -14,9 +14,11 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from figures import Result
 
 from spark_mq import Queue
 from spark_mq.util.clock import SECOND
@@ -57,6 +59,22 @@ def kinds(work: float, slots: int) -> dict[str, tuple[Callable[[Any], Any], dict
         "each message, threads": (handle, {"each": "message", "threads": slots}),
         "each message, async": (handle_async, {"each": "message", "concurrency": slots}),
     }
+
+
+def single_messages(folder: Path, rounds: int) -> Iterator[Result]:
+    """The part of bench.py: 200 messages, 8 threads, a handler that waits for 10 ms."""
+    messages, threads = 200, 8
+    for name, (handler, options) in kinds(0.01, threads).items():
+        seen = [
+            drained(filled(folder / f"{name} {number}", messages), handler, **options)
+            for number in range(max(1, rounds // 6))
+        ]
+        what = f"group.work, {threads} threads, {messages} messages, {name}"
+        took = statistics.median(took for took, _ in seen)
+        yield Result(f"{what}: messages/s", messages / took, "/s")
+        commits = statistics.median(commits for _, commits in seen)
+        goal = "<= 100" if name == "leases of one" else ""
+        yield Result(f"{what}: commits", commits, "", goal=goal)
 
 
 def main() -> None:

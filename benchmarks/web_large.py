@@ -8,19 +8,16 @@ request for a page of groups waits until the server has read all ledgers; ``firs
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from urllib.request import urlopen
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))
+from large import ROOT, large_queue, parse
 
 PAGES = {
     "queue": "queue/queue",
@@ -41,19 +38,8 @@ PAGES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--files", type=int, default=10)
-    parser.add_argument("--ranges", type=int, default=100_000)
-    parser.add_argument("--groups", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    from support.large_queue import build_large_queue
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "queue"
-        build_large_queue(path, messages=args.messages, files=args.files, groups=args.groups,
-                          ranges=args.ranges)  # fmt: skip
+    args = parse(__doc__)
+    with large_queue(args) as path:
         print(json.dumps({**vars(args), **_measure(path, args.rounds)}, indent=1))
 
 

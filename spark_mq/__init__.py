@@ -16,12 +16,13 @@ from spark_mq.util.lazy_names import lazy_names
 if TYPE_CHECKING:
     from spark_mq.group import ConsumerGroup
     from spark_mq.lease import Lease
-    from spark_mq.ledger.settings import GroupSettings, QueueSettings
     from spark_mq.ledger.stats import GroupStats
     from spark_mq.maintenance.recover import RecoveryReport
     from spark_mq.maintenance.redrive import RedriveResult
+    from spark_mq.maintenance.retention import PurgeResult
     from spark_mq.maintenance.sweep import SweepReport
     from spark_mq.message import Message, ReceivedMessage
+    from spark_mq.operations.public_settings import GroupSettings, QueueSettings
     from spark_mq.operations.settle import SettleResult
     from spark_mq.operations.trace import Trace, TraceEvent
     from spark_mq.per_message.decisions import Reject, Retry, Snooze
@@ -39,6 +40,7 @@ __all__ = [
     "Message",
     "PendingMessage",
     "PublishReceipt",
+    "PurgeResult",
     "Queue",
     "QueueSettings",
     "ReceivedMessage",
@@ -61,14 +63,15 @@ __version__ = "0.1.0"
 _MODULES = {
     "BufferedPublisher": "publisher",
     "ConsumerGroup": "group",
-    "GroupSettings": "ledger.settings",
+    "GroupSettings": "operations.public_settings",
     "GroupStats": "ledger.stats",
     "Lease": "lease",
     "Message": "message",
     "PendingMessage": "publisher",
     "PublishReceipt": "storage.message_store",
+    "PurgeResult": "maintenance.retention",
     "Queue": "queue",
-    "QueueSettings": "ledger.settings",
+    "QueueSettings": "operations.public_settings",
     "ReceivedMessage": "message",
     "RecoveryReport": "maintenance.recover",
     "RedriveResult": "maintenance.redrive",

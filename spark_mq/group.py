@@ -14,13 +14,14 @@ from spark_mq.errors import GroupBlocked, InvalidOption
 from spark_mq.inspect.views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
-from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
+from spark_mq.ledger.settings import GroupSettingsOptions
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.acquire import Acquired, LeaseOptions, wait_for_lease
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.interventions import change_messages, find_messages
+from spark_mq.operations.public_settings import GroupSettings, public_group_settings
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
@@ -110,12 +111,12 @@ class ConsumerGroup(GroupViews):
         InvalidOption
             A setting is unknown or its value is invalid.
         """
-        return self._ledger.configure(settings)
+        return public_group_settings(self._ledger.configure(settings))
 
     @property
     def settings(self) -> GroupSettings:
         """The settings as they are now. A group that does not exist has the queue's defaults."""
-        return self._ledger.settings()
+        return public_group_settings(self._ledger.settings())
 
     def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:
         """Decide about messages that block the group (``on_exhausted="block"``).

@@ -120,15 +120,15 @@ class PendingMessage:
 
 
 class BufferedPublisher:
-    """Publishes single messages, many to a commit. Made by :meth:`spark_mq.Queue.publisher`; a
-    context manager; safe for many threads.
+    """Publish single messages, many to a commit. Thread-safe, and a context manager.
 
-    A commit that fails is tried again, with longer and longer pauses, for ``retry_timeout``; none
-    lands twice, and the messages behind it
+    :meth:`spark_mq.Queue.publisher` makes it. A commit that fails is tried again for
+    ``retry_timeout``, with longer and longer pauses. None lands twice, and the messages behind it
     wait. Then each of its messages fails with the error, and the next batch has its turn. With a
-    ``producer_id`` all that is behind it fails too, and the publisher takes no more. Whoever
-    calls :meth:`publish` while too much is
-    pending waits for room. A publisher that nobody closed is closed when the interpreter ends.
+    ``producer_id`` all messages behind it fail too, and the publisher takes no more.
+
+    :meth:`publish` waits for room while too much is pending. If nobody closes a publisher, the
+    interpreter closes it at its end.
     """
 
     def __init__(

@@ -17,19 +17,23 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.find import find_queues
 from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
-from spark_mq.ledger.settings import GroupOptions, GroupSettings, QueueSettings
+from spark_mq.ledger import settings as stored
+from spark_mq.ledger.settings import GroupOptions, QueueOptions
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
-from spark_mq.maintenance.retention import purge
+from spark_mq.maintenance.retention import PurgeResult, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.message import Message, check_time, to_publish
+from spark_mq.operations.configure import configure_queue
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import create_queue_tables, open_context, rehome
 from spark_mq.operations.identity import is_own_place, relative_place
+from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
 from spark_mq.operations.publish import publish_table
 from spark_mq.operations.trace import Trace, finished, trace
+from spark_mq.operations.trimming import what_is_held_back
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
@@ -84,6 +88,7 @@ class Queue(QueueViews):
         durable: bool = True,
         dedup_window: Duration | None = None,
         lanes: int = 0,
+        group_expiry: Duration | None = None,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         exist_ok: bool = False,
@@ -119,6 +124,8 @@ class Queue(QueueViews):
         lanes
             How many lanes the keys are hashed to, at most 1,024. Groups need lanes for
             ``order="key"``. Default: 0, none.
+        group_expiry
+            How long a group without any activity holds back the trim. Default: for ever.
         storage_options
             Options of the object store.
         clock
@@ -137,7 +144,7 @@ class Queue(QueueViews):
         InvalidOption
             A setting is unknown or its value is invalid.
         """
-        group = GroupSettings.validated(
+        group = stored.GroupSettings.validated(
             visibility_timeout=visibility_timeout,
             max_delivery_attempts=max_delivery_attempts,
             **group_settings,
@@ -147,7 +154,7 @@ class Queue(QueueViews):
         if dead_letter_path is not None:
             place = absolute_path(dead_letter_path, "dead_letter_path")
             dead_letters = relative_place(root, place)
-        settings = QueueSettings.validated(
+        settings = stored.QueueSettings.validated(
             group,
             retention=retention,
             hard_retention=hard_retention,
@@ -158,16 +165,17 @@ class Queue(QueueViews):
             durable=durable,
             dedup_window=dedup_window,
             lanes=lanes,
+            group_expiry=group_expiry,
         )
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
         queue = cls(open_context(root, options, clock))
-        if queue.settings != settings:
+        if queue._context.settings != settings:
             _log.warning(
                 "the queue at %s is there already, with settings of its own: these stay (a "
                 "group's: group.configure)",
                 root,
             )
-        if is_own_place(queue.settings):
+        if is_own_place(queue._context.settings):
             queue._context.dead_letters()
         return queue
 
@@ -221,10 +229,10 @@ class Queue(QueueViews):
         return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
 
     @staticmethod
-    def drop(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
-        """Delete a queue with all of its tables and the dead-letter queue inside of it.
+    def drop_at(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
+        """Delete the queue at a path, also one that cannot be opened: see :meth:`drop`.
 
-        A drop that was killed can be repeated. A dead-letter queue at another path stays.
+        A drop that was killed can be repeated.
 
         Parameters
         ----------
@@ -263,8 +271,34 @@ class Queue(QueueViews):
 
     @property
     def settings(self) -> QueueSettings:
-        """The settings that the queue was created with."""
-        return self._context.settings
+        """The settings of the queue."""
+        return public_queue_settings(self._context.settings)
+
+    def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
+        """Change settings of the queue in one commit, and return all of them.
+
+        Another open handle obeys once it has read the log of ``messages/`` again. Leases, sweeps
+        and looks read it first. A publish reads it as it commits, so the change holds from the
+        next one on. Publishers of other Delta writers that commit meanwhile may have to try again.
+
+        Parameters
+        ----------
+        **settings
+            ``retention``, ``hard_retention``, ``history_retention``, ``delivery_delay``,
+            ``message_ttl``, ``dedup_window`` and ``group_expiry``, as for :meth:`create`. Others
+            are fixed, or belong to a group.
+
+        Returns
+        -------
+        QueueSettings
+            All settings of the queue.
+
+        Raises
+        ------
+        InvalidOption
+            A setting is unknown, cannot change, or its value is invalid. Nothing has changed.
+        """
+        return public_queue_settings(configure_queue(self._context, settings))
 
     # -- publish
 
@@ -421,6 +455,36 @@ class Queue(QueueViews):
 
     # -- look after it
 
+    def drop(self, name: str) -> int:
+        """Delete the queue with all of its tables and the dead-letter queue inside of it.
+
+        Stop its workers, publishers and sweeps first. Every handle fails from then on. A
+        dead-letter queue at another path stays. If a drop is killed, repeat it by :meth:`drop_at`.
+
+        Parameters
+        ----------
+        name
+            The name of the queue, to confirm the deletion.
+
+        Returns
+        -------
+        int
+            The number of files deleted.
+
+        Raises
+        ------
+        InvalidOption
+            The name is another one, or the queue is in memory.
+        """
+        if self._context.history is None:
+            raise InvalidOption(
+                f"{self.path} cannot be dropped: a queue in memory has no files. It ends with its "
+                "last handle. To empty it, use purge",
+                option="name",
+                value=name,
+            )
+        return drop_queue(self.path, name, self._context.storage_options)
+
     @property
     def dead_letters(self) -> Queue:
         """The dead-letter queue, itself a queue. It is created if it is missing."""
@@ -432,7 +496,7 @@ class Queue(QueueViews):
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
         return self._context.horizon()
 
-    def purge(self, name: str) -> int:
+    def purge(self, name: str) -> PurgeResult:
         """Drop every message published up to now, for all groups. They count as skipped.
 
         Live leases are fenced.
@@ -444,8 +508,8 @@ class Queue(QueueViews):
 
         Returns
         -------
-        int
-            The number of files dropped.
+        PurgeResult
+            The numbers of messages and of files that were dropped.
 
         Raises
         ------
@@ -651,15 +715,19 @@ class Queue(QueueViews):
         dict
             ``published``: messages since the queue was created. ``tail``: the last sequence.
             ``version``: that of ``messages/``. ``horizon``: the trim horizon. ``groups``: the stats
-            of each group by name.
+            of each group by name. ``trim_blocked_by``: the groups whose first unsettled message
+            keeps messages that are old enough to go.
         """
-        index = self._context.messages.index()
+        index, groups = self._context.messages.index(), self._group_stats()
+        floors = {name: one.floor for name, one in groups.items()}
+        held = what_is_held_back(self._context, index, floors)
         return QueueStats(
             published=index.total,
             tail=index.last_sequence,
             version=index.version,
             horizon=self._context.horizon(),
-            groups=self._group_stats(),
+            groups=groups,
+            trim_blocked_by=[] if held is None else list(held.groups),
         )
 
 

@@ -85,6 +85,7 @@ def memory_queue(
     message_ttl: Duration | None = None,
     dedup_window: Duration | None = None,
     lanes: int = 0,
+    group_expiry: Duration | None = None,
     **group_settings: Unpack[GroupSettingsOptions],
 ) -> Queue:
     """A queue in memory, with a dead-letter queue in memory. Settings as for
@@ -108,6 +109,7 @@ def memory_queue(
         message_ttl=message_ttl,
         dedup_window=dedup_window,
         lanes=lanes,
+        group_expiry=group_expiry,
     )
     ticking = clock or system_clock
     dead_path = "memory/dead_letters"

@@ -29,6 +29,7 @@ def told(found: dict[str, Any]) -> dict[str, float]:
         "commits/s": found["commits_per_second"],
         "p50": statistics.median(every),
         "p95": p95(every),
+        "longest": max(every),
         "slowest worker p50": max(statistics.median(times) for times in each if times),
         "fairness": min(counts) / max(counts),
         "CPU ms a commit": 1000 * found["cpu"] / (found["seconds"] * found["commits_per_second"]),
@@ -51,10 +52,11 @@ def workers(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
     alone = medians[contests[0]]["operations/s"]
     for contest, figures in medians.items():
         for name, unit, goal in (
-            ("operations/s", "/s", ""),
+            ("operations/s", "/s", "0.5x of one worker" if contest == (8, 1) else ""),
             ("commits/s", "/s", ""),
             ("p50", "ms", ""),
             ("p95", "ms", ""),
+            ("longest", "ms", "<= 1,000 ms" if contest == (8, 1) else ""),
             ("CPU ms a commit", "ms", ""),
         ):
             against = (
@@ -66,15 +68,11 @@ def workers(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
             f"{names[contest]}: fairness, least over most operations of a worker",
             figures["fairness"],
             "x",
+            goal="0.5" if contest == (8, 1) else "",
         )
         if contest[1] == 1:
             yield Point("workers", contest[0], figures)
     if (8, 1) in medians:
         few, many = medians[4, 1]["operations/s"], medians[8, 1]["operations/s"]
-        yield Result(
-            "8 workers on one group, an operation",
-            1000 / many,
-            "ms",
-            f"{few / many:.2f}x of 4 workers",
-            "no worse than 4",
-        )
+        against = f"{few / many:.2f}x of 4 workers"
+        yield Result("8 workers on one group, an operation", 1000 / many, "ms", against)

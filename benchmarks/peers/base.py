@@ -30,7 +30,7 @@ class Peer(ABC):
 
     @abstractmethod
     def fill(self, values: Sequence[bytes]) -> None:
-        """Takes in many messages, in whatever way is quick; not measured."""
+        """Takes in many messages in the quickest way; not measured."""
 
     @abstractmethod
     def publish(self, value: bytes) -> None:

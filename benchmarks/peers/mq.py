@@ -11,13 +11,13 @@ import pyarrow as pa
 from peers.base import Leased, Opener, Peer
 from spark_mq import Lease, Queue
 
-LOCAL_FILES = "what the system had written out: delta-rs does not sync local files"
+SYNCED = "all: commits are synced"
 
 
 class SparkMQ(Peer):
     """``rows``: whether messages are read as objects (``lease.messages``), or else as a table (``lease.table()``)."""
 
-    survives = LOCAL_FILES
+    survives = SYNCED
 
     def __init__(self, path: Path, rows: bool = False) -> None:
         self.queue = Queue.create(path, visibility_timeout="10m")

@@ -13,7 +13,7 @@ from session import session
 
 from peers.all import BROKERS, OURS, PGMQ, PGMQ_ASYNC, PYTHON, ROWS
 from peers.base import Missing, Peer
-from peers.mq import LOCAL_FILES
+from peers.mq import SYNCED
 from peers.sides import table
 from peers.sizes import Sizes
 from peers.streams import Stores
@@ -66,7 +66,7 @@ def frames(folder: Path, kind: str, sizes: Sizes) -> Iterator[Result]:
                 sides[OURS].append(sizes.drain_batch / ours)
                 sides[APPEND].append(sizes.drain_batch / theirs)
     survives = {
-        OURS: LOCAL_FILES,
+        OURS: SYNCED,
         APPEND: "what the system had written out: Hadoop does not sync local files",
     }
     yield from table(frame(kind), sides, "/s", survives, {APPEND: ">= 1.0x"})

@@ -1,4 +1,4 @@
-"""One worker in Python: lease 1,000 messages, read every byte of them, ack."""
+"""One worker in Python: lease messages, read every byte of them, ack. By 1,000 and by 100."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 
 from figures import Result
 
-from peers.all import OURS, PGMQ, POSTGRES, PYTHON
+from peers.all import PGMQ, POSTGRES, PYTHON
 from peers.base import Missing, Peer, read_all
 from peers.sides import table
 from peers.sizes import Sizes
 from peers.values import values
 
-GOALS = {OURS: "> 30,000 /s", POSTGRES: "> 1x", PGMQ: "> 1x"}
+GOALS = {1_000: {POSTGRES: "0.6x", PGMQ: "1.5x"}, 100: {PGMQ: "1x"}}
+"""By the size of a lease."""
 WARM_UP = 2
 
 
@@ -25,36 +26,46 @@ def what(kind: str, batch: int) -> str:
 
 
 def figures(sizes: Sizes) -> set[str]:
-    return {f"{what(kind, sizes.python_batch)}: {name}" for kind in sizes.kinds for name in PYTHON}
+    return {
+        f"{what(kind, batch)}: {name}"
+        for kind in sizes.kinds
+        for batch in sizes.python_batches
+        for name in PYTHON
+    }
 
 
 def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
     """All sides in turn, each with the same backlog."""
-    batch = sizes.python_batch
     for kind in sizes.kinds:
-        peers: dict[str, Peer] = {}
-        sides: dict[str, list[float] | Missing] = {name: [] for name in PYTHON}
-        messages = values(kind, max(sizes.python, (rounds + WARM_UP) * batch))
-        with contextlib.ExitStack() as stack:
-            for name, opener in PYTHON.items():
-                try:
-                    at = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
-                    peers[name] = stack.enter_context(opener(at))
-                    peers[name].fill(messages)
-                except Missing as why:
-                    sides[name] = why
-            for number in range(rounds + WARM_UP):
-                expected = read_all(messages[number * batch : (number + 1) * batch])
-                for name, peer in peers.items():
-                    start = time.perf_counter()
-                    checksum = once(peer, batch)
-                    seconds = time.perf_counter() - start
-                    assert checksum == expected, f"{name} gave other messages than it took"
-                    side = sides[name]
-                    if number >= WARM_UP and not isinstance(side, Missing):
-                        side.append(batch / seconds)
-        survives = {name: peer.survives for name, peer in peers.items()}
-        yield from table(what(kind, batch), sides, "/s", survives, GOALS)
+        for batch in sizes.python_batches:
+            yield from one(folder, rounds, sizes, kind, batch)
+
+
+def one(folder: Path, rounds: int, sizes: Sizes, kind: str, batch: int) -> Iterator[Result]:
+    """One kind of messages, and one size of leases."""
+    peers: dict[str, Peer] = {}
+    sides: dict[str, list[float] | Missing] = {name: [] for name in PYTHON}
+    messages = values(kind, max(sizes.python, (rounds + WARM_UP) * batch))
+    with contextlib.ExitStack() as stack:
+        for name, opener in PYTHON.items():
+            try:
+                at = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+                peers[name] = stack.enter_context(opener(at))
+                peers[name].fill(messages)
+            except Missing as why:
+                sides[name] = why
+        for number in range(rounds + WARM_UP):
+            expected = read_all(messages[number * batch : (number + 1) * batch])
+            for name, peer in peers.items():
+                start = time.perf_counter()
+                checksum = once(peer, batch)
+                seconds = time.perf_counter() - start
+                assert checksum == expected, f"{name} gave other messages than it took"
+                side = sides[name]
+                if number >= WARM_UP and not isinstance(side, Missing):
+                    side.append(batch / seconds)
+    survives = {name: peer.survives for name, peer in peers.items()}
+    yield from table(what(kind, batch), sides, "/s", survives, GOALS.get(batch, {}))
 
 
 def once(peer: Peer, batch: int) -> int:

@@ -1,4 +1,4 @@
-"""A peer's server: started in a folder of its own, stopped and removed at the end, whatever happens in between."""
+"""A peer's server: started in a folder of its own, stopped and removed at the end, also after an error."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,11 +52,28 @@ def as_user(user: str | None) -> dict[str, object]:
     )
 
 
+def accepts(port: int, process: subprocess.Popen[str]) -> bool:
+    """Whether a server accepts connections on a port of this machine before it ends or time is up."""
+    deadline = time.monotonic() + PATIENCE
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return True
+        time.sleep(0.1)
+    return False
+
+
 @contextlib.contextmanager
 def running(
-    command: Sequence[object], folder: Path, stop: signal.Signals, user: str | None = None
+    command: Sequence[object],
+    folder: Path,
+    stop: signal.Signals,
+    user: str | None = None,
+    port: int | None = None,
 ) -> Iterator[None]:
-    """The server of `command`, from when it is ready until the block ends. Raises Missing with its last words if it does not start."""
+    """The server of `command`, from when it is ready until the block ends. Raises Missing with its last words if it does not start.
+
+    With a `port` it is ready once that accepts connections.
+    """
     said: deque[str] = deque(maxlen=20)
     process = subprocess.Popen(
         [str(word) for word in command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -72,11 +91,11 @@ def running(
     listener = threading.Thread(target=listen, daemon=True)
     try:
         listener.start()
-        if (
-            not ready.wait(PATIENCE)
-            or process.poll() is not None
-            or not any(READY in line.lower() for line in said)
-        ):
+        if port is not None:
+            up = accepts(port, process)
+        else:
+            up = ready.wait(PATIENCE) and any(READY in line.lower() for line in said)
+        if not up or process.poll() is not None:
             raise Missing(
                 f"{Path(str(command[0])).name} does not start: {' / '.join(list(said)[-3:]) or 'it says nothing'}"
             )

@@ -18,7 +18,7 @@ class Sizes:
     brokers: int = 400_000
     brokers_batch: int = 10_000
     python: int = 100_000
-    python_batch: int = 1_000
+    python_batches: tuple[int, ...] = (1_000, 100)
     publish_rounds: int = 7
     buffered: int = 100_000
     buffered_batch: int = 1_000

@@ -1,4 +1,4 @@
-"""Draining through Spark: readStream, foreachBatch that reads every byte, ack. From a queue, and from a plain Delta table."""
+"""Draining through Spark: readStream, foreachBatch that reads every byte, ack. From a queue, a plain Delta table, and Kafka."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from peers.kafka import TOPIC
 from peers.values import values
 from spark_mq import Queue
 
@@ -46,10 +47,15 @@ class Drained:
 
 
 class Stores:
-    """The same messages in a queue and in a Delta table, by appends of `batch` messages, each two files in both."""
+    """The same messages in a queue, in a Delta table, and in a topic of `kafka` (an address) if there is one.
 
-    def __init__(self, spark: Any, folder: Path, kind: str, batch: int) -> None:
-        self.spark, self.folder, self.batch = spark, folder, batch
+    They come by appends of `batch` messages, each two files in the queue and the table.
+    """
+
+    def __init__(
+        self, spark: Any, folder: Path, kind: str, batch: int, kafka: str | None = None
+    ) -> None:
+        self.spark, self.folder, self.batch, self.kafka = spark, folder, batch, kafka
         source = folder / "source"
         source.mkdir(parents=True)
         half = batch // 2
@@ -77,10 +83,17 @@ class Stores:
         self.frame.write.format("delta").mode("append").save(self.delta)
         return time.perf_counter() - start
 
+    def produce(self) -> None:
+        """Write it to Kafka."""
+        writer = self.frame.write.format("kafka").option("kafka.bootstrap.servers", self.kafka)
+        writer.option("topic", TOPIC).save()
+
     def fill(self, count: int) -> None:
         for _ in range(count // self.batch):
             self.publish()
             self.append()
+            if self.kafka:
+                self.produce()
         self.count += count
 
     def from_queue(self, how: str) -> Drained:
@@ -105,6 +118,20 @@ class Stores:
         drained = Drained()
         stream = (
             self.spark.readStream.format("delta").option("maxFilesPerTrigger", 2).load(self.delta)
+        )
+        return self._run(stream, drained, lambda batch, _: drained.read(batch))
+
+    def from_kafka(self) -> Drained:
+        """Spark's own source for Kafka, without leases or acks of single messages."""
+        self.drains += 1
+        drained = Drained()
+        stream = (
+            self.spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.kafka)
+            .option("subscribe", TOPIC)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", self.batch)
+            .load()
         )
         return self._run(stream, drained, lambda batch, _: drained.read(batch))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,12 +20,11 @@ from spark_mq.cli.options import (
     open_queue,
     option,
     parse_pairs,
-    parse_setting,
 )
 from spark_mq.cli.output import emit, emit_one, json_line
 from spark_mq.cli.queues import GROUP_COLUMNS, group_rows
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.settings import DURATION_SETTINGS
+from spark_mq.util.setting_text import parse_setting
 
 __all__ = ["app"]
 
@@ -45,7 +43,7 @@ def list_groups(
 ) -> None:
     """List the groups with their counts, the busiest first."""
     overview = open_queue(queue, storage_option).describe()
-    rows = group_rows(overview.groups)
+    rows = group_rows(overview.groups, len(overview.groups))
     rows += [{"group": name, "blocked_because": why} for name, why in overview.damaged.items()]
     emit(rows, GROUP_COLUMNS, output)
 
@@ -61,7 +59,7 @@ def describe(
     opened = open_queue(queue, storage_option)
     found = existing_group(opened, group)
     leases, blockers = found.leases(), [one for one in opened.blockers() if one.group == group]
-    stats, settings = asdict(found.stats()), _shown_settings(asdict(found.settings))
+    stats, settings = asdict(found.stats()), asdict(found.settings)
     if output is OutputFormat.json:
         row = {"group": group, **stats, "leases": len(leases), "settings": settings}
         print(json_line({**row, "blockers": [asdict(one) for one in blockers]}))
@@ -71,14 +69,6 @@ def describe(
     emit_one(settings, output)
     for one in blockers:
         print(f"{one.because} blocks {one.blocks}: messages {one.first} to {one.last}")
-
-
-def _shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with durations in seconds."""
-    return {
-        name: value / 1_000_000 if name in DURATION_SETTINGS and value is not None else value
-        for name, value in settings.items()
-    }
 
 
 @app.command()
@@ -114,7 +104,7 @@ def configure(
     found = existing_group(open_queue(queue, storage_option), group)
     given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
     after = found.configure(**given) if given else found.settings
-    emit_one({"group": group, **_shown_settings(asdict(after))}, output)
+    emit_one({"group": group, **asdict(after)}, output)
 
 
 @app.command()

@@ -1,17 +1,22 @@
-"""``spark-mq metrics``: serve the metrics of a queue to Prometheus (extra ``metrics``)."""
+"""``spark-mq metrics``: serve the metrics of a queue to Prometheus ."""
 
 from __future__ import annotations
 
+import gzip
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spark_mq.cli.options import QueuePath, StorageOptions, open_queue, option
 from spark_mq.cli.workers import stopping
-from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.inspect.prometheus import QueueCollector
+from spark_mq.errors import SparkMQError
+from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
+from spark_mq.util.listening import host_of, listen
 
 if TYPE_CHECKING:
     from spark_mq.inspect.overview import QueueOverview
@@ -31,34 +36,47 @@ def metrics(
     storage_option: StorageOptions = None,
 ) -> None:
     """Serve the metrics of a queue to Prometheus until SIGTERM. Each request looks at the queue."""
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-    except ModuleNotFoundError as error:
-        raise InvalidOption(
-            "metrics need prometheus_client, which is not installed. Run: pip install "
-            "'spark-mq[metrics]'",
-            option="metrics",
-            value=None,
-        ) from error
-    registry = CollectorRegistry()
     opened = open_queue(queue, storage_option)
-    registry.register(QueueCollector(lambda: _look(opened)))
-    try:
-        server, thread = start_http_server(port, address, registry)
-    except OSError as error:
-        raise InvalidOption(
-            f"cannot listen on {address}:{port}: {error.strerror}. Give another --port",
-            option="--port",
-            value=port,
-        ) from error
-    print(
-        f"listening on http://{address}:{server.server_port}/metrics", file=sys.stderr, flush=True
-    )
-    with stopping() as stop:
-        stop.wait()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with listen(address, port) as listener:
+        server = _server(listener, lambda: exposition(_look(opened)))
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        place = f"{host_of(address)}:{listener.getsockname()[1]}"
+        print(f"listening on http://{place}/metrics", file=sys.stderr, flush=True)
+        with stopping() as stop:
+            stop.wait()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingHTTPServer:
+    """Return a server that answers each request with the content of that moment."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 30
+        """Seconds until a client that says nothing loses its connection."""
+
+        def do_GET(self) -> None:
+            body = content()
+            packed = "gzip" in self.headers.get("Accept-Encoding", "")
+            if packed:
+                body = gzip.compress(body, 1)
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            if packed:
+                self.send_header("Content-Encoding", "gzip")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log nothing: a scrape is no news."""
+
+    server = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    return server
 
 
 def _look(queue: Any) -> Mapping[str, QueueOverview | None]:

@@ -35,7 +35,6 @@ __all__ = [
     "option",
     "parse_limit",
     "parse_pairs",
-    "parse_setting",
 ]
 
 
@@ -127,18 +126,6 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
 def parse_limit(text: str) -> str | None:
     """Return a limit, or None for "none"."""
     return None if text.lower() == "none" else text
-
-
-def parse_setting(text: str) -> Any:
-    """Return a setting's value: a number, None for "none", or text such as "30s"."""
-    if text.lower() in ("none", "null"):
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def open_queue(path: str, storage_options: Sequence[str] | None = None) -> Queue:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TextIO
 
 from rich.console import Console
@@ -27,7 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_mq.cli.options import OutputFormat
-from spark_mq.util.show import printable, show_age, show_time, show_value
+from spark_mq.util.show import printable, show_age, show_duration, show_time, show_value
+from spark_mq.util.steps import showing_steps
 
 __all__ = [
     "Column",
@@ -86,7 +87,10 @@ def _mapping(row: Any) -> dict[str, Any]:
 
 
 def json_line(row: Any) -> str:
-    """Return an object as one line of JSON. Times are ISO 8601 in UTC."""
+    """Return an object as one line of JSON.
+
+    Times are ISO 8601 in UTC. Durations are numbers of seconds.
+    """
     return json.dumps(_plain(_mapping(row)), ensure_ascii=False)
 
 
@@ -94,16 +98,31 @@ def _plain(value: Any) -> Any:
     """Return a value as JSON has it. Bytes that are not text become base64."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, list | tuple | range):
         return [_plain(one) for one in value]
-    return _plain(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    convert = next((_JSON[kind] for kind in _JSON if isinstance(value, kind)), None)
+    return value if convert is None else convert(value)
+
+
+def _bytes_json(value: bytes) -> Any:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _time_json(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+_JSON: Final[Mapping[type, Callable[[Any], Any]]] = {
+    bytes: _bytes_json,
+    datetime: _time_json,
+    timedelta: timedelta.total_seconds,
+}
+"""What JSON has for the types that it lacks."""
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
@@ -188,27 +207,35 @@ def track(what: str, total: int | None = None, stream: TextIO | None = None) -> 
 
 @contextmanager
 def busy(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Show on stderr that something of unknown length runs, and for how long.
+    """Show on stderr that something runs, its step, and for how long.
 
     On a terminal it is a spinner. Otherwise it is one line every three seconds.
     """
     stream = stream or sys.stderr
+    at = what
+
+    def show(text: str) -> None:
+        nonlocal at
+        at = f"{what}: {text}"
+
     if stream.isatty():
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-            bar.add_task(what)
-            yield
+            task = bar.add_task(what)
+            with showing_steps(lambda text: bar.update(task, description=f"{what}: {text}")):
+                yield
         return
     ended, started = threading.Event(), time.monotonic()
 
     def report() -> None:
         while not ended.wait(_PROGRESS_SECONDS):
-            print(f"{what}: {time.monotonic() - started:.0f} s", file=stream, flush=True)
+            print(f"{at}: {time.monotonic() - started:.0f} s", file=stream, flush=True)
 
     thread = threading.Thread(target=report, name="spark_mq progress", daemon=True)
     thread.start()
     try:
-        yield
+        with showing_steps(show):
+            yield
     finally:
         ended.set()
         thread.join()
@@ -220,6 +247,7 @@ _SHOWN: Final[tuple[tuple[type, Callable[[Any], str]], ...]] = (
     (int, str),
     (float, "{:.1f}".format),
     (datetime, show_time),
+    (timedelta, show_duration),
     (bytes, show_value),
     (str, printable),
 )

@@ -1,9 +1,10 @@
-"""``spark-mq queue``: list, create, describe, purge and drop queues."""
+"""``spark-mq queue``: list, create, describe, configure, purge and drop queues."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -18,13 +19,16 @@ from spark_mq.cli.options import (
     open_queue,
     option,
     parse_pairs,
-    parse_setting,
 )
 from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_time
+from spark_mq.ledger.stats import GroupStats
+from spark_mq.util.setting_text import parse_setting
 
 __all__ = ["GROUP_COLUMNS", "app", "group_rows"]
 
-app = typer.Typer(help="List, create, describe, purge and drop queues.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, create, describe, configure, purge and drop queues.", no_args_is_help=True
+)
 
 GROUP_COLUMNS = [
     ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("IN FLIGHT", "in_flight"),
@@ -32,6 +36,7 @@ GROUP_COLUMNS = [
     ("LEASE", "lease"), ("RANGES", "ledger_ranges"), ("BLOCKED BECAUSE", "blocked_because"),
 ]  # fmt: skip
 
+_STATS: Final = tuple(one.name for one in fields(GroupStats))
 _Top = Annotated[int, option("--groups", help="Groups in the table, the busiest first.")]
 
 
@@ -142,27 +147,47 @@ def describe(
     )
     if overview.groups:
         print()
-        emit(group_rows(overview.groups)[:groups], GROUP_COLUMNS, output)
+        emit(group_rows(overview.groups, groups), GROUP_COLUMNS, output)
         if len(overview.groups) > groups:
             print(f"... and {len(overview.groups) - groups} more groups: --groups shows them")
     for name, why in overview.damaged.items():
         print(f"group {name} is damaged: {why}")
 
 
-def group_rows(groups: Any) -> list[dict[str, Any]]:
-    """Return the stats of groups as rows, the busiest first."""
-    rows = [
+def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
+    """Return the stats of groups as rows, the `most` busiest first."""
+    busiest = sorted(groups.items(), key=_business)[:most]
+    return [
         {
             "group": name,
-            **asdict(stats),
+            **{column: getattr(stats, column) for column in _STATS},
             "oldest": show_age(stats.oldest_unsettled_age),
             "lease": show_age(stats.oldest_lease_age),
         }
-        for name, stats in groups.items()
+        for name, stats in busiest
     ]
-    waiting = ("blocked", "dead", "in_flight", "ready", "delayed")
-    rows.sort(key=lambda row: (*(-int(row[name]) for name in waiting), row["group"]))
-    return rows
+
+
+def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
+    name, one = item
+    return (-one.blocked, -one.dead, -one.in_flight, -one.ready, -one.delayed, name)
+
+
+@app.command()
+def configure(
+    queue: QueuePathArgument,
+    settings: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="A setting, such as retention=3d."),
+    ] = None,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Change settings of a queue, and print all of them."""
+    opened = open_queue(queue, storage_option)
+    given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
+    after = asdict(opened.configure(**given) if given else opened.settings)
+    emit_one({"queue": opened.path, **after}, output)
 
 
 @app.command()
@@ -178,7 +203,8 @@ def purge(
     confirm(f"Purge {opened.path}: drop {messages:,} messages for all groups?", yes)
     with busy("purging"):
         dropped = opened.purge(opened.name)
-    emit_one({"queue": opened.path, "files_dropped": dropped}, output)
+    row = {"messages_dropped": dropped.messages, "files_dropped": dropped.files}
+    emit_one({"queue": opened.path, **row}, output)
 
 
 @app.command()
@@ -195,5 +221,5 @@ def drop(
     confirm(f"Delete the queue at {queue} with all of its messages?", yes)
     path = absolute_path(queue)
     name = path.rstrip("/").rpartition("/")[2]
-    files = Queue.drop(path, name, storage_options=as_options(storage_option))
+    files = Queue.drop_at(path, name, storage_options=as_options(storage_option))
     emit_one({"queue": path, "files_deleted": files}, output)

@@ -95,7 +95,8 @@ class _View:
         overview = self._queue.describe()
         now = time.monotonic()
         rates = self._rates(overview, now)
-        rows = [{**row, **rates.get(row["group"], {})} for row in group_rows(overview.groups)]
+        busiest = group_rows(overview.groups, max(self._groups, _DETAILED))
+        rows = [{**row, **rates.get(row["group"], {})} for row in busiest]
         self._before = (now, overview)
         workers, errors = self._details([row["group"] for row in rows[:_DETAILED]])
         return {

@@ -23,7 +23,7 @@ from spark_mq.errors import InvalidOption
 
 __all__ = ["register"]
 
-_PACKAGES = ("anyio", "prometheus_client", "starlette", "uvicorn")
+_PACKAGES = ("anyio", "starlette", "uvicorn")
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,8 @@ def web(
     port: Annotated[int, option("--port", min=0, max=65_535, help="0: any free port.")] = 9465,
     address: Annotated[str, option("--address", help="Where to listen.")] = "127.0.0.1",
     allow_changes: Annotated[
-        bool, option("--allow-changes", help="Offer redrive, sweep, pause, resume and unblock.")
+        bool,
+        option("--allow-changes", help="Offer redrive, sweep and the changes of a group."),
     ] = False,
     user: Annotated[
         str | None, option("--user", help="The name in the records, without a password.")

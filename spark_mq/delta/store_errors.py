@@ -36,6 +36,21 @@ _UNREACHABLE: Final = re.compile(
     re.IGNORECASE,
 )
 
+_NO_CREDENTIALS: Final = re.compile(
+    r"https?://(169\.254\.|metadata\.google\.internal|[^/\s]+/("
+    r"latest/api/token|latest/meta-data/iam/security-credentials|metadata/identity/oauth2/token"
+    r"|computeMetadata/v1/instance/service-accounts/default/token)(?![\w/]))",
+    re.IGNORECASE,
+)
+"""Where a store's client asks for credentials if nobody gave any."""
+_CREDENTIALS: Final = {
+    "s3": "aws_access_key_id and aws_secret_access_key, with aws_session_token for a role",
+    "g": "google_service_account, or google_application_credentials",
+    "a": "azure_storage_account_key, azure_storage_sas_key, or azure_client_id, "
+    "azure_client_secret and azure_tenant_id",
+}
+"""The options that give credentials, by the start of a store's scheme."""
+
 
 def one_line(error: BaseException) -> str:
     """Return an error's text in one line, without colours and stacks, at most 400 characters."""
@@ -67,7 +82,9 @@ def to_storage_error(
     outcome = (
         "nothing was changed" if landed is False else "it is unknown for now if the change landed"
     )
-    if code in _FULL_CODES or _FULL.search(text):
+    if _NO_CREDENTIALS.search(text):
+        advice = _credentials_advice(path)
+    elif code in _FULL_CODES or _FULL.search(text):
         advice = "The disk, or its quota, is full: free some space and do it again"
     elif code in _REFUSED_CODES or isinstance(error, PermissionError) or _REFUSED.search(text):
         advice = "The store refuses it: make it readable and writable for this user and do it again"
@@ -77,6 +94,15 @@ def to_storage_error(
         advice = "Do it again; if it goes on, look at the store"
     return StorageError(
         f"{operation} {path} failed, {outcome}: {text}. {advice}", path=path, landed=landed
+    )
+
+
+def _credentials_advice(path: str) -> str:
+    options = next((text for start, text in _CREDENTIALS.items() if path.startswith(start)), "them")
+    return (
+        "No credentials were found: none are given, and the lookup of an instance role failed. "
+        f"Give the storage options {options}. Environment variables of these names in capitals "
+        "do, too"
     )
 
 

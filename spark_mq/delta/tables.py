@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +32,7 @@ __all__ = [
     "create_table",
     "last_checkpoint",
     "wait_for_checkpoints",
+    "with_columns",
     "write_checkpoint",
 ]
 
@@ -53,6 +54,20 @@ _ATTEMPTS: Final = 5
 _HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
 _writing: dict[str, threading.Thread] = {}
 """The threads that write checkpoints, by the table's path."""
+
+
+def with_columns(metadata: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any] | None:
+    """Return a table's metadata with the columns of a schema that it lacks. None: it has all."""
+    known = json.loads(metadata["schemaString"])
+    names = {field["name"] for field in known["fields"]}
+    missing = [field for field in schema if field.name not in names]
+    if not missing:
+        return None
+    from deltalake import Schema  # here, because it is slow to load
+
+    added = json.loads(Schema.from_arrow(pa.schema(missing)).to_json())["fields"]
+    known["fields"] += added
+    return {**metadata, "schemaString": json.dumps(known)}
 
 
 def create_table(

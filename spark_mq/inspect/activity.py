@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
-from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_duration
 
@@ -21,6 +22,7 @@ __all__ = ["THROUGHPUT_SCHEMA", "MessageRecord", "notable_messages", "throughput
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _FAILURES: Final = ("nacked", "rejected", "lease_expired", "exhausted", "given_back")
+_EVENT_COLUMNS: Final = ("committed_at", "consumer_group", "event", "outcome", "message_count")
 _COUNTS: Final = ("published", "leased", "failed", "acked", "dead_lettered", "dropped", "expired")
 THROUGHPUT_SCHEMA: Final = pa.schema(
     [
@@ -46,7 +48,7 @@ class MessageRecord(Record):
         The name of the group.
     first, last, messages
         Their sequences, inclusive, and their number.
-    seconds
+    duration
         From the first delivery to the end, or until now.
     state
         The outcome, such as "acked", or the state in the ledger.
@@ -62,7 +64,7 @@ class MessageRecord(Record):
     first: int
     last: int
     messages: int
-    seconds: float
+    duration: timedelta
     state: str
     delivery_count: int
     failure_count: int
@@ -87,7 +89,8 @@ def throughput(
     for file in reversed(context.messages.index().files):
         if file.committed_at >= start:
             _count(counts, file.committed_at // length * length, None, "published", file.rows)
-    for row in _event_sums(read_history(context, group=group, since=start), length):
+    events = read_history(context, group=group, since=start, columns=_EVENT_COLUMNS)
+    for row in _event_sums(events, length):
         name = "failed" if row["event"] in _FAILURES else row["event"]
         name = row["outcome"] or name
         if name in _COUNTS:
@@ -147,7 +150,7 @@ def notable_messages(
         found = [one for one in found if one.failure_count]
         found.sort(key=lambda one: (-one.failure_count, -one.delivery_count, one.first))
     else:
-        found.sort(key=lambda one: (-one.seconds, one.first))
+        found.sort(key=lambda one: (-one.duration, one.first))
     return found[:n]
 
 
@@ -169,7 +172,7 @@ def _ended(
             first=row["first"],
             last=row["last"],
             messages=row["message_count"],
-            seconds=max(0, row["taken"]) / SECOND,
+            duration=timedelta(microseconds=max(0, row["taken"])),
             state=row["outcome"],
             **{name: row[name] for name in names},
         )
@@ -188,7 +191,7 @@ def _record(group: str, r: Range, now: int) -> MessageRecord:
         first=r.first,
         last=r.last,
         messages=r.message_count,
-        seconds=max(0, now - (r.first_leased_at or now)) / SECOND,
+        duration=timedelta(microseconds=max(0, now - (r.first_leased_at or now))),
         state=str(r.state),
         delivery_count=r.delivery_count,
         failure_count=r.failure_count,

@@ -13,6 +13,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.trimming import what_is_held_back
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
 
@@ -99,19 +100,12 @@ def _of_trim(
     context: QueueContext, index: MessageIndex, stats: Mapping[str, GroupStats]
 ) -> Iterator[Blocker]:
     """Yield the groups whose first unsettled message holds back the trim."""
-    limit, horizon = context.now() - context.settings.retention, context.horizon()
-    floor = min((own.floor for own in stats.values()), default=-1)
-    waiting, old = 0, -1
-    for file in index.files:
-        if file.committed_at > limit:
-            break
-        old = file.last
-        waiting += file.rows if file.last > max(floor, horizon) else 0
-    if old <= max(floor, horizon):
+    held = what_is_held_back(context, index, {name: own.floor for name, own in stats.items()})
+    if held is None:
         return
-    for name, own in stats.items():
-        if own.floor == floor and (first := _first_unsettled(context, index, name, floor)):
-            yield _trim_blocker(index, name, first, waiting)
+    for name in held.groups:
+        if first := _first_unsettled(context, index, name, held.floor):
+            yield _trim_blocker(index, name, first, held.messages)
 
 
 def _first_unsettled(

@@ -65,7 +65,7 @@ def list_changes(context: QueueContext, n: int, since: Duration) -> list[ChangeR
 
 
 def _changes(context: QueueContext, start: int, dead: bool) -> Iterator[ChangeRecord]:
-    rows = read_history(context, since=start).select([*_KEYS, "message_count"])
+    rows = read_history(context, since=start, columns=[*_KEYS, "message_count"])
     named = pc.match_substring_regex(rows["operation"], rf"(^|\+)({'|'.join(_OPERATIONS)})")
     rows = rows.filter(pc.or_(pc.is_valid(rows["user"]), pc.fill_null(named, False)))
     sums: pa.Table = rows.group_by(_KEYS).aggregate([("message_count", "sum")])

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.inspect.sweeps import SweepState, sweep_state
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.settings import QueueSettings
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
-from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.operations.public_settings import QueueSettings, public_queue_settings
+from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_count, validate_duration
 
@@ -35,7 +35,7 @@ class QueueOverview(Record):
     path, name
         Where it lies.
     settings
-        What it was created with.
+        Its settings.
     published
         Messages since it was created.
     retained, retained_bytes
@@ -119,7 +119,7 @@ def describe(context: QueueContext, reader: StatsReader | None = None) -> QueueO
     return QueueOverview(
         path=context.path,
         name=context.name,
-        settings=context.settings,
+        settings=public_queue_settings(context.settings),
         published=index.total,
         retained=retained,
         retained_bytes=index.size(horizon + 1, index.last_sequence) if retained else 0,
@@ -183,11 +183,12 @@ def _sweep_problems(
     since = overview.sweeps.waiting_since
     if limit is None or since is None:
         return []
-    waited = (to_datetime(context.now()) - since).total_seconds()
-    if waited * SECOND <= limit:
+    waited = to_datetime(context.now()) - since
+    if waited <= timedelta(microseconds=limit):
         return []
     commits = overview.sweeps.unarchived_commits
-    text = f"the queue was not swept for {waited:.0f} s: {commits} commits wait. Run a sweep."
+    seconds = waited.total_seconds()
+    text = f"the queue was not swept for {seconds:.0f} s: {commits} commits wait. Run a sweep."
     return [Problem("not_swept", None, text)]
 
 
@@ -197,8 +198,9 @@ def _group_problems(name: str, stats: GroupStats, limit: int | None) -> list[Pro
         text = f"group {name!r} leases nothing: {stats.blocked_because}"
         found.append(Problem("blocked", name, text))
     age = stats.oldest_unsettled_age
-    if limit is not None and age is not None and age * SECOND > limit:
-        text = f"group {name!r} has a message that is {age:.0f} s old and not settled"
+    if limit is not None and age is not None and age > timedelta(microseconds=limit):
+        text = f"group {name!r} has a message that is {age.total_seconds():.0f} s old and not "
+        text += "settled"
         found.append(Problem("too_old", name, text))
     return found
 

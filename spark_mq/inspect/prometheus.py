@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.util.clock import to_seconds
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-__all__ = ["QueueCollector"]
+__all__ = ["CONTENT_TYPE", "QueueCollector", "exposition"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""The type of the text format."""
 
 
 def _timestamp(overview: QueueOverview) -> float | None:
@@ -24,11 +29,11 @@ _OUTCOMES: Final = ("acked", "dead_lettered", "dropped", "skipped", "expired", "
 _GAUGES: Final[Mapping[str, tuple[str, Callable[[GroupStats], float | None]]]] = {
     "spark_mq_oldest_unsettled_age_seconds": (
         "Seconds since the publish of the first unsettled message.",
-        lambda stats: stats.oldest_unsettled_age,
+        lambda stats: to_seconds(stats.oldest_unsettled_age),
     ),
     "spark_mq_oldest_lease_age_seconds": (
         "Seconds since the start of the oldest live lease.",
-        lambda stats: stats.oldest_lease_age,
+        lambda stats: to_seconds(stats.oldest_lease_age),
     ),
     "spark_mq_blocked": (
         "1 if the group leases nothing because of a cap or a blocked message.",
@@ -57,6 +62,16 @@ Looks = Mapping[str, QueueOverview | None]
 """An overview of each queue by path. None: the queue cannot be read."""
 
 
+class _Family(NamedTuple):
+    """A metric: its name, its type, its help, the names of its labels, and its samples."""
+
+    name: str
+    kind: str
+    text: str
+    labels: tuple[str, ...]
+    samples: Iterable[tuple[tuple[str, ...], float]]
+
+
 class QueueCollector:
     """Collects the metrics of queues. One that cannot be read shows as ``spark_mq_up`` 0.
 
@@ -77,55 +92,69 @@ class QueueCollector:
         """Yield the metrics of one look."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        looks = self._look()
-        up = GaugeMetricFamily("spark_mq_up", "1 if the queue can be read.", labels=["queue"])
-        published = CounterMetricFamily(
-            "spark_mq_published", "Messages published.", labels=["queue"]
-        )
-        for path, overview in looks.items():
-            up.add_metric([path], int(overview is not None and not overview.damaged))
-            if overview is not None:
-                published.add_metric([path], overview.published)
-        found = [one for one in looks.values() if one is not None]
-        yield up
-        if found:
-            yield from _of_groups(found)
-            yield published
-            yield from _of_queues(found)
-
-
-def _of_groups(overviews: list[QueueOverview]) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    labels = ["queue", "group"]
-    messages = GaugeMetricFamily(
-        "spark_mq_messages", "Messages of a group by state.", labels=[*labels, "state"]
-    )
-    settled = CounterMetricFamily(
-        "spark_mq_settled", "Messages settled by outcome.", labels=[*labels, "outcome"]
-    )
-    groups = [(one.path, *item) for one in overviews for item in one.groups.items()]
-    for path, name, stats in groups:
-        for state in _STATES:
-            messages.add_metric([path, name, state], getattr(stats, state))
-        for outcome in _OUTCOMES:
-            settled.add_metric([path, name, outcome], getattr(stats, outcome))
-    yield from (messages, settled)
-    for metric, (text, value) in _GAUGES.items():
-        family = GaugeMetricFamily(metric, text, labels=labels)
-        for path, name, stats in groups:
-            if (found := value(stats)) is not None:
-                family.add_metric([path, name], found)
-        yield family
-
-
-def _of_queues(overviews: list[QueueOverview]) -> Iterator[Metric]:
-    from prometheus_client.core import GaugeMetricFamily
-
-    for metric, (text, value) in _QUEUE_GAUGES.items():
-        family = GaugeMetricFamily(metric, text, labels=["queue"])
-        for overview in overviews:
-            if (found := value(overview)) is not None:
-                family.add_metric([overview.path], found)
-        if family.samples:
+        for one in _families(self._look()):
+            make = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
+            family = make(one.name, one.text, labels=one.labels)
+            for labels, value in one.samples:
+                family.add_metric(labels, value)
             yield family
+
+
+def exposition(looks: Looks) -> bytes:
+    """Return the metrics in the text format of Prometheus.
+
+    prometheus_client takes six times as long, which is seconds with 10,000 groups.
+    """
+    parts, shown = [], cache(_escaped)
+    for one in _families(looks):
+        name = f"{one.name}_total" if one.kind == "counter" else one.name
+        parts.append(f"# HELP {name} {one.text}\n# TYPE {name} {one.kind}\n")
+        labels = ",".join(f'{label}="%s"' for label in one.labels)
+        line = f"{name}{{{labels}}} %s\n"
+        parts += [line % (*map(shown, given), value) for given, value in one.samples]
+    return "".join(parts).encode()
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _families(looks: Looks) -> Iterator[_Family]:
+    labels, found = ("queue",), [one for one in looks.values() if one is not None]
+    readable = [((path,), int(one is not None and not one.damaged)) for path, one in looks.items()]
+    yield _Family("spark_mq_up", "gauge", "1 if the queue can be read.", labels, readable)
+    if found:
+        yield from _of_groups(found)
+        published = [((one.path,), one.published) for one in found]
+        yield _Family("spark_mq_published", "counter", "Messages published.", labels, published)
+        yield from _of_queues(found)
+
+
+def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
+    groups = [(one.path, *item) for one in overviews for item in one.groups.items()]
+
+    def by(names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+        for path, group, stats in groups:
+            for name in names:
+                yield (path, group, name), getattr(stats, name)
+
+    labels = ("queue", "group")
+    text = "Messages of a group by state."
+    yield _Family("spark_mq_messages", "gauge", text, (*labels, "state"), by(_STATES))
+    text = "Messages settled by outcome."
+    yield _Family("spark_mq_settled", "counter", text, (*labels, "outcome"), by(_OUTCOMES))
+    for metric, (text, value) in _GAUGES.items():
+        samples = (
+            ((path, group), found)
+            for path, group, stats in groups
+            if (found := value(stats)) is not None
+        )
+        yield _Family(metric, "gauge", text, labels, samples)
+
+
+def _of_queues(overviews: list[QueueOverview]) -> Iterator[_Family]:
+    for metric, (text, value) in _QUEUE_GAUGES.items():
+        samples = [((one.path,), value(one)) for one in overviews]
+        known = [(labels, found) for labels, found in samples if found is not None]
+        if known:
+            yield _Family(metric, "gauge", text, ("queue",), known)

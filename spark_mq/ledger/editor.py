@@ -65,7 +65,7 @@ class LedgerEditor:
         """Remove the range in a row that the caller has read already."""
         self._removed.add(row)
 
-    def add(self, piece: Range, before: Range, event: str = "") -> None:
+    def add(self, piece: Range, before: Range, event: str = "", *, of_lease: bool = False) -> None:
         """Add a range. An empty one is ignored.
 
         Parameters
@@ -76,6 +76,9 @@ class LedgerEditor:
             The range that the piece comes from. Its place may be larger than the piece's.
         event
             The event that happened to the piece, or "" if nothing did.
+        of_lease
+            Whether the event is a failure of the whole lease that held the range. An event that
+            ends the piece then keeps the size of that lease.
 
         Raises
         ------
@@ -91,7 +94,10 @@ class LedgerEditor:
         else:
             self._added.append(piece)
         if event:
-            self.record_event(event, _as_event(piece, before))
+            happened = _as_event(piece, before)
+            if of_lease and (before.lease_size or 1) > 1:
+                happened = happened._replace(suspect=True, lease_size=before.lease_size)
+            self.record_event(event, happened)
 
     def record_event(self, event: str, r: Range) -> None:
         """Record an event of some messages."""

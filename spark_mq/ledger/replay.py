@@ -75,7 +75,7 @@ def replay_batch(
     for r in held:
         in_company = crowded and _is_last(r, rules, 1) and not _failed_by_itself(r)
         if granted_before or _is_last(r, rules, 0) or in_company:
-            editor.add(return_to_group(r, now, rules), r, "given_back")
+            editor.add(return_to_group(r, now, rules), r, "given_back", of_lease=True)
             failed = failed or (r if r.state == LEASED else None)
         else:
             kept.append(r)

@@ -19,9 +19,11 @@ from spark_mq.util.validation import (
 
 __all__ = [
     "DURATION_SETTINGS",
+    "QUEUE_DURATIONS",
     "GroupOptions",
     "GroupSettings",
     "GroupSettingsOptions",
+    "QueueOptions",
     "QueueSettings",
 ]
 
@@ -40,6 +42,16 @@ DURATION_SETTINGS: Final = (
     "breaker_max_wait",
 )
 """The settings of a group that are stored in microseconds."""
+QUEUE_DURATIONS: Final = (
+    "retention",
+    "hard_retention",
+    "delivery_delay",
+    "message_ttl",
+    "history_retention",
+    "dedup_window",
+    "group_expiry",
+)
+"""The settings of a queue that are stored in microseconds."""
 _COUNTS: Final = (
     "max_delivery_attempts",
     "max_failures",
@@ -62,48 +74,7 @@ _NULLABLE: Final = ("max_delivery_attempts", "breaker_threshold")
 class GroupSettings:
     """How a group delivers. Durations are microseconds.
 
-    Parameters
-    ----------
-    visibility_timeout
-        How long a lease lasts unless its holder extends it. Default 60 s. Its messages are due
-        again after ``clock_skew`` more.
-    max_delivery_attempts
-        The most deliveries of a message. None for no limit. Default 5.
-    on_exhausted
-        What happens to a message past a limit. Default "dead_letter". "drop" settles it.
-        "block" stops deliveries after it until the owner calls ``unblock``.
-    on_reject
-        What happens to a rejected message. Default "dead_letter". "drop" settles it.
-    clock_skew
-        The margin after a deadline before another clock may expire the lease. Default 1 s.
-    retry
-        How the delay after a nack grows with each failure. Default "exponential", which doubles
-        it. "linear" adds ``retry_delay``. "constant" keeps it. With "none" the first failure of
-        a message by itself is final.
-    retry_delay
-        The delay after the first nack. Default 10 s. Expired messages are due at once.
-    max_retry_delay
-        The longest delay before jitter. Default 15 min.
-    retry_jitter
-        The greatest share of the delay to add. Default 0.1.
-    max_failures
-        The most failures of a message. None for no limit, the default.
-    max_retry_age
-        The longest time since the first failure. None for no limit, the default.
-    max_in_flight
-        The most messages under lease. None for no limit, the default.
-    max_ledger_ranges
-        The ledger size that stops leases of unread messages. Default 200,000 ranges.
-    breaker_threshold
-        Leases of different messages that fail in a row until the breaker opens. None for no
-        breaker. Default 5.
-    breaker_wait
-        The wait before the first probe of an open breaker. It doubles with each failed probe.
-        Default 10 s.
-    breaker_max_wait
-        The longest wait before a probe. Default 5 min.
-    order
-        "key" delivers the messages of a key in order. The queue must have lanes. Default "none".
+    ``operations.public_settings`` describes the fields. Users see that class, with timedeltas.
     """
 
     visibility_timeout: int = 60 * SECOND
@@ -238,7 +209,7 @@ def _unknown_setting(name: str, known: list[str]) -> str:
     """Return the error text for a name that is no setting of a group."""
     if name in {field.name for field in fields(QueueSettings)} - {"group"}:
         return (
-            f"{name!r} is a setting of the queue: it is fixed when the queue is made. "
+            f"{name!r} is a setting of the queue: use queue.configure. "
             f"A group has {', '.join(known)}."
         )
     hint = suggest(name, known)
@@ -266,6 +237,18 @@ class GroupOptions(TypedDict, total=False):
     order: str
 
 
+class QueueOptions(TypedDict, total=False):
+    """Settings of a queue that may change, as a user gives them."""
+
+    retention: Duration
+    hard_retention: Duration | None
+    delivery_delay: Duration | None
+    message_ttl: Duration | None
+    history_retention: Duration
+    dedup_window: Duration | None
+    group_expiry: Duration | None
+
+
 class GroupSettingsOptions(GroupOptions, total=False):
     """All settings of a group as a user gives them."""
 
@@ -275,7 +258,7 @@ class GroupSettingsOptions(GroupOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What a queue was created with. Durations are microseconds.
+    """The settings of a queue. Durations are microseconds.
 
     The queue stores its settings as JSON in the description of ``messages/``, because a property
     change would fail publishers in flight.
@@ -305,6 +288,8 @@ class QueueSettings:
     lanes
         The number of lanes that keys are hashed to. 0 for none, the default. Groups need lanes
         to deliver the messages of a key in order.
+    group_expiry
+        How long a group without a commit holds back the trim. None for ever, the default.
     queue_id
         The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
     home
@@ -323,6 +308,7 @@ class QueueSettings:
     durable: bool = True
     dedup_window: int | None = None
     lanes: int = 0
+    group_expiry: int | None = None
     queue_id: str = field(default="", compare=False)
     home: str | None = field(default=None, compare=False)
     former_ids: tuple[str, ...] = field(default=(), compare=False)
@@ -354,6 +340,7 @@ class QueueSettings:
         durable: bool = True,
         dedup_window: Any = None,
         lanes: int = 0,
+        group_expiry: Any = None,
     ) -> QueueSettings:
         """Create settings from a user's values.
 
@@ -361,7 +348,8 @@ class QueueSettings:
         ----------
         group
             The defaults of new groups.
-        retention, hard_retention, delivery_delay, message_ttl, history_retention, dedup_window
+        retention, hard_retention, delivery_delay, message_ttl, history_retention, dedup_window,
+        group_expiry
             Seconds, timedeltas or text like "30s". See the class.
         dead_letter_path, durable, lanes
             See the class.
@@ -397,6 +385,7 @@ class QueueSettings:
             _checked_flag("durable", durable),
             optional("dedup_window", dedup_window),
             lanes,
+            optional("group_expiry", group_expiry),
         )
 
     def default_times(self, now: int) -> dict[str, int]:

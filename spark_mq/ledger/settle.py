@@ -146,6 +146,8 @@ class _Settling(HeldMessages):
         explicit = command.verb == ACK or (command.verb == REJECT and command.reason == REJECTED)
         self._succeeds = explicit and not command.handler_failed
         self._fails = command.verb == NACK or command.handler_failed
+        by_name = command.intervals is not None and not command.whole
+        self._of_lease = self._fails and not by_name
         self._expires_first = command.verb in (NACK, RELEASE)
 
     def apply(self, r: Range) -> None:
@@ -166,7 +168,7 @@ class _Settling(HeldMessages):
         self._last = r
         self.outcome.add(r, self._result)
         piece = self._result._replace(first=r.first, last=r.last, message_count=r.message_count)
-        self.editor.add(piece, r, _EVENTS[self.command.verb])
+        self.editor.add(piece, r, _EVENTS[self.command.verb], of_lease=self._of_lease)
 
     def _expire(self, r: Range) -> Range:
         """Expire a piece, as any other operation would have done before."""
@@ -175,7 +177,7 @@ class _Settling(HeldMessages):
         if after.state == WAITING:
             self.editor.record_event("lease_expired", after)
         else:
-            self.editor.add(after, r, "lease_expired")
+            self.editor.add(after, r, "lease_expired", of_lease=True)
             self.outcome.ended += r.message_count
         return after
 

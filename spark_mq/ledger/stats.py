@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, ROUTING, WAITING, Ledger
 from spark_mq.ledger.schedule import split_by_time, split_due, unread_range
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.util.clock import SECOND
 from spark_mq.util.records import Record
 
-__all__ = ["GroupStats", "compute_stats"]
+__all__ = ["GroupStats", "age_at", "compute_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class GroupStats(Record):
     """The last published sequence, or -1."""
     tail_version: int
     """The version of ``messages/`` that the numbers belong to."""
-    oldest_unsettled_age: float | None
-    """Seconds since the publish of the first unsettled message. None without one."""
-    oldest_lease_age: float | None
-    """Seconds since the start of the oldest live lease. None without one."""
+    oldest_unsettled_age: timedelta | None
+    """Time since the publish of the first unsettled message. None without one."""
+    oldest_lease_age: timedelta | None
+    """Time since the start of the oldest live lease. None without one."""
     ledger_ranges: int
     """Ranges in the ledger."""
     blocked_because: str
@@ -104,8 +104,8 @@ def compute_stats(
         floor=ledger.head.ack_floor,
         tail=index.last_sequence,
         tail_version=index.version,
-        oldest_unsettled_age=_age(_oldest_unsettled(ledger, index), now),
-        oldest_lease_age=_age(ledger.minimum("leased_at", (LEASED,)), now),
+        oldest_unsettled_age=age_at(_oldest_unsettled(ledger, index), now),
+        oldest_lease_age=age_at(ledger.minimum("leased_at", (LEASED,)), now),
         ledger_ranges=len(ledger),
         blocked_because=grant.blocked_because,
         breaker=ledger.head.breaker.state(rules),
@@ -135,5 +135,6 @@ def _oldest_unsettled(ledger: Ledger, index: MessageIndex) -> int | None:
     return None if first is None else index.file_at(first).committed_at
 
 
-def _age(instant: int | None, now: int) -> float | None:
-    return None if instant is None else max(0.0, (now - instant) / SECOND)
+def age_at(instant: int | None, now: int) -> timedelta | None:
+    """Return the time since an instant in microseconds, or None without one."""
+    return None if instant is None else timedelta(microseconds=max(0, now - instant))

@@ -79,7 +79,7 @@ def expire_leases(
         editor.mark_removed(row)
         if r.state == LEASED:
             leased.append(r)
-            editor.add(expired(r, rules), r, "lease_expired")
+            editor.add(expired(r, rules), r, "lease_expired", of_lease=True)
         else:
             limit = r.reason if r.state == BLOCKED else None
             limit = limit or _limit_name(r, rules)

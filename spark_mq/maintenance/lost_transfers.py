@@ -22,7 +22,8 @@ from spark_mq.maintenance.redrive import REDRIVE, Redrive
 from spark_mq.maintenance.transfer import Transfer
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
-from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_table import BATCH
 
 __all__ = ["count_lost_transfers", "repeat_lost_transfers"]
 

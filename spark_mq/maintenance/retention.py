@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.log_marks import MAX_SEQUENCE, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.ledger.trim import GroupFloor, held_back, trim_floor
 from spark_mq.maintenance.redrive import REDRIVE
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.trimming import groups_that_count, read_floors
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.update import Update, update_ledger
+from spark_mq.util.records import Record
+from spark_mq.util.steps import counted, step
 
-__all__ = ["purge", "trim"]
+__all__ = ["PurgeResult", "Trimmed", "purge", "trim"]
 
 
-def trim(context: QueueContext) -> int:
-    """Drop files whose messages every group has settled and that are old. Returns their number.
+@dataclass(frozen=True, slots=True)
+class PurgeResult(Record):
+    """What a purge dropped.
 
-    If the queue has a hard limit, files older than that go too, settled or not. The horizon is
+    Attributes
+    ----------
+    messages
+        Messages that were there before, and are gone for all groups.
+    files
+        Their data files that were deleted.
+    """
+
+    messages: int
+    files: int
+
+
+class Trimmed(NamedTuple):
+    """What a trim did: the files that it dropped, and the groups that kept old messages."""
+
+    files: int
+    blocked_by: tuple[str, ...]
+
+
+def trim(context: QueueContext) -> Trimmed:
+    """Drop files whose messages every group has settled and that are old.
+
+    Groups past the queue's ``group_expiry`` do not count. If the queue has a hard limit, files
+    older than that go too, settled or not. The horizon is
     committed first and conflicts with every other commit. A queue without groups settled nothing.
     What no group needs any more is then forgotten by the index, too.
     """
-    needed = 0
+    needed, old, counting = 0, -1, dict[str, GroupFloor]()
 
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
-        nonlocal needed
+        nonlocal needed, counting, old
         index, settings = context.messages.index(), context.settings
-        floors = _floors(context)
-        needed = min([*floors, *_redrive_floor(context)], default=MAX_SEQUENCE)
+        floors = read_floors(context)
+        needed = min([*floors.values(), *_redrive_floor(context)], default=MAX_SEQUENCE)
         old = index.last_of_older(context.now() - settings.retention)
-        reach = min(min(floors, default=-1), old)
+        counting = groups_that_count(context, index, floors)
+        reach = min(trim_floor(counting), old)
         if settings.hard_retention is not None:
             reach = max(reach, index.last_of_older(context.now() - settings.hard_retention))
         return _advance_horizon(snapshot, index, reach)
@@ -42,11 +74,12 @@ def trim(context: QueueContext) -> int:
     context.messages.forget(
         min(horizon, needed), context.now() - context.settings.history_retention
     )
-    return dropped
+    held = held_back(counting, context.messages.index(), horizon, old)
+    return Trimmed(dropped, () if held is None else held.groups)
 
 
-def purge(context: QueueContext, name: str) -> int:
-    """Drop all messages published up to now, for all groups. Returns the number of files.
+def purge(context: QueueContext, name: str) -> PurgeResult:
+    """Drop all messages published up to now, for all groups.
 
     ``name`` is the queue's name, to confirm the purge. Raises InvalidOption for another name.
     """
@@ -58,7 +91,7 @@ def purge(context: QueueContext, name: str) -> int:
             value=name,
         )
     index = context.messages.index()
-    tail = index.last_sequence
+    tail, start = index.last_sequence, context.horizon() + 1
 
     def compute(snapshot: LedgerSnapshot) -> Update[int]:
         groups = context.ledgers.groups()
@@ -66,15 +99,16 @@ def purge(context: QueueContext, name: str) -> int:
         return _advance_horizon(snapshot, index, reach)
 
     while tail >= 0:
-        for group in context.groups():
+        for group in counted("groups", context.groups()):
             if group.current().head.ack_floor < tail:
                 group.seek(tail + 1)
+        step("drop files")
         horizon = update_ledger(context.ledgers, HORIZON, compute, whole_table=True)
         # A seek does not skip messages that are being routed. They stay until the next trim.
         behind = (group for group in context.groups() if group.current().head.ack_floor < tail)
         if horizon >= tail or all(group.stats().routing for group in behind):
-            return context.messages.drop(horizon)
-    return 0
+            return PurgeResult(index.count(start, horizon), context.messages.drop(horizon))
+    return PurgeResult(0, 0)
 
 
 def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> Update[int]:
@@ -89,13 +123,7 @@ def _advance_horizon(snapshot: LedgerSnapshot, index: MessageIndex, to: int) -> 
 
 def _lowest_floor(context: QueueContext) -> int:
     """Return the sequence up to which every group has settled all. -1 without groups."""
-    return min(_floors(context), default=-1)
-
-
-def _floors(context: QueueContext) -> list[int]:
-    """Return the sequence up to which each group has settled all."""
-    ledgers = (context.ledgers.read(name).ledger for name in context.ledgers.groups())
-    return [ledger.head.ack_floor for ledger in ledgers if ledger is not None]
+    return min(read_floors(context).values(), default=-1)
 
 
 def _redrive_floor(context: QueueContext) -> list[int]:

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.maintenance.archive import archive_history, index_commits
 from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
-from spark_mq.maintenance.retention import trim
+from spark_mq.maintenance.retention import Trimmed, trim
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.records import Record
+from spark_mq.util.show import show_some
+from spark_mq.util.steps import counted, step
 
 __all__ = [
     "SweepReport",
@@ -27,6 +29,7 @@ __all__ = [
 
 T = TypeVar("T")
 D = TypeVar("D")
+_CHORES = 5
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +51,8 @@ class SweepReport(Record):
         Commits of ``messages/`` written down in ``commits/``.
     archived_commits
         Commits of ``leases/`` archived in ``history/``.
+    trim_blocked_by
+        The groups whose first unsettled message keeps messages that are old enough to go.
     """
 
     expired: int = 0
@@ -56,10 +61,14 @@ class SweepReport(Record):
     cleaned_files: int = 0
     indexed_commits: int = 0
     archived_commits: int = 0
+    trim_blocked_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        counts = asdict(self).items()
-        return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in counts)
+        values = asdict(self)
+        groups = values.pop("trim_blocked_by")
+        shown = [f"{name.replace('_', ' ')}: {value}" for name, value in values.items()]
+        shown += [f"trim blocked by: {show_some(groups, 5)}"] if groups else []
+        return ", ".join(shown)
 
 
 def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
@@ -70,19 +79,26 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     """
     context.check_tables()  # a chore may delete what a recovery needs
     chores = _ChoreRunner(context)
+    step(f"chore 1 of {_CHORES}: index commits")
     indexed = chores.run(index_commits, context, default=0)  # makes later looks at the log cheaper
     groups = chores.run(_groups, context, default=[])
     expired = routed = 0
-    for group in groups:  # one after the other, so that each ledger is read once
+    # One after the other, so that each ledger is read once.
+    for group in counted(f"chore 2 of {_CHORES}: groups", groups):
         expired += chores.run(group.expire, default=0)
         routed += chores.run(route_dead_letters, context, group, copy, default=0)
-    trimmed = chores.run(trim, context, default=0)
+    step(f"chore 3 of {_CHORES}: trim")
+    trimmed = chores.run(trim, context, default=Trimmed(0, ()))
+    step(f"chore 4 of {_CHORES}: archive and clean")
     cleaned, commits = _archive_and_clean(chores, context)
+    step(f"chore {_CHORES} of {_CHORES}: the dead-letter queue")
     dead = chores.run(_dead_letters, context, default=context)
     if dead.path != context.path and chores.run(_tables_agree, dead, default=False):
         _sweep_dead_letters(chores, dead)
     chores.raise_first_error()
-    return SweepReport(expired, routed, trimmed, cleaned, indexed, commits)
+    return SweepReport(
+        expired, routed, trimmed.files, cleaned, indexed, commits, trimmed.blocked_by
+    )
 
 
 def _sweep_dead_letters(chores: _ChoreRunner, dead: QueueContext) -> None:

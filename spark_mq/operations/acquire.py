@@ -267,15 +267,15 @@ def settle_lost_messages(group: GroupLedger, ledger: Ledger, fail: bool) -> Ledg
     Raises DataLossError instead if `fail` is set, at each call until the owner of the group seeks
     or accepts the loss.
     """
-    if not group.hard_limit:
+    if not group.may_have_lost(ledger):
         return ledger
     horizon = read_horizon(group.ledgers)
     after, lost = admin.settle_lost(ledger, group.messages.index(), horizon)
     if lost and fail:
         raise DataLossError(
             f"group {group.name!r}: {lost} messages up to {horizon} were dropped by the queue's "
-            "hard limit before it had settled them. Accept the loss with fail_on_data_loss=False "
-            "(failOnDataLoss in a stream), or seek('earliest')",
+            "hard limit, or its group_expiry, before it had settled them. Accept the loss with "
+            "fail_on_data_loss=False (failOnDataLoss in a stream), or seek('earliest')",
             group=group.name, lost=lost, horizon=horizon,
         )  # fmt: skip
     if lost:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError, TablesDisagree
@@ -22,10 +22,15 @@ from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.process import ForkGuard
+from spark_mq.util.recent import RecentDict
 
 __all__ = ["QueueContext"]
 
 _log = logging.getLogger(__name__)
+
+
+_MARKS: Final = 100_000
+"""Groups of which a trace remembers something."""
 
 
 class QueueContext:
@@ -36,7 +41,7 @@ class QueueContext:
     path
         The path of the queue.
     settings
-        The settings of the queue.
+        The settings of the queue. A description of ``messages/`` replaces them.
     messages, ledgers
         Its stores.
     history
@@ -68,7 +73,8 @@ class QueueContext:
         reopen: Callable[..., QueueContext] | None = None,
     ) -> None:
         self.path = path
-        self.settings = settings
+        self._settings = settings
+        self._described: str | None = None
         self._process = ForkGuard(f"queue {path}")
         self._messages = messages
         self._ledgers = ledgers
@@ -77,6 +83,8 @@ class QueueContext:
         self.storage_options = dict(storage_options or {})
         self.payloads = PayloadFiles(messages)
         """The payload files as far as this process has checked them."""
+        self.marked_groups: RecentDict[str, tuple[Hashable, bool]] = RecentDict(_MARKS)
+        """Whether the header of a group speaks of a pause or of failures, with the ledger's tag."""
         self._open_dead_letters = open_dead_letters
         self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
@@ -98,6 +106,15 @@ class QueueContext:
         if self._reopen is None:
             return self
         return self._reopen(self.path, self.storage_options, self.clock)
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings as of the last look at ``messages/``."""
+        text = self._messages.description
+        if text is not None and text != self._described:
+            self._settings = QueueSettings.from_json(text, self.path) or self._settings
+            self._described = text
+        return self._settings
 
     @property
     def messages(self) -> MessageStore:
@@ -148,12 +165,17 @@ class QueueContext:
             queue_id=self.settings.queue_id,
             start=start,
             create=create,
-            hard_limit=self.settings.hard_retention is not None,
+            may_lose=self._may_lose,
         )
         ledger.payloads, ledger.history = self.payloads, self.history
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger
+
+    def _may_lose(self) -> bool:
+        """Return whether a trim may drop messages that a group has not settled."""
+        settings = self.settings
+        return settings.hard_retention is not None or settings.group_expiry is not None
 
     def groups(self) -> list[GroupLedger]:
         """Return the ledgers of the groups that exist."""

@@ -18,6 +18,7 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_names import MAX_COMPARED_GROUPS, group_not_found
 from spark_mq.operations.shared_ledger import (
+    CREATE_GROUP,
     GroupView,
     SharedLedger,
     StartPosition,
@@ -88,7 +89,7 @@ class GroupLedger(SharedLedger):
                 head = LedgerHeader(
                     ack_floor=floor, settled_count=settled, settings=asdict(self.defaults)
                 )
-                return with_mark(Ledger(head), index), True, {"operation": "create group"}
+                return with_mark(Ledger(head), index), True, {"operation": CREATE_GROUP}
 
             if update_ledger(self.ledgers, self.name, compute, whole_table=True):
                 self._warn_similar_name()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.operations.context import QueueContext
-from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, history_rows
+from spark_mq.operations.shared_ledger import CREATE_GROUP, SharedLedger
+from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_table import BATCH, HistoryStore
+from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import to_datetime
 
-__all__ = ["read_history"]
+__all__ = ["read_group_history", "read_history"]
 
 
 def read_history(
@@ -22,6 +25,7 @@ def read_history(
     sequence: int | None = None,
     group: str | None = None,
     since: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> pa.Table:
     """Return what happened in a queue, in order.
 
@@ -33,30 +37,65 @@ def read_history(
         Only one message, only one group. Default: all.
     since
         Only commits from this time on, in microseconds since 1970. Default: all.
+    columns
+        The columns of HISTORY_SCHEMA to return. Default: all.
     """
-    filters: list[tuple[str, str, Any]] = []
-    if sequence is not None:
-        filters += [("first", "<=", sequence), ("last", ">=", sequence)]
-    if group is not None:
-        filters.append(("consumer_group", "=", group))
-    if since is not None:
-        filters.append(("committed_at", ">=", to_datetime(since)))
-    archived, up_to = HISTORY_SCHEMA.empty_table(), -1
-    if context.history is not None:
-        archived, up_to = context.history.read(filters)
-        if up_to > context.ledgers.version():
-            reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
-            raise tables_disagree(context.path, reason)
-    recent = [_matching(rows, sequence, group, since) for rows in _commits_after(context, up_to)]
-    order = [("version", "ascending"), ("ordinal", "ascending")]
-    return pa.concat_tables([archived, *recent]).sort_by(order)
+    past = _Past(context.history, context.ledgers, context.path)
+    return past.read(sequence, group, since, columns)
 
 
-def _commits_after(context: QueueContext, version: int) -> Iterator[pa.Table]:
+def read_group_history(group: SharedLedger) -> pa.Table:
+    """Return what happened in a group since it was created, in order."""
+    past = _Past(group.history, group.ledgers, group.queue_path)
+    rows = past.read(None, group.name)
+    created = rows.filter(pc.equal(rows["operation"], CREATE_GROUP))["version"]
+    # A group that was dropped may have had the same name.
+    first = pc.max(created).as_py()
+    return rows if first is None else rows.filter(pc.greater_equal(rows["version"], first))
+
+
+class _Past(NamedTuple):
+    """Where the past of a queue lies."""
+
+    history: HistoryStore | None
+    ledgers: LedgerStore
+    path: str
+
+    def read(
+        self,
+        sequence: int | None,
+        group: str | None,
+        since: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        filters: list[tuple[str, str, Any]] = []
+        if sequence is not None:
+            filters += [("first", "<=", sequence), ("last", ">=", sequence)]
+        if group is not None:
+            filters.append(("consumer_group", "=", group))
+        if since is not None:
+            filters.append(("committed_at", ">=", to_datetime(since)))
+        names = HISTORY_SCHEMA.names if columns is None else list(columns)
+        needed = [name for name in HISTORY_SCHEMA.names if name in {*names, "version", "ordinal"}]
+        archived, up_to = HISTORY_SCHEMA.empty_table().select(needed), -1
+        if self.history is not None:
+            archived, up_to = self.history.read(filters, needed)
+            if up_to > self.ledgers.version():
+                reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
+                raise tables_disagree(self.path, reason)
+        recent = [
+            _matching(rows, sequence, group, since).select(needed)
+            for rows in _commits_after(self.ledgers, up_to)
+        ]
+        order = [("version", "ascending"), ("ordinal", "ascending")]
+        return pa.concat_tables([archived, *recent]).sort_by(order).select(names)
+
+
+def _commits_after(ledgers: LedgerStore, version: int) -> Iterator[pa.Table]:
     """Yield the history of the ledger commits after a version, in batches."""
-    latest = context.ledgers.version()
+    latest = ledgers.version()
     for first in range(version + 1, latest + 1, BATCH):
-        yield history_rows(context.ledgers.commits(first, min(first + BATCH - 1, latest)))
+        yield history_rows(ledgers.commits(first, min(first + BATCH - 1, latest)))
 
 
 def _matching(

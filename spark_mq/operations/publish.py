@@ -15,7 +15,7 @@ from spark_mq.storage.message_store import PublishReceipt, check_mark
 from spark_mq.telemetry.headers import add_headers, trace_headers
 from spark_mq.telemetry.reporter import Reporter, current_reporter
 
-__all__ = ["publish_table", "report_send", "with_own_context"]
+__all__ = ["publish_table", "report_files", "report_send", "with_own_context"]
 
 
 def publish_table(
@@ -103,3 +103,19 @@ def report_send(
         if isinstance(outcome, BaseException):
             report.error = outcome
         return outcome
+
+
+def report_files(context: QueueContext, messages: int, publish: Callable[[], object]) -> None:
+    """Report the publish of files that were written before, so without a context in them.
+
+    Spark may end the process at once, so all reports leave before this returns.
+    """
+    reporter = current_reporter()
+    if reporter is None:
+        publish()
+        return
+    try:
+        with reporter.sending(destination_of(context.path), messages):
+            publish()
+    finally:
+        reporter.flush()

@@ -43,6 +43,7 @@ from spark_mq.util.process import ForkGuard
 from spark_mq.util.user import current_user, with_user
 
 __all__ = [
+    "CREATE_GROUP",
     "GroupView",
     "LedgerOperation",
     "OperationBatcher",
@@ -53,6 +54,8 @@ __all__ = [
 
 T = TypeVar("T")
 _CLOSED: Final = Breaker()
+CREATE_GROUP: Final = "create group"
+"""The operation that creates a group."""
 StartPosition = str | int | datetime
 
 
@@ -117,8 +120,8 @@ class SharedLedger:
         Where the group starts if it does not exist yet.
     create
         Whether operations create the group. Otherwise they raise GroupNotFound.
-    hard_limit
-        Whether the queue may drop unsettled messages.
+    may_lose
+        Returns whether the queue may drop unsettled messages. Default: it never does.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class SharedLedger:
         queue_id: str = "",
         start: StartPosition = "earliest",
         create: bool = True,
-        hard_limit: bool = False,
+        may_lose: Callable[[], bool] | None = None,
     ) -> None:
         self.name = name
         self._process = ForkGuard(f"group {name!r} of {queue_path}")
@@ -145,7 +148,7 @@ class SharedLedger:
         self.queue_id = queue_id
         self.start = start
         self.create = create
-        self.hard_limit = hard_limit
+        self._may_lose = may_lose
         self.batcher: OperationBatcher = CallBatcher(self._run_batch)
         """The context shares it between the objects of one group."""
         self.payloads = PayloadFiles(messages)
@@ -233,6 +236,15 @@ class SharedLedger:
         ledger = expire_leases(self.ledger_in(snapshot), now, settings)
         return compute_stats(ledger, self.index_for(ledger), settings, now)
 
+    def may_have_lost(self, ledger: Ledger) -> bool:
+        """Return whether a trim may have dropped messages that a ledger has not settled.
+
+        The known horizon decides, too. This process may not have seen a change of the settings, but
+        it has seen the horizon that its commits conflict with.
+        """
+        set_to = self._may_lose is not None and self._may_lose()
+        return set_to or self._ledgers.known_horizon() > ledger.head.ack_floor
+
     def horizon(self) -> int:
         """Return the trim horizon. An older ``leases/`` may not know it, but ``messages/`` does."""
         return max(read_horizon(self.ledgers), self.messages.trimmed)
@@ -319,7 +331,7 @@ class SharedLedger:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
         user = current_user()  # here, because another thread may make the commit
         if user is None:
-            return self.run(LedgerOperation(compute, txn, priority, lease_ids))
+            return self.run(LedgerOperation(compute, txn, priority, lease_ids, watch))
 
         def computed(view: GroupView) -> Update[T]:
             ledger, result, info = compute(view)

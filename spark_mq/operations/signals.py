@@ -9,7 +9,7 @@ from spark_mq.errors import LeaseLost
 from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.telemetry.conventions import RECEIVE, SETTLE, Destination, Signal, error_type
 
-__all__ = ["destination_of", "lease_signals", "settle_signals"]
+__all__ = ["ack_signals", "destination_of", "lease_signals", "settle_signals"]
 
 _LOST: Final = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 
@@ -39,7 +39,12 @@ def settle_signals(
     return found
 
 
-def lease_signals(worker_id: str, result: Any) -> list[Signal]:
+def ack_signals(messages: int | Exception) -> list[Signal]:
+    """Return the signal of acks that nobody called for. None without messages or with an error."""
+    return [Signal("ack", SETTLE, messages)] if isinstance(messages, int) and messages else []
+
+
+def lease_signals(worker_id: str, result: Any, name: str = "lease") -> list[Signal]:
     """Return the signal of a lease. One that finds nothing to lease gives none.
 
     Parameters
@@ -47,10 +52,12 @@ def lease_signals(worker_id: str, result: Any) -> list[Signal]:
     worker_id
         The worker.
     result
-        The error, or something with the granted ``ranges``.
+        The error, the granted ranges, or something with such ``ranges``.
+    name
+        The operation. Default: "lease".
     """
     details = {"messaging.client.id": worker_id}
     if isinstance(result, Exception):
-        return [Signal("lease", RECEIVE, 0, error_type(result), details)]
-    messages = sum(r.message_count for r in result.ranges)
-    return [Signal("lease", RECEIVE, messages, None, details)] if messages else []
+        return [Signal(name, RECEIVE, 0, error_type(result), details)]
+    messages = sum(r.message_count for r in getattr(result, "ranges", result))
+    return [Signal(name, RECEIVE, messages, None, details)] if messages else []

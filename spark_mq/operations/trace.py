@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,16 +18,16 @@ from spark_mq.errors import (
     SparkMQError,
     StorageError,
 )
-from spark_mq.ledger.editor import END_REASONS
-from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import SETTLED
+from spark_mq.ledger.ranges import FLOOR, SETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
+from spark_mq.operations.outcomes import OUTCOMES, last_ends
 from spark_mq.operations.redrives import dead_letter_of, find_earlier, find_later
 from spark_mq.parquet.schema import FILE_SCHEMA
+from spark_mq.storage.history_rows import FAILURES
 from spark_mq.util.html import rows_html
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
@@ -53,15 +54,18 @@ FINISHED_SCHEMA: Final = pa.schema(
 """One row a finished message. ``leased_at`` is its last delivery; with payload the columns
 message_id, key, value and headers follow."""
 
-_UNDOING: Final = pa.array(["sought", REWOUND])
-"""Events that make messages unread again."""
 _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent(Record):
     """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
-    ended, where it did. ``user``: the person who did it, if one did."""
+    ended, where it did. ``user``: the person who did it, if one did.
+
+    ``error`` is the message's own failure. ``batch_error`` is the failure of its whole lease, which
+    held ``batch_size`` messages: any of them may have caused it. Only the event of a failure has an
+    error.
+    """
 
     at: datetime
     version: int
@@ -77,6 +81,8 @@ class TraceEvent(Record):
     reason: str | None
     error: str | None
     user: str | None = None
+    batch_error: str | None = None
+    batch_size: int | None = None
 
     def __str__(self) -> str:
         parts = [
@@ -90,10 +96,18 @@ class TraceEvent(Record):
         parts += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
         parts += [
             f"{name}: {text}"
-            for name, text in (("reason", self.reason), ("error", self.error))
+            for name, text in (("reason", self.reason), ("error", self.shown_error))
             if text
         ]
         return "  ".join(parts)
+
+    @property
+    def shown_error(self) -> str | None:
+        """The error for people. It says if the failure was that of a whole batch."""
+        if self.batch_size is None:
+            return self.error
+        why = f": {self.batch_error}" if self.batch_error else ""
+        return f"its batch of {self.batch_size:,} failed{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +186,9 @@ def _trace(
             group=r["consumer_group"],
             **{name: r[name] for name in TraceEvent.__slots__ if name in r},
         )
-        for r in _of_this_message(read_history(context, sequence=sequence).to_pylist())
+        for r in _with_own_errors(
+            _of_this_message(read_history(context, sequence=sequence).to_pylist())
+        )
     ]
     earlier, later, letter = None, list[int](), dead_letter_of(row["headers"])
     if back and letter is not None and row["message_id"] is not None:
@@ -200,7 +216,8 @@ def _trace(
 
 def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str, str]]:
     """Yield the groups that are stopped before they settled a message, with the reason."""
-    for group in context.groups():
+    for name in _marked_groups(context):
+        group = context.group(name)
         try:
             snapshot = group.snapshot()
             ledger, settings = snapshot.ledger, group.settings_in(snapshot)
@@ -214,6 +231,19 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
             yield group.name, why
 
 
+def _marked_groups(context: QueueContext) -> Iterator[str]:
+    """Yield the groups whose header speaks of a pause or of failures. Others are not stopped."""
+    tags, known = context.ledgers.tags(), context.marked_groups
+    left = [name for name, tag in tags.items() if known.get(name, (None,))[0] != tag]
+    with contextlib.suppress(SparkMQError, ValueError):  # a damaged ledger stays in `left`
+        for name, rows in context.ledgers.scan(tuple(left), ("state", "detail")):
+            header = rows["detail"].filter(pc.equal(rows["state"], FLOOR))
+            marked = len(header) != 1 or bool(json.loads(header[0].as_py() or "{}").get("breaker"))
+            known[name] = (tags[name], marked)
+            left.remove(name)
+    yield from (name for name in tags if name in left or known.get(name, (None, True))[1])
+
+
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the events without those of a message that had the sequence before a restore."""
     rewound = {r["consumer_group"]: r["version"] for r in rows if r["event"] == REWOUND}
@@ -222,6 +252,22 @@ def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for r in rows
         if r["event"] is not None and r["version"] > rewound.get(r["consumer_group"], -1)
     ]
+
+
+def _with_own_errors(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield events with each error where it happened, and apart if it belongs to a whole lease.
+
+    A ledger keeps the last error of a message, so later events carry it, too.
+    """
+    known: dict[str, str | None] = {}
+    for r in rows:
+        group, error = r["consumer_group"], r["error"]
+        carried = r["event"] not in FAILURES and error == known.get(group)
+        known[group] = error
+        own, of_batch = (None if carried else error), None
+        if r["batch_size"] is not None:
+            own, of_batch = None, error
+        yield {**r, "error": own, "batch_error": of_batch}
 
 
 def finished(
@@ -234,11 +280,7 @@ def finished(
 ) -> pa.Table:
     """What has finished in a group: see :meth:`spark_mq.Queue.finished`."""
     validate_name("group", group)
-    wanted = (
-        None
-        if outcome is None
-        else validate_choice("outcome", outcome, [*END_REASONS.values(), "dropped"])
-    )
+    wanted = None if outcome is None else validate_choice("outcome", outcome, OUTCOMES)
     low, high = (
         given if at is None else validate_count(name, at, least=0, most=2**63 - 1)
         for name, at, given in zip(("first", "last"), within, (0, 2**63 - 1), strict=True)
@@ -249,7 +291,7 @@ def finished(
     rows = read_history(context, group=group)
     if not rows.num_rows and group not in context.ledgers.groups():
         raise group_not_found(group, context.ledgers, context.path)  # it was not even dropped
-    ends = [one for one in _ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
+    ends = [one for one in last_ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
     index = context.messages.full_index(min((start for _, (start, _) in ends), default=high))
     for end, (start, stop) in ends:
         parts += [
@@ -257,20 +299,6 @@ def finished(
             for piece, rows in _payload(context, index, start, stop, names)
         ]
     return pa.concat_tables(parts).sort_by("sequence")
-
-
-def _ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
-    """Yield the ends of messages within ``low..high`` that no later event has undone."""
-    sought = [
-        (r["version"], (r["first"], r["last"]))
-        for r in rows.filter(pc.is_in(rows["event"], value_set=_UNDOING)).to_pylist()
-    ]
-    for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
-        undone = normalise(interval for version, interval in sought if version > end["version"])
-        within = (max(low, end["first"]), min(high, end["last"]))
-        if within[0] <= within[1]:
-            for interval in subtract([within], undone):
-                yield end, interval
 
 
 def _finished(

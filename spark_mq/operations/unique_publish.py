@@ -28,8 +28,8 @@ def check_dedup(window: int | None) -> int:
     """Return the ``dedup_window`` of a queue. Raise InvalidOption if it has none."""
     if window is None:
         raise InvalidOption(
-            "a message has a dedup_id, and the queue has no dedup_window. Create the queue with "
-            "dedup_window=, such as '1h', or leave the dedup_id out",
+            "a message has a dedup_id, and the queue has no dedup_window. Set one, as by "
+            "queue.configure(dedup_window='1h'), or leave the dedup_id out",
             option=_DEDUP_ID,
             value=None,
         )

@@ -1,14 +1,15 @@
-"""Encode a few rows as a Parquet file, in a fraction of pyarrow's time.
+"""Encode and decode a few rows as a Parquet file, in a fraction of pyarrow's time.
 
-pyarrow sets up a writer for each file and each column. For a few rows that is nearly all of its
-time. These files use the simplest form of the format, which every engine reads: one row group,
-one uncompressed PLAIN page for each column, no statistics.
+pyarrow sets up a writer or a reader for each file and each column. For a few rows that is nearly
+all of its time. These files use the simplest form of the format, which every engine reads: one row
+group, one uncompressed PLAIN page for each column, no statistics.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import sys
+from collections.abc import Container, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,8 +18,14 @@ from spark_mq.parquet.thrift import BINARY, I32, LIST, STRUCT, TRUE, Struct, enc
 
 __all__ = ["SmallFileEncoder"]
 
+_STRINGS: Final = pa.string()
+_BOOLEANS: Final = pa.bool_()
 _MAGIC: Final = b"PAR1"
 _CREATED_BY: Final = b"spark_mq"
+_FOOTER_END: Final = b"\x28" + bytes((len(_CREATED_BY),)) + _CREATED_BY + b"\x00"
+_PAGE_START: Final = b"\x15\x00\x15"
+_TAIL_BYTES: Final = 8
+"""The footer's length and the magic number."""
 _BOOLEAN, _INT32, _INT64, _BYTES = 0, 1, 2, 6
 """Physical types."""
 _EMPTY: Final[Struct] = {}
@@ -36,7 +43,7 @@ _KINDS: Final[dict[pa.DataType, tuple[int, Struct]]] = {
 
 
 class SmallFileEncoder:
-    """Encodes rows of one schema.
+    """Encodes and decodes rows of one schema.
 
     Parameters
     ----------
@@ -45,6 +52,7 @@ class SmallFileEncoder:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
         self._columns = [(_KINDS[field.type][0], _column_start(field)) for field in schema]
         self._start = b"\x15\x02\x19" + _list_head(len(schema) + 1, STRUCT) + _root(len(schema))
         self._start += b"".join(_element(field) for field in schema)
@@ -59,7 +67,7 @@ class SmallFileEncoder:
         """
         rows = len(columns[0])
         levels = {False: _levels(rows, 0), True: _levels(rows, 1)}
-        page_tail = b"\x2c\x15" + _varint(rows) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
+        page_tail = _page_tail(rows)
         parts, chunks, at = [_MAGIC], [], len(_MAGIC)
         count = b"\x16" + _varint(rows)
         for values, (kind, start) in zip(columns, self._columns, strict=True):
@@ -69,7 +77,7 @@ class SmallFileEncoder:
             if present:
                 data += _plain(kind, present)
             size = _varint(len(data))
-            page = b"\x15\x00\x15" + size + b"\x15" + size + page_tail
+            page = _PAGE_START + size + b"\x15" + size + page_tail
             total, offset = b"\x16" + _varint(len(page) + len(data)), _varint(at)
             # Encoded as thrift does: file_offset, then the column's metadata.
             chunks.append(
@@ -80,10 +88,50 @@ class SmallFileEncoder:
         size = b"\x16" + _varint(at - len(_MAGIC))
         footer = (
             self._start + count + b"\x19\x1c\x19" + _list_head(len(chunks), STRUCT)
-            + b"".join(chunks) + size + count + b"\x00"
-            + b"\x28" + bytes((len(_CREATED_BY),)) + _CREATED_BY + b"\x00"
+            + b"".join(chunks) + size + count + b"\x00" + _FOOTER_END
         )  # fmt: skip
         return b"".join((*parts, footer, struct.pack("<i", len(footer)), _MAGIC))
+
+    def decode(self, data: bytes, names: Container[str]) -> dict[str, pa.Array] | None:
+        """Return columns of a file by name. None if this class has not encoded the file.
+
+        Parameters
+        ----------
+        data
+            The whole file.
+        names
+            The columns to decode.
+        """
+        if sys.byteorder != "little":
+            return None
+        try:
+            return self._decode(data, names)
+        except (ValueError, IndexError, OverflowError, struct.error, pa.ArrowException):
+            return None  # a damaged file: pyarrow names the damage
+
+    def _decode(self, data: bytes, names: Container[str]) -> dict[str, pa.Array] | None:
+        end = len(data) - _TAIL_BYTES
+        footer = end - struct.unpack_from("<i", data, end)[0]
+        if not (
+            data.startswith(_MAGIC)
+            and data.endswith(_MAGIC)
+            and data.startswith(self._start, footer)
+            and data.endswith(_FOOTER_END, 0, end)
+        ):
+            return None
+        rows = _read_varint(data, footer + len(self._start) + 1)[0] >> 1
+        at, page_tail, found = len(_MAGIC), _page_tail(rows), {}
+        for field in self._schema:
+            start = at + len(_PAGE_START)
+            size, after = _read_varint(data, start)
+            head = _PAGE_START + data[start:after] + b"\x15" + data[start:after] + page_tail
+            if not data.startswith(head, at):
+                return None
+            at += len(head)
+            content = data[at : (at := at + (size >> 1))]
+            if field.name in names:
+                found[field.name] = _column(field.type, content, rows)
+        return found if at == footer else None
 
 
 def _root(columns: int) -> bytes:
@@ -135,6 +183,82 @@ def _plain(kind: int, values: Sequence[Any]) -> bytes:
         return b"".join(struct.pack("<i", len(text)) + text for text in texts)
     bits = sum(1 << at for at, value in enumerate(values) if value)
     return bits.to_bytes((len(values) + 7) // 8, "little")
+
+
+def _page_tail(rows: int) -> bytes:
+    return b"\x2c\x15" + _varint(rows) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
+
+
+def _column(kind: pa.DataType, content: bytes, rows: int) -> pa.Array:
+    """Return the column in the content of a page. Raises ValueError."""
+    at = 4 + struct.unpack_from("<i", content)[0]
+    run, first = _read_varint(content, 4)
+    if run & 1:
+        present = int.from_bytes(content[first:at], "little")
+        if present >> rows:
+            raise ValueError("levels of more rows")
+        count, validity = present.bit_count(), pa.py_buffer(content[first:at])
+    elif run >> 1 != rows:
+        raise ValueError("levels of another number of rows")
+    elif not content[first]:
+        return pa.nulls(rows, kind)
+    else:
+        count, present, validity = rows, -1, None
+    decode = _texts if kind == _STRINGS else _booleans if kind == _BOOLEANS else _numbers
+    buffers = decode(kind, content[at:], count, present, rows)
+    return pa.Array.from_buffers(kind, rows, [validity, *map(pa.py_buffer, buffers)])
+
+
+def _numbers(
+    kind: pa.DataType, data: bytes, count: int, present: int, rows: int
+) -> tuple[bytes, ...]:
+    """Return the buffer of a column of numbers: `count` values where `present` has a bit."""
+    width = kind.bit_width // 8
+    if len(data) != count * width:
+        raise ValueError("numbers of another size")
+    if count == rows:
+        return (data,)
+    values, empty = iter(range(0, len(data), width)), bytes(width)
+    spread = (
+        data[(at := next(values)) : at + width] if present >> row & 1 else empty
+        for row in range(rows)
+    )
+    return (b"".join(spread),)
+
+
+def _booleans(_: object, data: bytes, count: int, present: int, rows: int) -> tuple[bytes, ...]:
+    if len(data) != (count + 7) // 8:
+        raise ValueError("booleans of another size")
+    if count == rows:
+        return (data,)
+    bits, values = int.from_bytes(data, "little"), iter(range(count))
+    spread = sum((bits >> next(values) & 1) << row for row in range(rows) if present >> row & 1)
+    return (spread.to_bytes((rows + 7) // 8, "little"),)
+
+
+def _texts(_: object, data: bytes, count: int, present: int, rows: int) -> tuple[bytes, ...]:
+    ends, parts, at, end = [0], [], 0, 0
+    for row in range(rows):
+        if present >> row & 1:
+            size = int.from_bytes(data[at : at + 4], "little")
+            parts.append(data[at + 4 : at + 4 + size])
+            at, end = at + 4 + size, end + size
+        ends.append(end)
+    text = b"".join(parts)
+    text.decode()  # raises UnicodeDecodeError, a ValueError
+    if at != len(data) or len(text) != end:
+        raise ValueError("texts of another size")
+    return struct.pack(f"<{rows + 1}i", *ends), text
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return an unsigned number and the place after it."""
+    number = shift = 0
+    while (byte := data[at]) > 0x7F:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    return number | byte << shift, at + 1
 
 
 def _varint(number: int) -> bytes:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from pyspark.sql.streaming.listener import (
@@ -38,12 +39,12 @@ class StreamProgress:
         The path of the queue, and the name of the group.
     input_rows
         Rows of the source that the batch has read. Several queues of one source share it.
-    batch_seconds
+    batch_duration
         How long the batch took.
     ready, delayed, in_flight, dead, blocked
         Messages of the group by state.
     oldest_unsettled_age
-        Seconds since the publish of the first unsettled message. None without one.
+        Time since the publish of the first unsettled message. None without one.
     blocked_because
         The cap, message, pause or breaker that stops the group, or an empty string.
     breaker
@@ -56,13 +57,13 @@ class StreamProgress:
     queue: str
     group: str
     input_rows: int
-    batch_seconds: float
+    batch_duration: timedelta
     ready: int
     delayed: int
     in_flight: int
     dead: int
     blocked: int
-    oldest_unsettled_age: float | None
+    oldest_unsettled_age: timedelta | None
     blocked_because: str
     breaker: str
 
@@ -138,11 +139,13 @@ def _progress(
     progress: Mapping[str, Any], source: Mapping[str, Any], stats: Mapping[str, Any]
 ) -> StreamProgress:
     own = {name: stats[name] for name in StreamProgress.__slots__ if name in stats}
+    if (age := own.get("oldest_unsettled_age")) is not None:
+        own["oldest_unsettled_age"] = timedelta(seconds=age)
     return StreamProgress(
         query_id=progress["id"],
         query_name=progress.get("name"),
         batch_id=progress["batchId"],
         input_rows=source.get("numInputRows", 0),
-        batch_seconds=progress.get("batchDuration", 0) / 1_000,
+        batch_duration=timedelta(milliseconds=progress.get("batchDuration", 0)),
         **own,
     )

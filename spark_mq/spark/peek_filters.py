@@ -35,6 +35,8 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "error": "error",
 }
 """Columns with one value for all messages of a range, and where the range has it."""
+_HELD: Final = ("worker_id", "lease_id", "expires_at", "available_at")
+"""What no ended message has."""
 _COMPARE: Final[Mapping[type, Callable[[Any, Any], bool]]] = {
     EqualTo: operator.eq,
     GreaterThan: operator.gt,
@@ -82,11 +84,22 @@ class PeekFilters:
                 first, last = max(first, low), min(last, high)
         return cls(tuple(conditions), first, last)
 
+    def overlaps(self, r: Range) -> bool:
+        """Return whether a range has a sequence that may be wanted."""
+        return r.last >= self.first and r.first <= self.last
+
+    def may_keep_ended(self, states: Iterable[str]) -> bool:
+        """Return whether ended messages may be wanted. They have one of some states."""
+        return all(
+            any(compare(state, wanted) for state in states)
+            if name == "state"
+            else name not in _HELD
+            for name, compare, wanted in self.conditions
+        )
+
     def keep(self, r: Range) -> bool:
         """Return whether messages of a range may be wanted. A null meets no condition."""
-        if r.last < self.first or r.first > self.last:
-            return False
-        return all(
+        return self.overlaps(r) and all(
             (value := getattr(r, name)) is not None and compare(value, wanted)
             for name, compare, wanted in self.conditions
         )

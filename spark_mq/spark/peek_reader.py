@@ -10,9 +10,10 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_mq.ledger.message_range import range_between
-from spark_mq.ledger.ranges import SETTLED
+from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.ledger.schedule import unread_range
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.outcomes import OUTCOMES, show_outcomes
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
 from spark_mq.spark.peek_filters import PeekFilters
@@ -90,14 +91,18 @@ def _all_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Pie
     """Return the wanted messages that the log still has, with their ranges."""
     ledger = group.current()
     index, horizon = group.index_for(ledger), group.horizon()
-    ranges = [
+    found = [
         range_between(index, horizon + 1, ledger.head.ack_floor, SETTLED),
         *ledger,
         unread_range(ledger, index),
     ]
+    ranges: Iterable[Range] = (r for r in found if r is not None and filters.overlaps(r))
+    if filters.may_keep_ended((*OUTCOMES, SETTLED)):
+        # The ledger forgets how a message ended. This reads the history of the group.
+        ranges = show_outcomes(group, index, ranges)
     return [
         (piece, r)
         for r in ranges
-        if r is not None and r.message_count and filters.keep(r)
+        if r.message_count and filters.keep(r)
         for piece in index.slices(max(r.first, filters.first), min(r.last, filters.last))
     ]

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
+from spark_mq.operations.publish import report_files
 from spark_mq.operations.unique_publish import check_dedup, draft_of_files, publish_draft
 from spark_mq.parquet.bands import sort_by_band
 from spark_mq.parquet.publishable import check_publishable
@@ -160,13 +161,17 @@ class QueueWriter(DataSourceArrowWriter):
             return
         queue = self.options.open()
         draft = draft_of_files(queue, files, collect_ids(messages))
-        if producer is not None:
-            if not producer.commit(queue.messages, files, draft):
-                log_unpublished(files)
-        elif draft is not None:
-            publish_draft(queue.messages, draft)
-        else:
-            queue.messages.commit(files)
+
+        def publish() -> None:
+            if producer is not None:
+                if not producer.commit(queue.messages, files, draft):
+                    log_unpublished(files)
+            elif draft is not None:
+                publish_draft(queue.messages, draft)
+            else:
+                queue.messages.commit(files)
+
+        report_files(queue, sum(file.rows for file in files), publish)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log the files that stay unpublished. Spark calls this once if the write failed."""
@@ -233,11 +238,15 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         queue = self.options.open()
         draft = draft_of_files(queue, files, collect_ids(messages))
         mark = (producer_txn(producer), batchId)
-        try:
+
+        def publish() -> None:
             if draft is not None:
                 publish_draft(queue.messages, draft, mark=mark)
             else:
                 queue.messages.commit(files, mark=mark)
+
+        try:
+            report_files(queue, sum(file.rows for file in files), publish)
         except DuplicatePublish:
             _log.warning(
                 "batch %d of %s is published already; it is not published again",

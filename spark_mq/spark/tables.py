@@ -1,11 +1,17 @@
-"""Table functions for SQL: the state and the past of a queue."""
+"""Table functions for SQL: the state and the past of a queue.
+
+Storage options are settings of the session, because an argument would stand in the plan and in the
+text of the query. Spark hands the settings of a session to its tasks, and redacts secret ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any, Final
 
+from pyspark import TaskContext
 from pyspark.sql.types import (
     DoubleType,
     IntegerType,
@@ -16,7 +22,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["TABLE_FUNCTIONS", "register_tables"]
+from spark_mq.spark.options import STORAGE_PREFIX
+
+__all__ = ["STORAGE_SETTING", "TABLE_FUNCTIONS", "register_tables"]
+
+STORAGE_SETTING: Final = f"spark.spark_mq.{STORAGE_PREFIX}"
+"""The start of the settings that are storage options, in lower case."""
 
 _TEXT, _LONG, _INT = StringType(), LongType(), IntegerType()
 _DOUBLE, _TIME = DoubleType(), TimestampType()
@@ -46,12 +57,13 @@ LEASES_SCHEMA: Final = _schema(
 TRACE_SCHEMA: Final = _schema(
     at=_TIME, version=_LONG, consumer_group=_TEXT, event=_TEXT, state=_TEXT, outcome=_TEXT,
     operation=_TEXT, lease_id=_TEXT, worker_id=_TEXT, delivery_count=_INT, failure_count=_INT,
-    reason=_TEXT, error=_TEXT,
+    reason=_TEXT, error=_TEXT, batch_error=_TEXT, batch_size=_LONG,
 )  # fmt: skip
 HISTORY_SCHEMA: Final = _schema(
     committed_at=_TIME, version=_LONG, consumer_group=_TEXT, event=_TEXT, first=_LONG, last=_LONG,
     message_count=_LONG, state=_TEXT, outcome=_TEXT, operation=_TEXT, lease_id=_TEXT,
     worker_id=_TEXT, delivery_count=_INT, failure_count=_INT, reason=_TEXT, error=_TEXT,
+    batch_size=_LONG,
 )  # fmt: skip
 """The columns of each function."""
 
@@ -61,14 +73,31 @@ Row = tuple[Any, ...]
 def _open(path: str) -> Any:
     from spark_mq.queue import Queue
 
-    return Queue.open(path)
+    return Queue.open(path, storage_options=_storage_options())
+
+
+def _storage_options() -> dict[str, str]:
+    """Return the storage options among the settings of the session."""
+    context = TaskContext.get()
+    # Spark names no setting of a task without its name.
+    known: Mapping[str, str] = getattr(context, "_localProperties", None) or {}
+    found = ((name.lower(), value) for name, value in known.items())
+    return {
+        name[len(STORAGE_SETTING) :]: value
+        for name, value in found
+        if name.startswith(STORAGE_SETTING)
+    }
 
 
 def _pick(source: Any, names: Sequence[str]) -> Row:
     if isinstance(source, dict):
         return tuple(source.get(name) for name in names)
     known = {one.name for one in fields(source)}
-    return tuple(getattr(source, name) if name in known else None for name in names)
+    return tuple(_cell(getattr(source, name)) if name in known else None for name in names)
+
+
+def _cell(value: Any) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 class StatsTable:

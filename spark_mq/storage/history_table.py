@@ -10,7 +10,7 @@ import io
 import json
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -29,43 +29,15 @@ from spark_mq.delta.tables import (
     checkpoint_soon,
     create_table,
     last_checkpoint,
+    with_columns,
     write_checkpoint,
 )
-from spark_mq.ledger.editor import end_reason_of
-from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
-from spark_mq.storage.ledger_rows import events_of
-from spark_mq.storage.ledger_store import LedgerCommit
+from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_store import tables_disagree
-from spark_mq.util.clock import SECOND, to_datetime
+from spark_mq.util.clock import SECOND
 
-__all__ = ["BATCH", "HISTORY_SCHEMA", "Archived", "HistoryStore", "HistoryTable", "history_rows"]
-
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
-_OF_RANGE: Final = [f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state")]
-HISTORY_SCHEMA: Final = pa.schema(
-    [
-        pa.field("day", pa.date32()),
-        pa.field("version", pa.int64()),
-        pa.field("ordinal", pa.int32()),
-        pa.field("committed_at", _INSTANT),
-        pa.field("consumer_group", pa.string()),
-        pa.field("operation", pa.string()),
-        pa.field("operation_id", pa.string()),
-        pa.field("event", pa.string()),
-        pa.field("state", pa.string()),
-        pa.field("outcome", pa.string()),
-        *_OF_RANGE,
-        pa.field("user", pa.string()),
-    ]
-)
-"""One row for each event of a range. A commit without events has one row with a null event.
-
-``version`` is that of ``leases/``. ``ordinal`` is the event's place in its commit. ``day`` is the
-partition. ``state`` is the state after the event. ``outcome`` says how the message ended: acked,
-dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
-change, if one did.
-"""
+__all__ = ["BATCH", "Archived", "HistoryStore", "HistoryTable"]
 
 BATCH: Final = 1_000
 """Ledger commits archived by one commit."""
@@ -97,8 +69,11 @@ class Archived(NamedTuple):
 class HistoryStore(Protocol):
     """The archive of ledger commits. A queue in memory has none."""
 
-    def read(self, filters: Filters) -> tuple[pa.Table, int]:
-        """Return the archived rows that match, and the last archived version (-1: none)."""
+    def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """Return the archived rows that match, and the last archived version (-1: none).
+
+        ``columns`` are those of HISTORY_SCHEMA to return. None: all.
+        """
 
     def agreed_up_to(self) -> int | None:
         """Return the last ledger version that archive and ledgers share. None: they agree."""
@@ -144,21 +119,27 @@ class HistoryTable:
         self._ledgers = ledgers
         self._log = DeltaLog(self.files, replaceable=True, on_checkpoint=checkpoint_soon)
 
-    def read(self, filters: Filters) -> tuple[pa.Table, int]:
+    def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        names = HISTORY_SCHEMA.names if columns is None else list(columns)
+        needed = {*names, *(name for name, _, _ in filters)}
         with wrap_store_errors(self.path, "reading"):
             for left in (1, 0):
                 state = self._log.open()
                 if state is None:
-                    return HISTORY_SCHEMA.empty_table(), -1
+                    return HISTORY_SCHEMA.empty_table().select(names), -1
                 files = [file for file in state.files() if _may_match(file, filters)]
                 try:
-                    tables = [_matching(self._read_file(file), filters) for file in files]
+                    tables = [
+                        _matching(self._read_file(file, needed), filters).select(names)
+                        for file in files
+                    ]
                 except FileNotFoundError:
                     if not left:  # a compaction replaces files, once
                         raise
                     continue
                 archived = state.txns.get(self._app_id(), -1)
-                return pa.concat_tables([HISTORY_SCHEMA.empty_table(), *tables]), archived
+                nothing = HISTORY_SCHEMA.empty_table().select(names)
+                return pa.concat_tables([nothing, *tables]), archived
         raise AssertionError("unreachable")
 
     def progress(self) -> tuple[int, int | None]:
@@ -284,7 +265,13 @@ class HistoryTable:
         return commits
 
     def _create(self) -> None:
-        if self._log.open() is None:
+        """Create the table, or add the columns that an older version did not know."""
+        state = self._log.open()
+        if state is not None:
+            if (metadata := with_columns(state.metadata, HISTORY_SCHEMA)) is not None:
+                change = Change(uuid.uuid4().hex, {"operation": "add columns"}, metadata=metadata)
+                self._log.transact(lambda _: (change, None))
+        else:
             create_table(
                 self.files,
                 HISTORY_SCHEMA,
@@ -303,8 +290,12 @@ class HistoryTable:
             partition = {"day": day.isoformat()}
             yield AddFile(path, buffer.tell(), part.num_rows, partition, _statistics(part))
 
-    def _read_file(self, file: AddFile) -> pa.Table:
-        rows = self.files.read_parquet(file.path, HISTORY_SCHEMA)
+    def _read_file(self, file: AddFile, names: Container[str] | None = None) -> pa.Table:
+        """Return the rows of a file, perhaps only some columns."""
+        schema = pa.schema([f for f in HISTORY_SCHEMA if names is None or f.name in names])
+        rows = self.files.read_parquet(file.path, schema)
+        if "day" not in schema.names:
+            return rows
         day = date.fromisoformat(file.partition["day"] or "")
         return rows.set_column(0, HISTORY_SCHEMA.field(0), pa.repeat(pa.scalar(day), rows.num_rows))
 
@@ -370,12 +361,21 @@ def _number_of(operation_id: str | None) -> int:
 
 
 def _statistics(rows: pa.Table) -> str:
-    """Return the statistics of a file, with the bounds that a search for a message needs."""
+    """Return the statistics of a file, with the bounds that a search needs."""
     lowest, highest = pc.min(rows["first"]).as_py(), pc.max(rows["last"]).as_py()
-    stats: dict[str, Any] = {"numRecords": rows.num_rows}
+    latest = pc.max(rows["committed_at"]).as_py()
+    most: dict[str, Any] = {} if latest is None else {"committed_at": _rounded_up(latest)}
+    stats: dict[str, Any] = {"numRecords": rows.num_rows, "maxValues": most}
     if lowest is not None:
-        stats |= {"minValues": {"first": lowest}, "maxValues": {"last": highest}}
+        stats["minValues"] = {"first": lowest}
+        most["last"] = highest
     return json.dumps(stats)
+
+
+def _rounded_up(at: datetime) -> str:
+    """Return an instant as Delta's statistics have it: in milliseconds, not earlier."""
+    later = at + timedelta(milliseconds=1)
+    return later.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{later.microsecond // 1000:03}Z"
 
 
 def _may_match(file: AddFile, filters: Filters) -> bool:
@@ -384,7 +384,11 @@ def _may_match(file: AddFile, filters: Filters) -> bool:
     if since is not None and (file.partition.get("day") or "") < since.date().isoformat():
         return False
     stats = json.loads(file.stats or "{}")
-    low, high = stats.get("minValues", {}).get("first"), stats.get("maxValues", {}).get("last")
+    most = stats.get("maxValues", {})
+    latest = most.get("committed_at")
+    if since is not None and latest is not None and datetime.fromisoformat(latest) < since:
+        return False
+    low, high = stats.get("minValues", {}).get("first"), most.get("last")
     if low is None or high is None:
         return True
     wanted = next((value for name, _, value in filters if name == "first"), None)
@@ -396,39 +400,3 @@ def _matching(rows: pa.Table, filters: Filters) -> pa.Table:
     for name, operator, value in filters:
         rows = rows.filter(compare[operator](rows[name], value))
     return rows
-
-
-def history_rows(commits: Iterable[LedgerCommit]) -> pa.Table:
-    """Return the history of some commits, from the events that they wrote."""
-    parts = [HISTORY_SCHEMA.empty_table()]
-    for one in commits:
-        happened = one.rows.filter(pc.equal(one.rows["state"], EVENT))
-        if happened.num_rows:
-            parts.append(_table(one, events_of(happened), happened["consumer_group"]))
-        elif one.operation is not None:
-            fields = (*RANGE_SCHEMA, pa.field("event", pa.string()))
-            nothing = pa.table({f.name: pa.nulls(1, f.type) for f in fields})
-            parts.append(_table(one, nothing, pa.array([one.group], pa.string())))
-    return pa.concat_tables(parts)
-
-
-def _table(commit: LedgerCommit, events: pa.Table, groups: Any) -> pa.Table:
-    n, at = events.num_rows, to_datetime(commit.at)
-    ended = pc.fill_null(pc.equal(events["state"], SETTLED), False).to_pylist()
-    outcomes = [
-        end_reason_of(event) if end else None
-        for event, end in zip(events["event"].to_pylist(), ended, strict=True)
-    ]
-    given = {
-        "day": pa.repeat(pa.scalar(at.date()), n),
-        "version": pa.repeat(pa.scalar(commit.version, pa.int64()), n),
-        "ordinal": pa.array(range(n), pa.int32()),
-        "committed_at": pa.repeat(pa.scalar(commit.at, pa.int64()).cast(_INSTANT), n),
-        "consumer_group": groups,
-        "operation": pa.repeat(pa.scalar(commit.operation, pa.string()), n),
-        "operation_id": pa.repeat(pa.scalar(commit.operation_id, pa.string()), n),
-        "outcome": pa.array(outcomes, pa.string()),
-        "user": pa.repeat(pa.scalar(commit.user, pa.string()), n),
-    }
-    columns = [given[f.name] if f.name in given else events[f.name] for f in HISTORY_SCHEMA]
-    return pa.table(columns, schema=HISTORY_SCHEMA)

@@ -4,49 +4,84 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_mq.delta.actions import Commit
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import one_line
+from spark_mq.ledger.ranges import EVENT
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA
+from spark_mq.storage.ledger_scan import read_rows
 from spark_mq.storage.ledger_store import LedgerCommit
+from spark_mq.util.recent import RecentDict
 
-__all__ = ["to_ledger_commit"]
+__all__ = ["EventCache", "event_cache", "to_ledger_commit"]
 
 _log = logging.getLogger(__name__)
 
+_CACHED_BYTES: Final = 32 * 2**20
+_TABLE_BYTES: Final = 6_000
+"""What a table takes without its values."""
 
-def to_ledger_commit(files: ObjectStore, commit: Commit) -> LedgerCommit:
-    """Return a commit with the rows that it wrote."""
+
+EventCache = RecentDict[str, pa.Table]
+"""The events in data files by the file's path. A file never changes."""
+
+
+def event_cache() -> EventCache:
+    """Return an empty cache of events."""
+    return RecentDict(_CACHED_BYTES, lambda events: _TABLE_BYTES + events.nbytes)
+
+
+def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> LedgerCommit:
+    """Return a commit with the events that it wrote.
+
+    Parameters
+    ----------
+    files
+        The files of ``leases/``.
+    commit
+        The commit.
+    known
+        Events that were read before.
+    """
     note = commit.note
     # A RESTORE by another engine adds files again: their events are those of older commits.
     operation_id = commit.operation_id
     adds = [add for add in commit.adds if operation_id and add.get("dataChange", True)]
-    rows = [_rows(files, commit.version, add) for add in adds]
+    rows = [_events(files, commit.version, add, known) for add in adds]
     return LedgerCommit(
         commit.version,
         commit.timestamp,
         note.get("group"),
         note.get("operation"),
         operation_id,
-        pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
+        rows[0] if len(rows) == 1 else pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
         user if isinstance(user := note.get("user"), str) else None,
     )
 
 
-def _rows(files: ObjectStore, version: int, add: Mapping[str, Any]) -> pa.Table:
-    """Return the rows of a file with its group. There are none if it is gone or broken."""
+def _events(
+    files: ObjectStore, version: int, add: Mapping[str, Any], known: EventCache
+) -> pa.Table:
+    """Return the events in a file with its group. There are none if it is gone or broken."""
+    path = add["path"]
+    if (events := known.get(path)) is not None:
+        return events
     try:
-        rows = files.read_parquet(add["path"], LEASES_SCHEMA)
+        rows = read_rows(files, path, add["size"], LEASES_SCHEMA)
     except (FileNotFoundError, pa.ArrowException) as error:
         _log.error(
             "the history of commit %d of %s is lost: %s: %s",
-            version, files.root, add["path"], one_line(error),
+            version, files.root, path, one_line(error),
         )  # fmt: skip
         return LEASES_SCHEMA.empty_table()
+    # Compact, or a few events would keep the whole file in memory.
+    rows = rows.filter(pc.equal(rows["state"], EVENT)).combine_chunks()
     group = (add.get("partitionValues") or {}).get("consumer_group")
     names = pa.repeat(pa.scalar(group, pa.string()), rows.num_rows)
-    return rows.set_column(0, LEASES_SCHEMA.field(0), names)
+    known[path] = events = rows.set_column(0, LEASES_SCHEMA.field(0), names)
+    return events

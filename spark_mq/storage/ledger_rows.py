@@ -24,7 +24,15 @@ from spark_mq.ledger.ranges import (
 )
 from spark_mq.parquet.small_file import SmallFileEncoder
 
-__all__ = ["LEASES_SCHEMA", "encode_ledger", "events_of", "from_rows", "to_rows"]
+__all__ = [
+    "LEASES_SCHEMA",
+    "MAX_SMALL_BYTES",
+    "decode_small",
+    "encode_ledger",
+    "events_of",
+    "from_rows",
+    "to_rows",
+]
 
 LEASES_SCHEMA: Final = pa.schema(
     [
@@ -43,6 +51,8 @@ _FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer
 _SMALL_FILE: Final = SmallFileEncoder(_FILE_SCHEMA)
 _SMALL_ROWS: Final = 200
 """Up to this many rows, pyarrow's set-up of a file takes longer than its rows."""
+MAX_SMALL_BYTES: Final = 256 * 1024
+"""A larger data file is not one of few rows."""
 _LARGE_ROWS: Final = 1_000
 """From this many rows on, the encoding of numbers is worth its set-up."""
 _STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
@@ -61,6 +71,24 @@ def encode_ledger(ledger: Ledger) -> tuple[bytes | memoryview, int]:
     rows += [(*r, None, None) for r in ledger.rows]
     rows += [(*r._replace(state=EVENT), None, f"{event}:{r.state}") for event, r in ledger.events]
     return _SMALL_FILE.encode(list(zip(*rows, strict=True))), count
+
+
+def decode_small(data: bytes, schema: pa.Schema) -> pa.Table | None:
+    """Return the rows of a data file. None if only pyarrow can read it.
+
+    Parameters
+    ----------
+    data
+        The whole file.
+    schema
+        Columns of LEASES_SCHEMA. The group is null: the log has it.
+    """
+    found = _SMALL_FILE.decode(data, schema.names)
+    if found is None:
+        return None
+    rows = len(next(iter(found.values()), ()))
+    columns = [found[f.name] if f.name in found else pa.nulls(rows, f.type) for f in schema]
+    return pa.table(columns, schema=schema)
 
 
 def _encode_table(rows: pa.Table) -> memoryview:

@@ -1,27 +1,50 @@
-"""Read the stored rows of many ledgers, several at a time."""
+"""Read the stored rows of one ledger file, or of many ledgers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Final
 
 import pyarrow as pa
 
+from spark_mq.delta.actions import AddFile
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.ledger_rows import LEASES_SCHEMA, to_rows
+from spark_mq.storage.ledger_rows import LEASES_SCHEMA, MAX_SMALL_BYTES, decode_small, to_rows
 
-__all__ = ["scan_ledgers"]
+__all__ = ["read_rows", "scan_ledgers"]
 
 _AHEAD: Final = 16
 """Ledgers that a scan holds in memory at once, and the requests to a store at the same time."""
-_LOCAL_THREADS: Final = 2
+
+
+def read_rows(store: ObjectStore, path: str, size: int, schema: pa.Schema) -> pa.Table:
+    """Return the rows of a data file of ``leases/``.
+
+    Parameters
+    ----------
+    store
+        The files of ``leases/``.
+    path, size
+        The file's path and its bytes.
+    schema
+        Columns of LEASES_SCHEMA. The group is null.
+
+    Raises
+    ------
+    FileNotFoundError
+        The file is missing.
+    """
+    if size <= MAX_SMALL_BYTES and (rows := decode_small(store.read(path), schema)) is not None:
+        return rows
+    return store.read_parquet(path, schema)
 
 
 def scan_ledgers(
     store: ObjectStore,
-    files: Mapping[str, Sequence[str]],
+    files: Mapping[str, Sequence[AddFile]],
     columns: Sequence[str] | None,
     read_ledger: Callable[[str], Ledger | None],
 ) -> Iterator[tuple[str, pa.Table]]:
@@ -32,7 +55,7 @@ def scan_ledgers(
     store
         The files of ``leases/``.
     files
-        The paths of each group's data files.
+        The data files of each group.
     columns
         Columns of LEASES_SCHEMA. None for all.
     read_ledger
@@ -43,19 +66,26 @@ def scan_ledgers(
 
     def read(group: str) -> pa.Table | None:
         try:
-            return pa.concat_tables([store.read_parquet(path, schema) for path in files[group]])
+            parts = [read_rows(store, file.path, file.size, schema) for file in files[group]]
+            return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
         except (FileNotFoundError, pa.ArrowException):
             ledger = read_ledger(group)
             return None if ledger is None else to_rows(group, ledger).select(names)
 
-    groups, threads = list(files), _LOCAL_THREADS if store.is_local else _AHEAD
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(groups), _AHEAD):
-            some = groups[start : start + _AHEAD]
-            # One task for each thread: a task for each file would cost more.
-            shares = [some[at::threads] for at in range(threads)]
-            tables = list(pool.map(lambda share: [read(group) for group in share], shares))
-            for at, group in enumerate(some):
-                rows = tables[at % threads][at // threads]
-                if rows is not None:
-                    yield group, rows
+    def tables() -> Iterator[pa.Table | None]:
+        if store.is_local:  # the interpreter's lock makes threads slower here
+            yield from map(read, files)
+            return
+        with ThreadPoolExecutor(_AHEAD) as pool:
+            for some in _batches(files):
+                yield from pool.map(read, some)
+
+    for group, rows in zip(files, tables(), strict=True):
+        if rows is not None:
+            yield group, rows
+
+
+def _batches(groups: Iterable[str]) -> Iterator[list[str]]:
+    left = iter(groups)
+    while some := list(islice(left, _AHEAD)):
+        yield some

@@ -36,15 +36,15 @@ class LedgerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCommit:
-    """A commit of the table: its version, its time in microseconds, what it says it did, the rows
-    that it wrote (LEASES_SCHEMA), and the person who made it."""
+    """A commit of the table: its version, its time in microseconds, what it says it did, the
+    events that it wrote (LEASES_SCHEMA), and the person who made it."""
 
     version: int
     at: int
     group: str | None
     operation: str | None
     operation_id: str | None
-    rows: pa.Table
+    events: pa.Table
     user: str | None = None
 
 
@@ -113,6 +113,12 @@ class LedgerStore(Protocol):
 
     def commit_time(self, version: int) -> int | None:
         """Return the time of a commit in microseconds since 1970, or None if it was cleaned."""
+
+    def last_change(self, group: str) -> int | None:
+        """Return the time of a group's last commit in microseconds since 1970, as of the last look.
+
+        None without the group.
+        """
 
     def tags(self) -> dict[str, Hashable]:
         """Return a tag of each group's ledger. Every change of a ledger changes its tag."""

@@ -30,7 +30,7 @@ from spark_mq.delta.tables import (
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_cache import ledger_cache
-from spark_mq.storage.ledger_commits import to_ledger_commit
+from spark_mq.storage.ledger_commits import event_cache, to_ledger_commit
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_scan import scan_ledgers
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
@@ -87,6 +87,7 @@ class LedgerTable:
         self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
         self.bell = notifier_for(path)
         self._cache = ledger_cache()
+        self._events = event_cache()
         self._doors: dict[str, FairLock] = {}
         self.paces: dict[str, Pace] = {}
         self._paced = -1  # the version up to which pauses were taken over
@@ -312,6 +313,11 @@ class LedgerTable:
         with wrap_store_errors(self.path, "reading"):
             return self.log.commit_time(version)
 
+    def last_change(self, group: str) -> int | None:
+        with self._lock:
+            files = self.log.state.partition({_PARTITION: group}).values()
+            return max((file.modified * 1_000 for file in files), default=None)
+
     def tags(self) -> dict[str, Hashable]:
         return {name: tuple(files) for name, files in self._group_files().items()}
 
@@ -319,7 +325,7 @@ class LedgerTable:
         self, groups: Iterable[str], columns: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.Table]]:
         files = self._group_files()
-        wanted = {group: tuple(files[group]) for group in groups if group in files}
+        wanted = {group: tuple(files[group].values()) for group in groups if group in files}
         return scan_ledgers(self.files, wanted, columns, lambda group: self.read(group).ledger)
 
     def _group_files(self) -> dict[str, Mapping[str, AddFile]]:
@@ -344,7 +350,7 @@ class LedgerTable:
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         with wrap_store_errors(self.path, "reading"):
             for commit in self.log.commits(first, last):
-                yield to_ledger_commit(self.files, commit)
+                yield to_ledger_commit(self.files, commit, self._events)
 
 
 def _reached(file: AddFile) -> int:

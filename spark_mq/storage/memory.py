@@ -21,6 +21,7 @@ from spark_mq.storage.draft import Draft
 from spark_mq.storage.id_files import new_name
 from spark_mq.storage.ledger_rows import to_rows
 from spark_mq.storage.ledger_store import LedgerCommit, LedgerSnapshot
+from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import LogPlan, MessageStore, PublishReceipt, check_mark
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.fair_lock import FairLock
@@ -77,6 +78,15 @@ class MemoryMessages(MessageStore):
         self._unique = threading.Lock()
         self._ids = NO_IDS
         self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest mark
+        self._description: str | None = None
+
+    @property
+    def description(self) -> str | None:
+        return self._description
+
+    def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
+        with self._lock:
+            self._description = text(self._description)
 
     def commit(
         self,
@@ -258,7 +268,9 @@ class MemoryLedgers:
             return number
 
     def known_horizon(self) -> int:
-        return -1
+        with self._lock:
+            ledger = self._ledgers.get(HORIZON)
+        return -1 if ledger is None else ledger.head.ack_floor
 
     def groups(self) -> list[str]:
         with self._lock:
@@ -272,6 +284,11 @@ class MemoryLedgers:
 
     def commit_time(self, version: int) -> int | None:
         return self.notes[version - 1]["committed_at"] if version > 0 else None
+
+    def last_change(self, group: str) -> int | None:
+        with self._lock:
+            version = self._changed.get(group)
+            return None if version is None else int(self.notes[version - 1]["committed_at"])
 
     def tags(self) -> dict[str, Hashable]:
         return {name: self._changed[name] for name in self.groups()}
@@ -288,7 +305,7 @@ class MemoryLedgers:
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         for version in range(max(1, first), min(last, len(self.notes)) + 1):
             note, (group, events) = self.notes[version - 1], self.events[version - 1]
-            rows = to_rows(group, Ledger(LedgerHeader(), None, events))
+            rows = to_rows(group, Ledger(LedgerHeader(), None, events)).slice(1)  # no header
             yield LedgerCommit(
                 version,
                 note["committed_at"],

@@ -212,6 +212,18 @@ class MessageStore(ABC):
         has been leased.
         """
 
+    @property
+    @abstractmethod
+    def description(self) -> str | None:
+        """Return the text that describes the queue, as of the last look. None: there is none."""
+
+    @abstractmethod
+    def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
+        """Replace the description by what a function makes of it, in one commit.
+
+        The function may run again after a conflict. An equal text makes no commit.
+        """
+
     @abstractmethod
     def known(self) -> MessageIndex:
         """The commit index as it is, without a look at the table."""

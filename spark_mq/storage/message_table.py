@@ -127,12 +127,18 @@ class MessageTable(MessageStore):
         with wrap_store_errors(self.path, "opening"):
             return self.log.open()
 
-    def describe(self, text: Callable[[str | None], str]) -> None:
-        """Replace the description of the table by what a function makes of it."""
+    @property
+    def description(self) -> str | None:
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.state.description
+
+    def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
 
         def compute(state: TableState) -> tuple[Change | None, None]:
             metadata = {**state.metadata, "description": text(state.description)}
-            return Change(uuid.uuid4().hex, {"operation": "describe"}, metadata=metadata), None
+            changed = metadata != state.metadata
+            change = Change(uuid.uuid4().hex, {"operation": operation}, metadata=metadata)
+            return change if changed else None, None
 
         with wrap_store_errors(self.path, "writing to"):
             self.log.transact(compute)

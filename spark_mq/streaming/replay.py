@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.replay import replay_batch, rows_held_by_batch
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.acquire import Damage, find_damage
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
+from spark_mq.operations.signals import ack_signals, lease_signals
 from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.fence import check_fence
 from spark_mq.streaming.offset import fence_app_id
+from spark_mq.telemetry.conventions import Signal
 
 __all__ = ["find_batch_damage", "take_over_batch"]
 
@@ -37,7 +40,7 @@ def take_over_batch(
     runner: str,
     worker_id: str,
     expires_at: Callable[[GroupView], int],
-    acked: Callable[[GroupView, Sequence[str]], Ledger],
+    acked: Callable[[GroupView, Sequence[str]], tuple[Ledger, dict[str, Any]]],
 ) -> tuple[list[Range], int, GroupSettings]:
     """Give what batch n still holds to a runner, in one commit.
 
@@ -53,7 +56,7 @@ def take_over_batch(
         Returns when the lease expires.
     acked
         Returns the ledger with the batches before n acked and other leases expired, except those
-        given.
+        given, and what the commit says about the acks.
 
     Returns
     -------
@@ -67,14 +70,15 @@ def take_over_batch(
     """
     app, prefix = fence_app_id(stream), f"{stream}/{n}/"
 
-    def compute(view: GroupView) -> Update[tuple[list[Range], int, bool, GroupSettings]]:
+    def compute(view: GroupView) -> Update[tuple[list[Range], int, bool, GroupSettings, int]]:
         mark = check_fence(group, view, app, stream, n, highest=2 * n + 2)
         rows = rows_held_by_batch(view.ledger, prefix)
         held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
         ordered = view.settings.order == "key"
         index = group.index_for(view.ledger, view.ledger.tracked_up_to) if ordered else None
+        before, acks = acked(view, sorted(held))
         after, granted = replay_batch(
-            acked(view, sorted(held)), view.now, view.settings, prefix, lease_id=prefix + runner,
+            before, view.now, view.settings, prefix, lease_id=prefix + runner,
             worker_id=worker_id, expires_at=expires_at(view),
             granted_before=mark == 2 * n + 2, index=index,
         )  # fmt: skip
@@ -84,10 +88,19 @@ def take_over_batch(
             "worker_id": worker_id,
             "messages": sum(r.message_count for r in granted),
         }
-        return after, (granted, expires_at(view), mark != 2 * n + 2, view.settings), info
+        done = acks.get("messages", 0)
+        return after, (granted, expires_at(view), mark != 2 * n + 2, view.settings, done), info
 
-    granted, until, _, settings = group.update(
-        compute, txn=lambda got: (app, 2 * n + 2) if got[2] else None, priority=Priority.LEASE
+    def signals(result: Any) -> list[Signal]:
+        if isinstance(result, Exception):
+            return lease_signals(worker_id, result, "replay")
+        return [*ack_signals(result[4]), *lease_signals(worker_id, result[0], "replay")]
+
+    granted, until, _, settings, _ = group.update(
+        compute,
+        txn=lambda got: (app, 2 * n + 2) if got[2] else None,
+        priority=Priority.LEASE,
+        watch=signals,
     )
     messages = sum(r.message_count for r in granted)
     _log.warning("stream %s: batch %d runs again with %d messages", stream, n, messages)

@@ -30,7 +30,7 @@ from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.keep_alive import LeaseKeepAlive
 from spark_mq.operations.payloads import FileCheck, ReadableGrant, acquire_readable
 from spark_mq.operations.settle import extend
-from spark_mq.operations.signals import lease_signals
+from spark_mq.operations.signals import ack_signals, lease_signals
 from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.auto_ack import ack_committed_leases
 from spark_mq.streaming.fence import check_fence
@@ -38,6 +38,7 @@ from spark_mq.streaming.offset import fence_app_id, parse_offset
 from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
 from spark_mq.streaming.replay import find_batch_damage, take_over_batch
 from spark_mq.telemetry.conventions import Signal
+from spark_mq.util.clock import to_seconds
 
 __all__ = ["StreamSource"]
 
@@ -162,6 +163,7 @@ class StreamSource:
             return {}
         stats = asdict(compute_stats(*self._looked))
         place = {"source": "spark_mq", "queue": self.ledger.queue_path, "group": self.ledger.name}
+        stats["oldest_unsettled_age"] = to_seconds(stats["oldest_unsettled_age"])
         return place | {name: stats[name] for name in PROGRESS}
 
     def _check(self) -> None:
@@ -217,7 +219,8 @@ class StreamSource:
 
     def _settle_lost(self) -> None:
         """Settle messages that the queue's hard limit dropped, or raise DataLossError."""
-        if not self.ledger.hard_limit:
+        known = self.ledger.ledgers.read(self.ledger.name, look=False).ledger
+        if known is None or not self.ledger.may_have_lost(known):
             return
 
         def compute(view: GroupView) -> Update[None]:
@@ -239,10 +242,11 @@ class StreamSource:
         app, lease_id = fence_app_id(stream), f"{stream}/{n}/{self.runner}"
         seen: dict[str, FileCheck] = {}
 
-        def compute(view: GroupView) -> Update[tuple[ReadableGrant, int, GroupSettings]]:
+        def compute(view: GroupView) -> Update[tuple[ReadableGrant, int, GroupSettings, int]]:
             check_fence(self.ledger, view, app, stream, n, highest=2 * n)
             request = self._request(lease_id, view, limits)
             acked, info = self._acked(view, stream, n - 1)
+            done = info.get("messages", 0)
             index, _ = self.ledger.index_or_damage(view.ledger)
             found = acquire_readable(
                 self.ledger.payloads, acked, index,
@@ -252,10 +256,11 @@ class StreamSource:
                 info = {**info, **found.commit_info()}
             if found.grant.ranges:
                 info = {**info, **found.grant.commit_info(request)}
-            return found.ledger if info else None, (found, request.expires_at, view.settings), info
+            result = (found, request.expires_at, view.settings, done)
+            return found.ledger if info else None, result, info
 
         while True:
-            found, expires_at, settings = self.ledger.update(
+            found, expires_at, settings, _ = self.ledger.update(
                 compute,
                 txn=lambda got: (app, 2 * n + 1) if got[0].grant.ranges else None,
                 priority=Priority.LEASE,
@@ -271,9 +276,11 @@ class StreamSource:
         return self._granted(lease_id, expires_at, found.grant.ranges, settings)
 
     def _signals(self, result: Any) -> list[Signal]:
-        """Return what the telemetry says about a lease."""
-        granted = result if isinstance(result, Exception) else result[0].grant
-        return lease_signals(self.options.worker_id, granted)
+        """Return what the telemetry says about a lease and the acks in its commit."""
+        if isinstance(result, Exception):
+            return lease_signals(self.options.worker_id, result)
+        found, _, _, acked = result
+        return [*ack_signals(acked), *lease_signals(self.options.worker_id, found.grant)]
 
     def replay(self, stream: str, n: int) -> BatchPlan:
         """Take over what batch n still holds. It leases nothing new: a sink may skip a replay.
@@ -291,7 +298,7 @@ class StreamSource:
             runner=self.runner,
             worker_id=self.options.worker_id,
             expires_at=lambda view: view.now + self._timeout(view.settings),
-            acked=lambda view, held: self._acked(view, stream, n - 1, held)[0],
+            acked=lambda view, held: self._acked(view, stream, n - 1, held),
         )
         if self._bound is not None:  # what the replay gave back was there at the start, and due
             self._bound = (self._bound[0], self.ledger.now())
@@ -342,11 +349,11 @@ class StreamSource:
         if not self.options.ack_on_commit or up_to == 0:
             return
 
-        def compute(view: GroupView) -> Update[None]:
+        def compute(view: GroupView) -> Update[int]:
             ledger, info = self._acked(view, stream, up_to)
-            return ledger if info else None, None, info
+            return ledger if info else None, info.get("messages", 0), info
 
-        self.ledger.update(compute)
+        self.ledger.update(compute, watch=ack_signals)
         self._first = False
 
     def _extend_in_background(self, lease_id: str, timeout: int, limit: int) -> LeaseKeepAlive:

@@ -40,6 +40,7 @@ MAX_LINKS: Final = 128
 """Links of a span. It is also the limit of an SDK by default."""
 _SCOPE: Final = "spark_mq"
 _NANOS: Final = 1e9
+_FLUSH_MILLISECONDS: Final = 5_000
 
 
 def _provider(name: str) -> Any:
@@ -107,6 +108,12 @@ class Reporter:
         self._process = meter.create_histogram(
             PROCESS_DURATION, "s", "Duration of processing operation.", **buckets
         )
+
+    def flush(self) -> None:
+        """Hand over what the SDK has collected. A slow receiver holds it up for some seconds."""
+        for provider in self.providers:
+            if (flush := getattr(provider, "force_flush", None)) is not None:
+                flush(_FLUSH_MILLISECONDS)
 
     # -- receive and settle
 

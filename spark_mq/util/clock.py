@@ -17,6 +17,7 @@ __all__ = [
     "system_clock",
     "to_datetime",
     "to_micros",
+    "to_seconds",
 ]
 
 SECOND: Final = 1_000_000
@@ -75,3 +76,8 @@ def to_micros(instant: datetime) -> int:
 def to_datetime(instant: int) -> datetime:
     """Convert microseconds since 1970 to an aware UTC datetime."""
     return _EPOCH + timedelta(microseconds=instant)
+
+
+def to_seconds(duration: timedelta | None) -> float | None:
+    """Convert a duration to seconds. None stays None."""
+    return None if duration is None else duration.total_seconds()

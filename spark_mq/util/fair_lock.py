@@ -30,6 +30,10 @@ TIMEOUT_SECONDS: Final = 2.0
 """How long a caller waits before it proceeds without the lock."""
 SKIP_AFTER_TIMEOUT: Final = 30.0
 """Seconds without another try after a timeout, because the holder is frozen or busy."""
+_NEXT_POLL: Final = 0.002
+"""Seconds between two tries to become the process that is next."""
+_LOCK_POLL: Final = 0.0003
+"""The same for the process that is next. It is one for each ledger, and a commit takes 2 ms."""
 
 
 class FileLock:
@@ -56,11 +60,11 @@ class FileLock:
         deadline = time.monotonic() + timeout
         try:
             with _open(f"{self._path}.next") as turnstile:
-                if not self._lock(turnstile.fileno(), deadline):
+                if not self._lock(turnstile.fileno(), deadline, _NEXT_POLL):
                     return False
                 # Kept before it is locked: after an interrupt, the release closes it.
                 self._file = _open(f"{self._path}.lock")
-                if self._lock(self._file.fileno(), deadline):
+                if self._lock(self._file.fileno(), deadline, _LOCK_POLL):
                     return True
         except OSError:  # a full or read-only disk, or a file system without locks
             self._skip()
@@ -73,8 +77,8 @@ class FileLock:
             self._file.close()
             self._file = None
 
-    def _lock(self, file: int, deadline: float) -> bool:
-        """Lock an open file until the deadline."""
+    def _lock(self, file: int, deadline: float, poll: float) -> bool:
+        """Lock an open file until the deadline. Try again after `poll` seconds."""
         started = time.monotonic()
         while True:
             try:
@@ -86,7 +90,7 @@ class FileLock:
                 self._skip()
                 return False
             # A longer wait looks more often, and so is likely to end first.
-            time.sleep(max(0.0005, 0.005 / (1 + 20 * (now - started))))
+            time.sleep(max(_LOCK_POLL, poll / (1 + 20 * (now - started))))
 
     def _skip(self) -> None:
         self._skip_until = time.monotonic() + SKIP_AFTER_TIMEOUT

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime
-from html import escape
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+from spark_mq.util.markup import Html, el, join
+from spark_mq.util.show import show_duration
 
 __all__ = ["object_html", "rows_html", "show"]
 
@@ -14,7 +16,7 @@ MAX_ROWS: Final = 50
 """Rows of a table that are shown."""
 MAX_TEXT: Final = 200
 """Characters of a value that are shown."""
-_LEFT: Final = ' style="text-align:left"'
+_LEFT: Final = "text-align:left"
 
 
 def show(value: Any) -> str:
@@ -28,6 +30,8 @@ def show(value: Any) -> str:
             text = "0x" + value[:MAX_TEXT].hex()
     elif isinstance(value, datetime):
         text = f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    elif isinstance(value, timedelta):
+        text = show_duration(value)
     elif isinstance(value, float):
         text = f"{value:,.1f}"
     elif isinstance(value, bool):
@@ -58,30 +62,28 @@ def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: 
     found = [_mapping(row) for row in rows]
     shown = found[:MAX_ROWS]
     names = columns or _columns(shown)
-    head = "".join(f"<th{_LEFT}>{escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(_cell(row.get(name)) for name in names) + "</tr>" for row in shown
-    )
-    more = f"<p>and {len(found) - MAX_ROWS} more</p>" if len(found) > MAX_ROWS else ""
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
-    return _caption(title) + (table if found else "<p>none</p>")
+    head = el("tr", [el("th", name, style=_LEFT) for name in names])
+    body = [el("tr", [_cell(row.get(name)) for name in names]) for row in shown]
+    more = el("p", f"and {len(found) - MAX_ROWS} more") if len(found) > MAX_ROWS else None
+    table = join(el("table", el("thead", head), el("tbody", body)), more)
+    return join(_caption(title), table if found else el("p", "none"))
 
 
 def object_html(value: Any, title: str = "") -> str:
     """Return a dataclass or a mapping as a table of two columns."""
-    cells = "".join(
-        f"<tr><th{_LEFT}>{escape(str(name))}</th><td{_LEFT}>{escape(show(one))}</td></tr>"
+    rows = [
+        el("tr", el("th", str(name), style=_LEFT), _cell(one))
         for name, one in _mapping(value).items()
-    )
-    return f"{_caption(title)}<table><tbody>{cells}</tbody></table>"
+    ]
+    return join(_caption(title), el("table", el("tbody", rows)))
 
 
-def _cell(value: Any) -> str:
-    return f"<td{_LEFT}>{escape(show(value))}</td>"
+def _cell(value: Any) -> Html:
+    return el("td", show(value), style=_LEFT)
 
 
-def _caption(title: str) -> str:
-    return f"<p><b>{escape(title)}</b></p>" if title else ""
+def _caption(title: str) -> Html | None:
+    return el("p", el("b", title)) if title else None
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
-__all__ = ["printable", "show_age", "show_some", "show_time", "show_value"]
+__all__ = ["printable", "show_age", "show_duration", "show_some", "show_time", "show_value"]
 
 
 def show_time(at: datetime | None) -> str:
@@ -13,17 +13,28 @@ def show_time(at: datetime | None) -> str:
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
-def show_age(seconds: float | None) -> str:
-    """Return an age for people, such as 3m12s."""
-    if seconds is None:
+def show_age(age: timedelta | float | None) -> str:
+    """Return an age for people, such as 3m12s. A number is one of seconds."""
+    if age is None:
         return "-"
-    whole = int(seconds)
+    whole = int(age.total_seconds() if isinstance(age, timedelta) else age)
     days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
     if days:
         return f"{days}d{hours:02}h"
     if whole >= 3600:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
+def show_duration(duration: timedelta | None) -> str:
+    """Return a duration for people, exactly, such as 0.5s or 2d 3h."""
+    if duration is None:
+        return "-"
+    minutes, seconds = divmod(duration - timedelta(duration.days), timedelta(minutes=1))
+    parts = ((duration.days, "d"), (minutes // 60, "h"), (minutes % 60, "m"))
+    shown = [f"{number}{unit}" for number, unit in parts if number]
+    shown += [f"{seconds.total_seconds():.9g}s"] if seconds or not shown else []
+    return " ".join(shown)
 
 
 def show_value(value: bytes | None, limit: int = 60) -> str:

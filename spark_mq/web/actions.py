@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.util.markup import Child, Html, el
 from spark_mq.util.user import acting_as
 from spark_mq.util.validation import validate_choice
-from spark_mq.web.html import Child, Html, el
+from spark_mq.web.group_changes import (
+    ask_for_position,
+    ask_for_setting,
+    configure,
+    new_setting,
+    seek,
+    seek_trial,
+)
 from spark_mq.web.layout import field, href, page
 from spark_mq.web.pages.letters import limit_of, trial
 from spark_mq.web.view import View
@@ -27,11 +35,12 @@ class Forbidden(SparkMQError):
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """A change: the question, what else the form shows, and what to do."""
+    """A change: the question, what to do, what else the form shows, and what it asks for first."""
 
     question: Callable[[View], str]
     run: Callable[[View], object]
     more: Callable[[View], Child] = lambda _: None
+    ask: Callable[[View], Child] = lambda _: None
 
 
 def _of_group(text: str) -> Callable[[View], str]:
@@ -71,6 +80,18 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
         _of_group("Allow new leases of group {}? This closes its breaker, too."),
         lambda view: view.group()[0].resume(),
     ),
+    "seek": _Action(
+        _of_group("Move group {}? Workers lose their leases. Skipped messages are not delivered."),
+        seek,
+        seek_trial,
+        ask_for_position,
+    ),
+    "configure": _Action(
+        _of_group("Change a setting of group {}? Workers obey at once."),
+        configure,
+        new_setting,
+        ask_for_setting,
+    ),
     "unblock-retry": _unblock("retry"),
     "unblock-dead_letter": _unblock("dead_letter"),
     "unblock-drop": _unblock("drop"),
@@ -82,7 +103,7 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
     "sweep": _Action(lambda view: f"Sweep {view.name} now?", lambda view: view.queue.sweep()),
 }
 """The changes that the page offers, by name."""
-_INPUTS: Final = ("do", "group", "where", "limit")
+_INPUTS: Final = ("do", "group", "where", "limit", "to", "setting", "value")
 """What a form repeats of its address."""
 
 
@@ -95,29 +116,48 @@ def _action(view: View) -> _Action:
 def confirmation(view: View) -> Html:
     """Return the page that asks whether to make a change."""
     action = _action(view)
-    hidden = [
-        el("input", type="hidden", name=name, value=view.text(name))
-        for name in _INPUTS
-        if view.text(name) is not None
-    ]
-    back = href("group", view.name, group=view.text("group")) if view.text("group") else None
+    question, asked = action.question(view), action.ask(view)
+    if asked is not None:
+        return page("Change", _question(view, asked), queue=view.name)
     form = el(
         "form",
-        hidden,
+        _hidden(view, _INPUTS),
         el("input", type="hidden", name="csrf", value=view.csrf_token),
-        el("p", action.question(view), class_="result"),
+        el("p", question, class_="result"),
         action.more(view),
         el("p", f"The change is recorded under the name {view.user}.", class_="note"),
-        el(
-            "p",
-            el("button", "Yes, do it", class_="danger"),
-            el("a", "No", href=back or href("queue", view.name), class_="button"),
-            class_="buttons",
-        ),
+        _buttons(view, "Yes, do it", "danger"),
         method="post",
         action=href("change", view.name),
     )
     return page("Please confirm", form, queue=view.name)
+
+
+def _question(view: View, asked: Child) -> Html:
+    """Return the form that asks what the change needs. It changes nothing."""
+    return el(
+        "form",
+        _hidden(view, ("do", "group")),
+        asked,
+        _buttons(view, "Show what would happen"),
+        method="get",
+        action=href("change", view.name),
+    )
+
+
+def _hidden(view: View, names: Sequence[str]) -> list[Html]:
+    given = ((name, view.text(name)) for name in names)
+    return [
+        el("input", type="hidden", name=name, value=text)
+        for name, text in given
+        if text is not None
+    ]
+
+
+def _buttons(view: View, text: str, kind: str | None = None) -> Html:
+    back = href("group", view.name, group=view.text("group")) if view.text("group") else None
+    no = el("a", "No", href=back or href("queue", view.name), class_="button")
+    return el("p", el("button", text, class_=kind), no, class_="buttons")
 
 
 def change(view: View, given_token: str) -> str:

@@ -10,7 +10,6 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 import anyio.to_thread
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -26,9 +25,9 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from spark_mq.errors import GroupNotFound, InvalidOption, QueueNotFound, SparkMQError
-from spark_mq.inspect.prometheus import QueueCollector
+from spark_mq.inspect.prometheus import CONTENT_TYPE, exposition
+from spark_mq.util.markup import Html, el
 from spark_mq.web.actions import Forbidden, change, confirmation
-from spark_mq.web.html import Html, el
 from spark_mq.web.layout import page
 from spark_mq.web.looks import Looks
 from spark_mq.web.pages.group import group_page
@@ -118,8 +117,6 @@ class _Pages:
         self._looks = looks
         self._access = access
         self._health = health
-        self._registry = CollectorRegistry()
-        self._registry.register(QueueCollector(looks.by_path))
 
     def _view(self, request: Request, query: Mapping[str, str]) -> View:
         user = request.state.user
@@ -175,8 +172,8 @@ class _Pages:
 
     def metrics(self, request: Request) -> Response:
         """Answer with the metrics of all queues, for Prometheus."""
-        content = generate_latest(self._registry)
-        return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        content = exposition(self._looks.by_path())
+        return Response(content, headers={"Content-Type": CONTENT_TYPE})
 
 
 def _answer(view: View, make: Callable[[], Response]) -> Response:

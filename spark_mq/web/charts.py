@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from spark_mq.web.html import Html, el, join
+from spark_mq.util.markup import Html, el, join
 
 __all__ = ["Series", "line_chart", "state_bar"]
 

@@ -9,8 +9,8 @@ from typing import Final
 from urllib.parse import quote, urlencode
 
 from spark_mq import __version__
+from spark_mq.util.markup import Child, Html, el, join, text_of
 from spark_mq.util.show import show_age, show_time
-from spark_mq.web.html import Child, Html, el, join, text_of
 
 __all__ = [
     "button",

@@ -14,6 +14,7 @@ from spark_mq.errors import QueueNotFound, SparkMQError
 from spark_mq.inspect import QueueOverview
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.queue import Queue
+from spark_mq.util.clock import to_seconds
 
 __all__ = ["Looks", "Sample"]
 
@@ -206,6 +207,6 @@ def _sum(at: float, stats: list[GroupStats], published: int) -> Sample:
         published,
         sum(one.acked for one in stats),
         sum(one.dead_lettered for one in stats),
-        max((one.oldest_unsettled_age or 0.0 for one in stats), default=0.0),
-        max((one.oldest_lease_age or 0.0 for one in stats), default=0.0),
+        max((to_seconds(one.oldest_unsettled_age) or 0.0 for one in stats), default=0.0),
+        max((to_seconds(one.oldest_lease_age) or 0.0 for one in stats), default=0.0),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable
 
 import uvicorn
 
 from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.inspect import QueueOverview
+from spark_mq.util.listening import host_of, listen
 from spark_mq.web.app import Health, create_app
 from spark_mq.web.looks import Looks
 from spark_mq.web.security import Access, is_local
@@ -55,17 +56,7 @@ def serve(
             option="--address",
             value=address,
         )
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        listener = socket.create_server((address, port), family=family, backlog=128)
-    except OSError as error:
-        raise InvalidOption(
-            f"cannot listen on {address}:{port}: {error.strerror}. Give another --port",
-            option="--port",
-            value=port,
-        ) from error
-    with listener:
-        name = f"[{address}]" if ":" in address else address
+    with listen(address, port) as listener:
         config = uvicorn.Config(
             create_app(looks, access, health),
             access_log=False,
@@ -77,13 +68,15 @@ def serve(
         )
         # So that the first visitor does not wait until all ledgers are read.
         threading.Thread(target=_look_once, args=[looks], daemon=True).start()
-        listening(f"http://{name}:{listener.getsockname()[1]}/")
+        listening(f"http://{host_of(address)}:{listener.getsockname()[1]}/")
         uvicorn.Server(config).run(sockets=[listener])
 
 
 def _look_once(looks: Looks) -> None:
-    """Look at all queues. The pages show the errors."""
+    """Look at all queues and at their last hour. The pages show the errors."""
     try:
-        looks.all()
+        for name, overview in looks.all().items():
+            if isinstance(overview, QueueOverview):
+                looks.queue(name).throughput()
     except (SparkMQError, OSError) as error:
         _log.warning("the first look at %s failed: %s", looks.path, error)

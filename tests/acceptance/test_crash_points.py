@@ -1,6 +1,6 @@
 """A real process killed with SIGKILL before and after each commit and each file that an operation writes; then a restart, a drain, a check.
 
-The points are not a list that could grow stale: a run that does not die tells them. ``WANTED`` says which of them there must be at least.
+The points are not a list that could grow stale: a run that does not die reports them. ``WANTED`` says which of them there must be at least.
 """
 
 from __future__ import annotations

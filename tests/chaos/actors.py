@@ -52,7 +52,7 @@ class Journal:
 
 
 def journals(folder: Path, kind: str) -> set[int]:
-    """All that the journals of a kind tell. A last line that was cut off counts for nothing."""
+    """Read the journals of a kind. A last line that was cut off counts for nothing."""
     found: set[int] = set()
     for file in folder.glob(f"{kind}-*"):
         for line in file.read_text().split("\n")[:-1]:

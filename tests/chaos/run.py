@@ -108,7 +108,7 @@ class Submitted:
         self._alive, self._since = folder / f"alive-{number}", time.time()
         conf = (
             folder / "conf"
-        )  # without the packages that conf/ names: they are looked up anew at each start
+        )  # without the packages that conf/ names: they are looked up again at each start
         conf.mkdir(exist_ok=True)
         (conf / "spark-defaults.conf").write_text(
             "spark.master local[2]\nspark.ui.enabled false\nspark.log.level WARN\n"

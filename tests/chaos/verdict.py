@@ -19,7 +19,7 @@ from .actors import GROUP, POISON, SPARK, journals
 
 @dataclass(frozen=True)
 class Told:
-    """What the run knows besides."""
+    """Facts of the run that the queue does not hold."""
 
     attempts: int
     skew: timedelta

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from support.handles import until
@@ -120,7 +123,7 @@ def test_queues_are_created_listed_and_dropped(run: Run, tmp_path: Path) -> None
     assert made.row == {"queue": str(path), "name": "orders"}
     settings = Queue.open(path).settings
     assert (settings.group.max_in_flight, settings.durable) == (7, False)
-    assert settings.retention == 2 * 86_400 * 1_000_000
+    assert settings.retention == timedelta(days=2)
     assert "there is a queue" in run("queue", "create", path, expect=1).err
     run("queue", "create", path, "--exist-ok", "--set", "max_in_flight=7", "--set",
         "durable=false", "--retention", "2d")  # fmt: skip
@@ -151,6 +154,8 @@ def test_a_queue_is_described(run: Run, queue: Queue) -> None:
     row = run("queue", "describe", queue.path, "-o", "json").row
     assert (row["published"], row["retained"], row["dead_letters"]) == (5, 5, 0)
     billing = row["groups"]["billing"]
+    assert (row["settings"]["retention"], row["settings"]["hard_retention"]) == (604_800.0, None)
+    assert 0 < billing["oldest_unsettled_age"] < 3600
     assert [billing[name] for name in ("ready", "delayed", "in_flight", "dead", "acked")] == [1] * 5
     text = run("queue", "describe", queue.path).out
     assert "5 messages" in text
@@ -158,9 +163,21 @@ def test_a_queue_is_described(run: Run, queue: Queue) -> None:
     assert line.split()[1:7] == ["1", "1", "1", "1", "0", "1"]
 
 
+def test_a_queue_is_configured(run: Run, queue: Queue) -> None:
+    row = run("queue", "configure", queue.path, "--set", "retention=3d", "-o", "json").row
+    assert (row["retention"], row["group"]["visibility_timeout"]) == (259_200.0, 60.0)
+    assert Queue.open(queue.path).settings.retention == timedelta(days=3)
+    assert "retention" in run("queue", "configure", queue.path).out
+    refused = run("queue", "configure", queue.path, "--set", "durable=false", expect=2).err
+    assert "fixed when the queue is created" in refused
+
+
 def test_a_purge_drops_all_messages(run: Run, queue: Queue) -> None:
     assert "--yes" in run("queue", "purge", queue.path, expect=2).err
     assert run("queue", "purge", queue.path, "-y", "-o", "json").row["files_dropped"] == 1
+    queue.publish(["x", "y"])
+    row = run("queue", "purge", queue.path, "-y", "-o", "json").row
+    assert row == {"queue": queue.path, "messages_dropped": 2, "files_dropped": 1}
     assert queue.group("billing").stats().ready == 0
 
 
@@ -431,9 +448,12 @@ def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
     assert process.stderr is not None
     address = process.stderr.readline().split()[-1]
     with urlopen(address, timeout=30) as answer:
-        families = {
-            one.name: one for one in parser.text_string_to_metric_families(answer.read().decode())
-        }
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        text = answer.read().decode()
+    with urlopen(Request(address, headers={"Accept-Encoding": "gzip"}), timeout=30) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert len(gzip.decompress(answer.read()).splitlines()) == len(text.splitlines())
+    families = {one.name: one for one in parser.text_string_to_metric_families(text)}
     found = {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in families.values()
@@ -456,6 +476,18 @@ def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["metrics", "web"])
+def test_a_port_in_use_is_refused(run: Run, queue: Queue, command: str) -> None:
+    if command == "web":
+        pytest.importorskip("starlette")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        where = ["-q", queue.path] if command == "metrics" else [queue.path]
+        error = run(command, *where, "--port", port, expect=2).err
+    assert error.startswith(f"spark-mq: error: cannot listen on 127.0.0.1:{port}: ")
+    assert "--port" in error
 
 
 def test_tail_prints_messages_and_ends(run: Run, queue: Queue) -> None:

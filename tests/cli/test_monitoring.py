@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from spark_mq import Queue
-from spark_mq.inspect.prometheus import QueueCollector
+from spark_mq.inspect.prometheus import QueueCollector, exposition
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
 _METRIC = re.compile(r"\b(spark_mq_\w+)(?:\{([^}]*)\})?")
@@ -100,3 +100,21 @@ def test_the_board_has_its_panels_apart_and_shows_every_gauge(served: Served) ->
         cells |= own
     shown = {metric for query in queries().values() for metric, _ in _METRIC.findall(query)}
     assert {name for name in served if not name.endswith("_created")} <= shown
+
+
+def test_the_text_is_what_prometheus_client_makes_of_the_collector(tmp_path: Path) -> None:
+    client = pytest.importorskip("prometheus_client")
+    parser = pytest.importorskip("prometheus_client.parser")
+    queue = Queue.create(tmp_path / 'a "b" c', durable=False)
+    queue.publish(["a", "b", "c"])
+    for name in ("one", "two"):
+        lease = queue.group(name).lease("w", max_messages=2)
+        assert lease
+        lease.ack([lease.messages[0].sequence])
+    looks = {queue.path: queue.describe(), "/no \\n\n queue": None}
+    registry = client.CollectorRegistry()
+    registry.register(QueueCollector(lambda: looks))
+    parse = parser.text_string_to_metric_families
+    theirs = list(parse(client.generate_latest(registry).decode()))
+    assert list(parse(exposition(looks).decode())) == theirs
+    assert len(theirs) > 8

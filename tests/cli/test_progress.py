@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.handles import until
 
 from spark_mq.cli import output, workers
 from spark_mq.testing import memory_queue
+from spark_mq.util.steps import showing_steps, step
 
 
 class Terminal(io.StringIO):
@@ -21,7 +23,7 @@ class Terminal(io.StringIO):
 
 
 class Heard(io.StringIO):
-    """A stream that tells when something was written."""
+    """A stream that sets an event if something was written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +43,45 @@ def test_a_busy_command_says_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
         assert stream.written.wait(10)
     assert stream.getvalue().startswith("sweeping: 0 s\n")
     assert "spark_mq progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def steps_of(call: Callable[[], object]) -> list[str]:
+    said: list[str] = []
+    with showing_steps(said.append):
+        call()
+    return said
+
+
+def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
+    queue = memory_queue()
+    queue.publish(["a", "b"])
+    for name in ("one", "two"):
+        queue.group(name).ensure()
+    assert steps_of(queue.sweep) == [
+        "chore 1 of 5: index commits",
+        "chore 2 of 5: groups, 0 of 2 done",
+        "chore 2 of 5: groups, 1 of 2 done",
+        "chore 3 of 5: trim",
+        "chore 4 of 5: archive and clean",
+        "chore 5 of 5: the dead-letter queue",
+    ]
+    assert steps_of(lambda: queue.purge(queue.name)) == [
+        "groups, 0 of 2 done",
+        "groups, 1 of 2 done",
+        "drop files",
+    ]
+
+
+def test_the_step_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_PROGRESS_SECONDS", 0.001)
+    stream, terminal = Heard(), Terminal()
+    with output.busy("sweeping", stream):
+        step("chore 1 of 5: index commits")
+        until(lambda: "commits: 0 s" in stream.getvalue())
+    with output.busy("purging", terminal):
+        step("groups, 0 of 2 done")
+    assert "sweeping: chore 1 of 5: index commits: 0 s\n" in stream.getvalue()
+    assert "purging: groups, 0 of 2 done" in terminal.getvalue()
 
 
 def test_a_short_command_says_nothing() -> None:

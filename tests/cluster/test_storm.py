@@ -28,7 +28,7 @@ WORK = 0.02
 
 
 def working(home: Path) -> Callable[[Iterator[Any]], Iterator[tuple[str, int, int]]]:
-    """A function for ``rdd.mapPartitions`` that takes its time. While it runs, a file named after its process tells."""
+    """A function for ``rdd.mapPartitions`` that takes its time. While it runs, a file is named after its process."""
 
     def work(rows: Iterator[Any]) -> Iterator[tuple[str, int, int]]:
         me = home / str(os.getpid())

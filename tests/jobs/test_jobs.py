@@ -19,6 +19,7 @@ import pytest
 from support.marks import slow
 
 from spark_mq import Queue
+from spark_mq.spark import batch_scan
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "jobs"
@@ -232,6 +233,8 @@ def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
 
 REJECTING = """
 def process(batch, lease):
+    plan = batch._jdf.queryExecution().executedPlan().toString()
+    print("read by Spark:", "FileScan parquet" in plan)
     lease.reject(batch.where("key = '2'"), error="no such customer")
 """
 
@@ -240,6 +243,7 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(JOBS)
+    monkeypatch.setattr(batch_scan, "PLAN_BYTES", 1)  # Spark also reads the few bytes of a test
     (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
     (tmp_path / "rejecting.py").write_text(REJECTING)
 
@@ -252,7 +256,9 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     lines = str(tmp_path / "in.jsonl")
     assert "published 3 messages to" in job("publish", "--create", "--key-column", "no", lines)
     worker = ("--group", "g", "--handler", f"{tmp_path}/rejecting.py:process")
-    job("worker", *worker, "--checkpoint", str(tmp_path / "c"), "--trigger", "available-now")
+    available = ("--trigger", "available-now")
+    said = job("worker", *worker, "--checkpoint", str(tmp_path / "c"), *available)
+    assert "read by Spark: True" in said
     queue = Queue.open(tmp_path / "queue")
     assert (queue.group("g").stats().acked, queue.group("g").stats().dead) == (2, 1)
     assert "routed: 1" in job("sweep")

@@ -47,7 +47,7 @@ class Proc(NamedTuple):
 
 
 class Context:
-    """What an operation can do besides calling the product."""
+    """The steps of an operation that do not call the product."""
 
     def __init__(self, rig: Rig, tape: Tape, proc: Proc, store: Store) -> None:
         self.rig, self.tape, self.store = rig, tape, store
@@ -74,7 +74,7 @@ class Context:
 
 
 class Watched(ConsumerGroup):
-    """A group that tells of each settle what came of it."""
+    """A group that keeps the outcome of each settle."""
 
     def __init__(self, ctx: Context, name: str, **given: Any) -> None:
         super().__init__(ctx.queue._context, name, **given)
@@ -205,7 +205,7 @@ def frame_verdicts(df: Frame, lease_id: str | None = None) -> list[MessageVerdic
 
 
 class RowFinder:
-    """In the place of ``LeaseLookup``: a batch's lease is the one that its rows tell."""
+    """In the place of ``LeaseLookup``: a batch's lease is the one that its rows name."""
 
     def __init__(self, fresh: bool) -> None:
         self.fresh = fresh

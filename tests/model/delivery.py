@@ -95,7 +95,7 @@ class Delivery(World):
         self.messages = self.log.messages
         self.most = most
         self.must_live = tuple(must_live)
-        """Messages (by number) that must end acked, whatever happens to the others; others may be dead."""
+        """Messages (by number) that must end acked, also if others die."""
         self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(
             self.messages,
             attempts=attempts,

@@ -99,7 +99,7 @@ class Tape:
 
 
 class Untaped(Tape):
-    """Of an operation that is over in one step, whatever it asks."""
+    """The operation ends in one step for all answers."""
 
     def __init__(self) -> None:
         super().__init__((), False, ())
@@ -126,7 +126,7 @@ class World:
         raise NotImplementedError
 
     def key(self, state: State) -> Hashable:
-        """Equal for states that nobody can tell apart from here on."""
+        """Equal for states with the same future."""
         raise NotImplementedError
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:

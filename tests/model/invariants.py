@@ -65,7 +65,7 @@ class Notes(NamedTuple):
 
 
 class Onlooker:
-    """``attempts``: deliveries of a message, at most. ``unblamed``: messages that must never be dead whatever happens to them."""
+    """``attempts``: deliveries of a message, at most. ``unblamed``: messages that must never be dead."""
 
     def __init__(
         self,
@@ -443,7 +443,7 @@ class _Noting:
                 raise Violation(f"{lease} is not extended, though it holds message {at}: {row}")
 
     def sought(self, before: Store) -> _Noting:
-        """A seek: what is being copied to the dead-letter queue is left alone; all else begins anew, or is over."""
+        """A seek: what is being copied to the dead-letter queue is left alone; all else begins again, or is over."""
         book = before.book(self.onlooker.group)
         old = book.view(self.onlooker.messages) if book else (None,) * len(self.view)
         for at, (a, b) in enumerate(zip(old, self.view, strict=True)):
@@ -666,7 +666,7 @@ class _Noting:
             raise Violation(f"message {at} is settled, and no sink has it")
 
     def _in_order(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
-        """Whoever waits comes first, in order; what failed together is apart; unread does not starve."""
+        """Waiting messages come first, in order; what failed together is apart; unread does not starve."""
         then = [self._folded(r) for r in old]
         if self.onlooker.keys:
             self._by_key(then, granted)

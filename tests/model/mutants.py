@@ -85,7 +85,7 @@ FLAKY_LATE = """    write(ctx, batch, lease, rows)
 LEDGER, SOURCE, SETTLING, LETTERS, TRIM, ORDER = "4", "6", "7", "8", "3", "order"
 
 # Not here, for nothing is seen of their absence alone; what stands behind each keeps the promise without it:
-# - a replay is refused once a later batch was leased: what the batch held was settled, or given back, before that. It tells an operator why.
+# - a replay is refused once a later batch was leased: what the batch held was settled, or given back, before that. It gives an operator the reason.
 # - a driver acks no successor's lease: Spark lets it ask for more only once its own sink holds the batch; until then its query is ended.
 # - a replay gives back an innocent on its last attempt: such a one was leased alone, unless the limit was another then (tests/unit/streaming/test_source.py).
 # - a replay does not fold what it takes over: a stream's lease keeps one attempt back, so that nothing in it is past its limit.
@@ -188,7 +188,7 @@ ALL = [
     Mutant(ORDER, "dead messages hold back nothing", band_walk.BandWalk.__init__, "ledger.find((WAITING, BLOCKED))",
            "ledger.find((WAITING, BLOCKED, 'dead'))", "ordered_dead"),
     # -- section 6: the source
-    Mutant(SOURCE, "a replay never leases anew", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
+    Mutant(SOURCE, "a replay never leases again", stream.StreamSource.plan, "if key in self._offered else self.replay(stream, n)", "", "crashes"),
     Mutant(SOURCE, "nor where nothing is left of its batch", stream.StreamSource.plan, "self.replay(stream, n)",
            "(self.replay if self.ledger.current().find(('leased', 'waiting'), ('lease_id', 'starts with', f'{stream}/{n}/')) else self.lease)(stream, n)",
            "crashes"),
@@ -240,7 +240,7 @@ ALL = [
     Mutant(LETTERS, "a race for a redrive is refused", transfer.Transfer._publish, "mark=(transfer_id, 1), ", "", "redriving"),
     Mutant(LETTERS, "each redrive has an id of its own", transfer.Transfer.freeze, 'f"{self.prefix}-{uuid.uuid4().hex}"', '"redrive-1"', "redriving"),
     # -- section 3: trims
-    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(min(floors, default=-1), ", "max(-1, ", "trim_and_seek"),
+    Mutant(TRIM, "a trim waits for every group", retention.trim, "min(trim_floor(counting), ", "max(-1, ", "trim_and_seek"),
     Mutant(TRIM, "a trim is a compare-and-swap of the whole table", retention.trim, "whole_table=True", "whole_table=False", "trim_and_new_group"),
     Mutant(TRIM, "so is making a group", group_ledger.GroupLedger.create_if_missing, "whole_table=True", "whole_table=False", "trim_and_new_group"),
     Mutant(TRIM, "so is a seek", group_ledger.GroupLedger.seek, "whole_table=True", "whole_table=False", "trim_and_seek"),

@@ -23,7 +23,7 @@ DELIVERY = {
     "available_at": None,
     "reason": None,
 }
-"""What is known of a message besides its state, as of one that was never leased."""
+"""What is known of a message apart from its state, as of one that was never leased."""
 
 
 @dataclass

@@ -310,7 +310,7 @@ def immortal_and_unread(large: bool) -> World:
 
 
 def killer_and_crashes(large: bool) -> World:
-    """The same, and drivers die of other things, too: then whoever was alone in such a lease may be dead."""
+    """The same, and drivers die of other causes too: then a message alone in such a lease may be dead."""
     return Delivery(
         [Driver("A", 1, 0, Poison(1, "kill"))],
         Bounds(crashes=2 if large else 1, ticks=1),

@@ -1,6 +1,6 @@
 """The in-memory twin as data: its content is taken out after each step, and put back before the next.
 
-Ledgers are kept once each (:class:`Book`), so that states are small, and equal ones are equal by identity. Whatever product code asks of
+Ledgers are kept once each (:class:`Book`), so that states are small, and equal ones are equal by identity. All that product code asks of
 the twin goes over the tape of the operation that runs.
 """
 
@@ -22,11 +22,11 @@ import spark_mq.operations.acquire
 import spark_mq.parquet.writer
 import spark_mq.storage.update
 import spark_mq.streaming.source
-from spark_mq import GroupSettings, Queue
+from spark_mq import Queue
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
@@ -359,7 +359,7 @@ _ALL = _All()
 
 
 class Ids:
-    """Ids that tell who drew them, the same in each run of an operation."""
+    """Ids that name who drew them, the same in each run of an operation."""
 
     def __init__(self) -> None:
         self.start(0, 0)

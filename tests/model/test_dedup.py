@@ -48,7 +48,7 @@ class State:
     publishers: tuple[Publisher, ...] = tuple(Publisher() for _ in CALLS)
 
     def key(self) -> Any:
-        """Equal for states that nobody can tell apart: names of blocks, and files of the dead, do not count."""
+        """Equal for states with the same future: names of blocks, and files of the dead, do not count."""
         blocks = ids_in(self)[0].load(self.head).blocks
         known = tuple(tuple(sorted(block.ids.items())) for block in blocks)
         procs = tuple((p.step, p.began, p.read == self.head, p.duplicates) for p in self.publishers)

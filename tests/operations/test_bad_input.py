@@ -1,4 +1,4 @@
-"""Whatever is wrong is refused at the door: the error names option, value and fix, and nothing has been changed."""
+"""Bad input is refused at the door: the error names option, value and fix, and nothing has been changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def contents(root: Path | str) -> dict[str, int]:
 
 
 def refused(root: Path | str, kind: type[Exception], call: Callable[[], Any], *told: str) -> Any:
-    """The error of a call that must fail without changing a file; its message tells what it should."""
+    """The error of a call that must fail without changing a file; its message has the expected words."""
     before = contents(root)
     with pytest.raises(kind) as caught:
         call()
@@ -175,11 +175,11 @@ def test_a_half_made_queue_is_finished_by_making_it_again(
         )
         refused(tmp_path, errors.NotAQueue, lambda: Queue.create(tmp_path / "q"), "other settings")
     else:
-        assert Queue.open(tmp_path / "q").settings.group.visibility_timeout == 7_000_000
+        assert Queue.open(tmp_path / "q").settings.group.visibility_timeout == timedelta(seconds=7)
     queue = Queue.create(
         tmp_path / "q", visibility_timeout="7s", exist_ok=died_before.startswith("dead")
     )
-    assert queue.settings.group.visibility_timeout == 7_000_000
+    assert queue.settings.group.visibility_timeout == timedelta(seconds=7)
     queue.publish("a")
     lease(queue).ack()
     queue.dead_letters.publish("b")
@@ -238,7 +238,7 @@ def test_messages_made_anew(queue: Queue) -> None:
     held = again(queue)
     held.stats()
     shutil.rmtree(queue._context.messages.path)
-    MessageTable(queue._context.messages.path).create(queue.settings.to_json())
+    MessageTable(queue._context.messages.path).create(queue._context.settings.to_json())
     refused(queue.path, errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
     with pytest.raises(errors.NotAQueue, match="made again"):
         held.publish("x")
@@ -775,7 +775,7 @@ def test_secrets_of_storage_options_are_never_told(
         ),
     ]
     for call in calls:
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - any error
             call()
         told += [
             repr(caught.value),

@@ -1,4 +1,4 @@
-"""Deduplication: within its window an id is published once, whoever publishes it, and when."""
+"""Deduplication: within its window an id is published once, by any publisher at any time."""
 
 from __future__ import annotations
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from support.handles import again, lease, trim
 
-from spark_mq import ConsumerGroup, GroupSettings, Queue
+from spark_mq import ConsumerGroup, GroupSettings, PurgeResult, Queue, QueueSettings
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
 from spark_mq.testing import ManualClock
 
@@ -39,7 +40,7 @@ def test_settings_are_stored_with_the_group_and_obeyed_by_other_handles_from_the
         settings.visibility_timeout,
         settings.max_in_flight,
         settings.max_delivery_attempts,
-    ) == (300_000_000, 3, 5)
+    ) == (timedelta(minutes=5), 3, 5)
     assert other.group().settings == settings
     taken = other.group().lease("w")
     assert taken is not None
@@ -60,9 +61,11 @@ def test_a_live_lease_keeps_its_deadline_when_the_timeout_changes(
 
 
 def test_what_is_not_changed_stays(queue: Queue) -> None:
+    before = queue.group().settings
     queue.group().configure(retry_delay="3s")
     queue.group().configure(max_in_flight=7)
-    assert queue.group().settings == GroupSettings(retry_delay=3_000_000, max_in_flight=7)
+    after = replace(before, retry_delay=timedelta(seconds=3), max_in_flight=7)
+    assert queue.group().settings == after
     queue.group().configure(max_in_flight=None)
     assert queue.group().settings.max_in_flight is None
 
@@ -183,7 +186,7 @@ def test_a_setting_of_the_queue_is_none_of_a_group(queue: Queue) -> None:
     ):
         with pytest.raises(
             InvalidOption,
-            match=f"{name!r} is a setting of the queue: it is fixed when the queue is made",
+            match=f"{name!r} is a setting of the queue: use queue.configure",
         ) as caught:
             queue.group("new").configure(**{name: "1d"})
         assert caught.value.data["option"] == name
@@ -267,7 +270,7 @@ def test_jitter_lengthens_a_wait_by_its_share_at_most(make: Make, clock: ManualC
         (r.available_at or 0) / 1e6 - clock().timestamp() for r in queue.group()._ledger.current()
     )
     assert 99.9 < due[0] <= due[-1] <= 150.1
-    assert due[-1] - due[0] > 10, "drawn for each settle anew"
+    assert due[-1] - due[0] > 10, "drawn for each settle again"
 
 
 def test_a_delay_given_to_nack_overrides_the_policy_zero_too(
@@ -558,18 +561,64 @@ def test_a_purge_drops_all_that_was_published_for_all_groups_and_fences_leases(
     queue.publish(["a", "b"])
     taken = lease(queue, 1)
     queue.group("other").ensure()
-    assert again(queue).purge(queue.name) == 1
+    assert again(queue).purge(queue.name) == PurgeResult(messages=2, files=1)
     with pytest.raises(LeaseLost, match="skipped"):
         taken.ack()
     assert (queue.group().stats().ready, queue.group("other").stats().skipped) == (0, 2)
     queue.publish(["c"])
     assert held(queue) == [b"c"]
     assert held(queue, "new") == [b"c"], "a new group starts at the horizon"
-    assert queue.purge(queue.name) == 1
+    assert queue.purge(queue.name) == PurgeResult(messages=1, files=1)
 
 
 def test_an_empty_queue_is_purged_too(queue: Queue) -> None:
-    assert queue.purge(queue.name) == 0
+    assert queue.purge(queue.name) == PurgeResult(messages=0, files=0)
+
+
+def test_a_purge_counts_the_messages_that_it_drops_and_no_earlier_ones(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(retention="1h")
+    for number in range(3):
+        queue.publish([f"{number}-{at}" for at in range(4)])
+    lease(queue, 4).ack()
+    clock.advance("2h")
+    assert trim(queue) == 1
+    queue.publish(["last"])
+    assert queue.purge(queue.name) == PurgeResult(messages=9, files=3)
+
+
+# -- durations
+
+
+def test_every_duration_of_the_settings_is_a_timedelta(make: Make) -> None:
+    queue = make(
+        retention="2d", hard_retention="3d", delivery_delay="1s",
+        message_ttl="5d", dedup_window="1h", max_retry_age="6h", retry_delay="250ms",
+    )  # fmt: skip
+    found = {
+        one.name: getattr(settings, one.name)
+        for settings in (queue.settings, queue.settings.group)
+        for one in fields(settings)
+    }
+    shown = {name: value for name, value in found.items() if isinstance(value, timedelta)}
+    assert shown == {
+        "retention": timedelta(days=2), "hard_retention": timedelta(days=3),
+        "history_retention": timedelta(days=30), "delivery_delay": timedelta(seconds=1),
+        "message_ttl": timedelta(days=5), "dedup_window": timedelta(hours=1),
+        "max_retry_age": timedelta(hours=6), "retry_delay": timedelta(milliseconds=250),
+        "visibility_timeout": timedelta(minutes=1), "clock_skew": timedelta(seconds=1),
+        "max_retry_delay": timedelta(minutes=15), "breaker_wait": timedelta(seconds=10),
+        "breaker_max_wait": timedelta(minutes=5),
+    }  # fmt: skip
+    assert isinstance(queue.settings, QueueSettings)
+    assert queue.settings.group == queue.group().settings
+    assert isinstance(queue.group().configure(max_in_flight=1), GroupSettings)
+    assert queue.describe().settings == queue.settings
+    assert queue.group().settings.to_arrow()["retry_delay"].to_pylist() == [
+        timedelta(milliseconds=250)
+    ]
+    assert "0.25s" in queue.group().settings._repr_html_()
 
 
 # -- stats
@@ -582,12 +631,14 @@ def test_stats_tell_the_ages_of_the_oldest_message_and_lease(
     queue.publish(["a"])
     clock.advance("100s")
     queue.publish(["b"])
-    assert queue.group().stats().oldest_unsettled_age == pytest.approx(100, abs=2)
+    age = queue.group().stats().oldest_unsettled_age
+    assert age is not None
+    assert timedelta(seconds=98) <= age <= timedelta(seconds=102)
     taken = lease(queue, 1)
     clock.advance("20s")
     stats = again(queue).group().stats()
-    assert stats.oldest_lease_age == 20
-    assert stats.oldest_unsettled_age == pytest.approx(120, abs=2)
+    assert stats.oldest_lease_age == timedelta(seconds=20)
+    assert stats.oldest_unsettled_age == age + timedelta(seconds=20)
     assert stats.tail_version == queue._context.messages.index().version
     taken.ack()
     assert queue.group().stats().oldest_lease_age is None

@@ -1,21 +1,29 @@
-"""The archive: each ledger commit once, whatever crashes; one message's life; what finished how."""
+"""The archive: each ledger commit once, also after crashes; one message's life; what finished how."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from support.handles import again, archive, archived, history, lease, on_commit
 
 from spark_mq import Message, Queue
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.message_range import range_between
+from spark_mq.ledger.ranges import SETTLED
+from spark_mq.operations.outcomes import show_outcomes
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
 
@@ -27,7 +35,7 @@ class Killed(BaseException):
 
 
 def told(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:
-    """(event, state, outcome, messages) of what the history tells."""
+    """(event, state, outcome, messages) of the history."""
     rows = history(queue, **which).to_pylist()
     return [
         (r["event"], r["state"], r["outcome"], r["message_count"])
@@ -61,6 +69,171 @@ def test_each_commit_tells_what_happened_to_which_messages(queue: Queue) -> None
     assert "freeze dead" in operations, "a commit without events has its line, too"
 
 
+def shown(queue: Queue) -> list[tuple[str, int, int, str | None]]:
+    """(state, messages, deliveries, error) of the ranges of a group, with outcomes as states."""
+    group = queue._context.group("default")
+    ledger, index = group.current(), queue._context.messages.index()
+    below = range_between(index, 0, ledger.head.ack_floor, SETTLED)
+    ranges = [one for one in (below, *ledger) if one is not None]
+    found = sorted(show_outcomes(group, index, ranges), key=lambda r: r.first)
+    return [(r.state, r.message_count, r.delivery_count, r.error) for r in found]
+
+
+def test_the_outcomes_of_settled_ranges_come_from_the_history(queue: Queue) -> None:
+    lived(queue)
+    before = [
+        ("acked", 1, 1, None),
+        ("dead_lettered", 1, 1, "no"),
+        ("waiting", 1, 1, "again"),
+        ("leased", 1, 1, None),
+    ]
+    assert shown(queue) == before
+    queue.sweep()
+    assert shown(again(queue)) == before
+
+
+def test_neighbours_that_ended_alike_are_one_range_across_commits(queue: Queue) -> None:
+    for n in range(3):
+        queue.publish([f"{n}-{at}" for at in range(2)])
+    for _ in range(6):
+        lease(queue, 1).ack()
+    assert shown(queue) == [("acked", 6, 1, None)]
+    queue.group().seek("earliest")
+    lease(queue, 1).ack()
+    assert shown(queue) == [("acked", 1, 1, None)]
+
+
+# -- whose error it was
+
+
+def blamed(queue: Queue, sequence: int) -> list[tuple[str, str | None, str | None, int | None]]:
+    """(event, own error, error of the batch, its size) of a message, for what failed or ended."""
+    return [
+        (e.event, e.error, e.batch_error, e.batch_size)
+        for e in queue.trace(sequence).events
+        if e.event != "leased"
+    ]
+
+
+def test_a_failed_batch_blames_no_single_message(queue: Queue) -> None:
+    s = queue.publish([str(n) for n in range(1_000)]).sequences
+    lease(queue, 1_000).nack(error="ValueError: bad 777", delay=0)
+    lease(queue, 1_000).ack()
+    assert blamed(queue, s[0]) == [
+        ("nacked", None, "ValueError: bad 777", 1_000),
+        ("acked", None, None, None),
+    ]
+    text = str(queue.trace(s[0]))
+    assert "its batch of 1,000 failed: ValueError: bad 777" in text
+    assert text.count("bad 777") == 1, "neither its next lease nor its ack repeats the error"
+    queue.sweep()
+    assert str(again(queue).trace(s[0])) == text
+
+
+def test_a_messages_own_error_is_its_own(queue: Queue) -> None:
+    s = queue.publish(["a", "b"]).sequences
+    taken = lease(queue, 2)
+    taken.nack([s[1]], error="own", delay=0)
+    taken.ack()
+    alone = lease(queue, 1)
+    alone.nack(error="alone", delay=0)
+    lease(queue, 1).reject(error="never")
+    assert blamed(queue, s[0]) == [("acked", None, None, None)]
+    assert blamed(queue, s[1]) == [
+        ("nacked", "own", None, None),
+        ("nacked", "alone", None, None),
+        ("rejected", "never", None, None),
+    ]
+    queue.sweep()
+    assert blamed(queue, s[1])[-2:] == [
+        ("rejected", "never", None, None),
+        ("routed", None, None, None),
+    ]
+
+
+def test_the_last_failure_of_a_batch_blames_it_too(queue: Queue, clock: ManualClock) -> None:
+    s = queue.publish([str(n) for n in range(6)]).sequences
+    first = lease(queue, 3)
+    lease(queue, 2)
+    lease(queue, 1)
+    queue.group().configure(max_delivery_attempts=1)  # else last attempts would be alone
+    first.nack(error="bad")
+    clock.advance("1h")
+    queue.group().expire()
+    assert blamed(queue, s[0]) == [("nacked", None, "bad", 3)]
+    ((event, own, of_batch, size),) = blamed(queue, s[3])
+    assert (event, own, size) == ("lease_expired", None, 2)
+    assert of_batch is not None
+    assert of_batch.endswith("expired")
+    ((event, own, of_batch, size),) = blamed(queue, s[5])
+    assert (event, of_batch, size) == ("lease_expired", None, None), "it was alone"
+    assert own is not None
+
+
+@pytest.mark.parametrize("on_error", ["nack", "reject"])
+def test_a_handler_that_fails_blames_its_whole_lease(queue: Queue, on_error: str) -> None:
+    s = queue.publish(["a", "b"]).sequences
+
+    def fail(_: Any) -> None:
+        raise ValueError("bad")
+
+    queue.group().work(fail, max_messages=2, on_error=on_error, until_empty=True)
+    assert blamed(queue, s[1]) == [(f"{on_error}ed", None, "ValueError: bad", 2)]
+
+
+def test_a_second_failure_with_the_same_text_shows_again(queue: Queue) -> None:
+    (s,) = queue.publish(["a"]).sequences
+    for _ in range(2):
+        lease(queue, 1).nack(error="same", delay=0)
+    assert blamed(queue, s) == [("nacked", "same", None, None)] * 2
+
+
+def test_history_of_an_older_version_still_reads_and_gets_the_column(delta_queue: Make) -> None:
+    queue = delta_queue()
+    s = queue.publish(["a", "b"]).sequences
+    lease(queue, 2).nack(error="bad", delay=0)
+    archive(queue)
+    path = Path(queue.path, "history")
+    assert blamed(queue, s[0]) == [("nacked", None, "bad", 2)]
+    _as_older_version(path)
+    assert blamed(again(queue), s[0]) == [("nacked", "bad", None, None)]
+    held = lease(again(queue), 2)
+    held.nack(error="worse", delay=0)
+    archive(again(queue))
+    assert "batch_size" in {field.name for field in DeltaTable(path).schema().fields}
+    sizes = DeltaTable(path).to_pyarrow_table(columns=["event", "batch_size"]).to_pylist()
+    assert sorted(str(r["batch_size"]) for r in sizes if r["event"] == "nacked") == ["2", "None"]
+    assert blamed(again(queue), s[0]) == [
+        ("nacked", "bad", None, None),
+        ("nacked", None, "worse", 2),
+    ]
+
+
+def _as_older_version(path: Path) -> None:
+    """Take the column out of the table, as a version that did not know it left the table."""
+    for file in path.rglob("*.parquet"):
+        rows = pq.ParquetFile(file).read()
+        pq.write_table(rows.drop_columns(["batch_size"]), file)
+    for file in (path / "_delta_log").glob("*.json"):
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        for action in actions:
+            if "metaData" in action:
+                schema = json.loads(action["metaData"]["schemaString"])
+                schema["fields"] = [f for f in schema["fields"] if f["name"] != "batch_size"]
+                action["metaData"]["schemaString"] = json.dumps(schema)
+            if "add" in action:
+                action["add"]["size"] = (path / action["add"]["path"]).stat().st_size
+        file.write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+def test_what_lay_before_a_group_has_no_outcome(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    lease(queue, 2).ack()
+    queue.drop_group("default")
+    queue.group(start="latest").ensure()
+    assert shown(queue) == [("settled", 2, 0, None)]
+
+
 def test_what_is_archived_and_what_is_not_yet_is_told_alike(delta_queue: Make) -> None:
     queue = delta_queue()
     s = queue.publish([str(n) for n in range(3)]).sequences
@@ -73,6 +246,66 @@ def test_what_is_archived_and_what_is_not_yet_is_told_alike(delta_queue: Make) -
     assert archive(again(queue)) == 1
     assert archive(queue) == 0
     assert len(told(queue)) == len(before) + 1
+
+
+def test_some_columns_are_those_of_the_whole_history(queue: Queue) -> None:
+    taken = lease(lived(queue), 1, group="other")
+    archive(queue)
+    taken.ack()
+    names = ["event", "message_count", "committed_at"]
+    whole, start = history(queue), queue._context.now() - 3_600_000_000
+    assert history(queue, columns=names) == whole.select(names)
+    assert history(queue, columns=names, since=start) == whole.select(names)
+    assert history(queue, columns=names, group="other").num_rows == (
+        history(queue, group="other").num_rows
+    )
+
+
+def test_a_second_look_reads_only_the_commits_since_the_first(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    taken = lease(queue, 2)
+    before, looking = history(queue), again(queue)
+    assert history(looking) == before
+    taken.ack()
+    opened: list[str] = []
+    real = ObjectStore.read
+
+    def counted(store: ObjectStore, path: str) -> bytes:
+        opened.append(path)
+        return real(store, path)
+
+    monkeypatch.setattr(ObjectStore, "read", counted)
+    assert history(looking).num_rows == before.num_rows + 1
+    assert sum(path.endswith(".parquet") for path in opened) == 1
+
+
+def test_files_of_the_archive_that_are_too_old_are_not_read(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = delta_queue()
+    queue.publish(["a", "b"])
+    lease(queue, 1).ack()
+    archive(queue)
+    lease(queue, 1).ack()
+    archive(queue)
+    rows = history(queue)
+    at = pc.max(rows["committed_at"].cast(pa.int64())).as_py()
+    expected = rows.filter(pc.greater_equal(rows["committed_at"].cast(pa.int64()), at))
+    opened: list[str] = []
+    real = ObjectStore.read_parquet
+
+    def counted(store: ObjectStore, path: str, schema: pa.Schema) -> pa.Table:
+        opened.append(path)
+        return real(store, path, schema)
+
+    monkeypatch.setattr(ObjectStore, "read_parquet", counted)
+    assert history(queue, since=at) == expected
+    assert 0 < expected.num_rows < rows.num_rows
+    assert len(opened) == 1
+    assert history(queue) == rows
 
 
 def test_a_group_or_a_message_has_its_own_history(queue: Queue) -> None:
@@ -256,10 +489,28 @@ def test_a_message_has_its_whole_life_told(queue: Queue, clock: ManualClock) -> 
         ("rejected", "dead", None, "w", 1),
         ("routed", "settled", "dead_lettered", None, 1),
     ]
-    assert trace.events[-1].error == "no"
+    assert [e.error for e in trace.events] == [None, "no", None], "each error shows once"
     printed = str(trace)
     for part in ("id-1", "leased", "rejected -> dead", "by w", "error: no", "reason: rejected"):
         assert part in printed
+
+
+def test_each_trace_knows_who_is_paused_now(queue: Queue) -> None:
+    (sequence,) = queue.publish(["a"]).sequences
+    groups = [queue.group(name) for name in ("one", "two")]
+    for group in groups:
+        taken = group.lease("w")
+        assert taken
+        taken.nack(delay=0)
+    assert queue.trace(sequence).blocked == ()
+    groups[1].pause("broken")
+    ((name, why),) = queue.trace(sequence).blocked
+    assert (name, "broken" in why) == ("two", True)
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["two"]
+    groups[0].pause()
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["one", "two"]
+    groups[1].resume()
+    assert [name for name, _ in queue.trace(sequence).blocked] == ["one"]
 
 
 def test_a_message_nobody_has_read_yet_has_only_been_published(queue: Queue) -> None:

@@ -80,6 +80,34 @@ def leased(queue: Queue) -> Any:
     return lease(queue, 1)
 
 
+def published_to_group(queue: Queue) -> int:
+    queue.group().ensure()
+    return queue.publish(["a", "b"]).sequences[0]
+
+
+def worked_by_message(queue: Queue) -> None:
+    queue.group().work(lambda _: None, each="message", threads=2, until_empty=True)
+
+
+def published_one_by_one(queue: Queue) -> None:
+    with queue.publisher() as publisher:
+        publisher.publish("a").result(30)
+
+
+def paused_and_resumed(queue: Queue) -> None:
+    queue.group().pause("a deployment")
+    queue.group().resume()
+
+
+def dead(queue: Queue) -> None:
+    leased(queue).reject()
+
+
+def routed(queue: Queue) -> None:
+    dead(queue)
+    queue.sweep()
+
+
 CALLS: dict[str, tuple[Callable[[Queue], Any], Callable[[Queue, Any], Any]]] = {
     "publish": (lambda queue: None, lambda queue, _: published(queue)),
     "lease": (published, lambda queue, _: lease(queue, 1)),
@@ -94,6 +122,15 @@ CALLS: dict[str, tuple[Callable[[Queue], Any], Callable[[Queue, Any], Any]]] = {
     "seek": (published, lambda queue, _: queue.group().seek("earliest")),
     "expire": (leased, lambda queue, _: queue.group().expire()),
     "work": (published, lambda queue, _: queue.group().work(lambda _: None, until_empty=True)),
+    "work by message": (published, lambda queue, _: worked_by_message(queue)),
+    "publisher": (lambda queue: None, lambda queue, _: published_one_by_one(queue)),
+    "pause": (published, lambda queue, _: paused_and_resumed(queue)),
+    "discard": (published_to_group, lambda queue, sequence: queue.group().discard(sequence)),
+    "dead letter": (published_to_group, lambda queue, at: queue.group().dead_letter(at)),
+    "peek": (leased, lambda queue, _: (queue.group().peek(5), queue.group().leases())),
+    "trace": (leased, lambda queue, taken: queue.trace(taken.messages[0].sequence)),
+    "sweep": (dead, lambda queue, _: queue.sweep()),
+    "redrive": (routed, lambda queue, _: queue.redrive()),
 }
 
 
@@ -142,7 +179,7 @@ def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line
         given = prepare(queue)
         seen.run(functools.partial(act, queue, given))
     lines = [line for number, line in enumerate(seen.lines) if chosen(number, line)]
-    assert len(lines) > 10
+    assert len(seen.lines) > 100
     for line in lines:
         given = prepare(queue)
         interrupter = Interrupter(line)
@@ -170,14 +207,24 @@ SHARED = ("util/call_batcher.py", "util/fair_lock.py", "operations/shared_ledger
 SOME = [("publish", 1), ("read", 1), ("lease", 7), ("ack", 7)]
 """Calls, and which of those lines make test interrupts."""
 
+SPARSE = {"sweep": 320, "trace": 320, "redrive": 320}
+"""Long calls, and which of their other lines make test-all interrupts. Of the others each 32nd."""
+
 
 @pytest.mark.parametrize(
     ("call", "step"),
-    [*SOME, *(slow(call, 1) for call in CALLS if call not in ("publish", "read"))],
+    [
+        *SOME,
+        *(
+            slow(call, 8 if call in SPARSE else 1)
+            for call in CALLS
+            if call not in ("publish", "read")
+        ),
+    ],
 )
 def test_an_interrupt_leaves_a_handle_that_works(tmp_path: Path, call: str, step: int) -> None:
     def chosen(number: int, line: Line) -> bool:
-        return number % (step if line[0] in SHARED else 32) == 0
+        return number % (step if line[0] in SHARED else SPARSE.get(call, 32)) == 0
 
     interrupt(call, on_delta(tmp_path), chosen)
 
@@ -257,7 +304,7 @@ def test_a_process_may_go_on_after_a_block_that_sigterm_ended(
 
 
 def test_a_thread_that_waits_is_let_go_by_an_interrupted_leader() -> None:
-    """Whoever leads a batch is interrupted; the others' calls are run by one of them."""
+    """The leader of a batch is interrupted; one of the others runs their calls."""
     began, interrupt, runs = threading.Event(), threading.Event(), list[list[int]]()
 
     def run(items: Any) -> list[int]:

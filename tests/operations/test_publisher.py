@@ -1,4 +1,4 @@
-"""The buffered publisher: when it commits, that it loses nothing, and how errors reach whoever handed a message in."""
+"""The buffered publisher: when it commits, that it loses nothing, and how errors reach the caller."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def found(queue: Queue) -> dict[int, bytes]:
 
 
 class Gate:
-    """Holds commits back until it is opened; tells when one has arrived."""
+    """Holds commits back until it is opened; counts those that have arrived."""
 
     def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.arrived, real = (
@@ -285,7 +285,7 @@ def test_a_commit_that_fails_for_a_moment_is_tried_again(
 def test_a_commit_whose_reply_was_lost_is_not_repeated(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lost so thoroughly that the log could not look whether it had landed: its number tells."""
+    """Lost so thoroughly that the log could not look whether it had landed: its number shows it."""
     queue = delta_queue()
     real = queue._context.messages.commit
 

@@ -162,7 +162,7 @@ def test_what_settles_did_is_recorded_with_a_change_of_settings(
     assert changed.result(30).max_in_flight == 7
     (commit,) = queue._context.ledgers.commits(before + 1, version(queue))
     assert commit.operation == "ack+configure"
-    assert events_of(commit.rows)["event"].to_pylist() == ["acked"]
+    assert events_of(commit.events)["event"].to_pylist() == ["acked"]
     assert (again(queue).group().settings.max_in_flight, again(queue).group().stats().acked) == (
         7,
         1,

@@ -217,7 +217,7 @@ def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: Man
         instant = next_due_at(
             group._ledger.current(),
             queue._context.messages.index(),
-            group.settings,
+            group._ledger.settings(),
             queue._context.now(),
         )
         return None if instant is None else round((instant - queue._context.now()) / 1e6, 3)

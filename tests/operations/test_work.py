@@ -40,7 +40,7 @@ def test_what_a_handler_leaves_is_acked_when_it_returns(queue: Queue) -> None:
         queue, lambda taken: seen.extend(m.value for m in taken.messages), max_messages=4
     )
     assert seen == [str(n).encode() for n in range(10)]
-    assert summary == WorkSummary(leases=3, failed=0, settled=10)
+    assert summary == WorkSummary(leases=3, failed=0, settled=10, acked=10)
     assert counts(queue) == {"acked": 10}
 
 
@@ -53,7 +53,8 @@ def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(
     def fail(_: Lease) -> None:
         raise ValueError("boom " + "x" * 5_000)
 
-    summary = WorkSummary(leases=1, failed=1, settled=2, **{f"{on_error}ed": 2})
+    settled = 2 if on_error == "reject" else 0
+    summary = WorkSummary(leases=1, failed=1, settled=settled, **{f"{on_error}ed": 2})
     assert drain(queue, fail, max_messages=2, on_error=on_error) == summary
     assert counts(queue) == left
     errors = {r.error for r in queue.group()._ledger.current()}
@@ -121,7 +122,8 @@ def test_what_the_handler_settled_itself_stands(queue: Queue) -> None:
         taken.ack([receipt.sequences[1]])
         raise ValueError("the rest")
 
-    assert drain(queue, handle, max_messages=4).settled == 2
+    summary = drain(queue, handle, max_messages=4)
+    assert (summary.settled, summary.nacked) == (0, 2), "the loop gave back the rest"
     assert counts(queue) == {"dead": 1, "acked": 1, "delayed": 2}
 
 
@@ -278,7 +280,7 @@ def test_the_lease_is_extended_while_its_handler_runs(tmp_path: Path) -> None:
         until(lambda: queue._context.clock() > first and taken.expires_at > queue._context.clock())
         assert again(queue).group().lease("other") is None
 
-    assert drain(queue, handle) == WorkSummary(leases=1, failed=0, settled=1)
+    assert drain(queue, handle) == WorkSummary(leases=1, failed=0, settled=1, acked=1)
 
 
 def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
@@ -302,7 +304,9 @@ def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish
     def handle(_: Lease) -> None:
         stop.set()
 
-    assert queue.group().work(handle, stop=stop) == WorkSummary(leases=1, failed=0, settled=1)
+    assert queue.group().work(handle, stop=stop) == WorkSummary(
+        leases=1, failed=0, settled=1, acked=1
+    )
     assert counts(queue) == {"acked": 1, "ready": 1}
 
 

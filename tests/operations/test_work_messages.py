@@ -144,6 +144,16 @@ def test_no_more_is_held_than_max_messages(queue: Queue) -> None:
 # -- what a handler decides
 
 
+def test_a_summary_counts_ends_apart_from_what_was_given_back(queue: Queue) -> None:
+    queue.publish(["ack", "ack too", "reject", "retry", "snooze"])
+    verdicts = {b"reject": Reject("bad"), b"retry": Retry(delay="1h"), b"snooze": Snooze("1h")}
+    summary = drain(queue, lambda message: verdicts.get(message.value))
+    assert (summary.acked, summary.rejected, summary.nacked, summary.released) == (2, 1, 1, 1)
+    assert summary.settled == 3
+    stats = queue.group().stats()
+    assert (stats.acked, stats.dead, stats.delayed) == (2, 1, 2)
+
+
 def test_a_failure_blames_its_message_alone(queue: Queue) -> None:
     bad = queue.publish([str(n) for n in range(10)]).sequences[7]
 

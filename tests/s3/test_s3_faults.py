@@ -123,7 +123,7 @@ def test_credentials_may_come_from_the_environment(
 
 
 def test_a_refused_secret_is_in_no_error(s3: dict[str, str], path: str) -> None:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 (whatever delta-rs makes of it)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (delta-rs has several errors)
         Queue.open(
             path,
             storage_options={

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from support.checker import check_queue
 from support.faulty_s3 import AFTER, BEFORE, RESET, SLOW, FaultyS3
 from support.harness import Stream, finish, make_queue, numbered, start, values
 
 from spark_mq import Queue, errors
+from spark_mq.spark import register
 
 pytestmark = pytest.mark.spark
 
@@ -108,6 +110,40 @@ def test_executors_write_and_read_there_and_batches_are_settled(
     assert not [path for path in written if secret in path.read_bytes()], (
         "no secret is in a checkpoint"
     )
+
+
+def test_the_table_functions_take_storage_options_from_the_session(
+    spark: Any, queue: Queue, capfd: pytest.CaptureFixture[str]
+) -> None:
+    register(spark)
+    published = queue.publish(numbered(3))
+    lease = queue.group("g").lease("worker-1", max_messages=2)
+    assert lease
+    options = queue._context.storage_options
+    query = f"SELECT * FROM spark_mq_%s('{queue.path}'%s)"
+    names = {f"spark.spark_mq.storageOptions.{name}": value for name, value in options.items()}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    try:
+        (stats,) = spark.sql(query % ("stats", "")).collect()
+        assert (stats.consumer_group, stats.ready, stats.in_flight) == ("g", 1, 2)
+        (held,) = spark.sql(query % ("leases", "")).collect()
+        assert (held.lease_id, held.worker_id) == (lease.lease_id, "worker-1")
+        events = spark.sql(query % ("trace", f", {published.sequences[0]}"))
+        assert [row.event for row in events.collect()] == ["leased"]
+        events.explain(extended=True)
+        history = spark.sql(query % ("history", ""))
+        assert [row.message_count for row in history.collect()] == [2]
+        history.explain(mode="formatted")
+    finally:
+        for name in names:
+            spark.conf.unset(name)
+    plans = capfd.readouterr().out
+    assert "spark_mq_trace" in plans
+    assert options["AWS_SECRET_ACCESS_KEY"] not in plans
+    with pytest.raises(PySparkException) as failed:
+        spark.sql(query % ("stats", "")).collect()
+    assert options["AWS_SECRET_ACCESS_KEY"] not in str(failed.value)
 
 
 def test_a_stream_moves_messages_from_one_queue_there_to_another(
@@ -227,7 +263,7 @@ def test_a_store_that_refuses_is_told_without_the_secret(spark: Any, queue: Queu
         "storageOptions.AWS_SECRET_ACCESS_KEY": "hunter2",
     }
     options["storageOptions.max_retries"] = "0"
-    with pytest.raises(Exception) as caught:  # noqa: PT011 (whatever Spark makes of it)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (Spark has several errors)
         spark.read.format("spark_mq").options(**options).load(queue.path).count()
     assert "127.0.0.1:1" in str(caught.value)
     assert "hunter2" not in str(caught.value)

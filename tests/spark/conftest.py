@@ -17,7 +17,7 @@ __all__ = ["no_query_survives", "queue", "spark", "stream"]
 
 @pytest.fixture(autouse=True)
 def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test left running is stopped, and what it froze is let go."""
+    """Stop what a test left running, and let go what it froze."""
     yield
     for frozen in Freezer.all:
         frozen.release.set()

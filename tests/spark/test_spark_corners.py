@@ -1,4 +1,4 @@
-"""What people do with streaming queries besides letting them run: copies, unions, state, other options after a restart."""
+"""Other uses of streaming queries: copies, unions, state, other options after a restart."""
 
 from __future__ import annotations
 
@@ -140,9 +140,7 @@ def test_other_limits_after_a_restart_leave_the_batch_that_is_replayed_as_it_was
     after = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="1", maxBytesPerTrigger="1k", minPartitions="3",
                    visibilityTimeout="7m", workerId="another")  # fmt: skip
     after.settle_with(process)
-    assert batches[:2] == [numbered(4), numbered(4)], (
-        "the same messages, whatever the limits are now"
-    )
+    assert batches[:2] == [numbered(4), numbered(4)], "the same messages, also under other limits"
     assert all(len(batch) == 1 for batch in batches[2:])
     assert sorted(value for batch in batches[1:] for value in batch) == numbered(10)
     assert after.group.stats().acked == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,9 @@ def test_a_stream_is_seen_by_its_listener_and_in_its_spans(
         spark.streams.removeListener(listener)
     first = seen[0]
     assert (first.queue, first.group, first.ready) == (queue.path, "g", 5)
-    assert first.batch_seconds > 0
+    assert first.oldest_unsettled_age is not None
+    assert first.oldest_unsettled_age > timedelta(0)
+    assert first.batch_duration > timedelta(0)
     assert gauges(sdk.reader)["spark_mq.messages", "dead"] == 0
     assert ("spark_mq.messages", "ready") in gauges(sdk.reader)
     names = [span.name for span in sdk.spans()]
@@ -96,7 +99,7 @@ def test_a_source_of_several_queues_reports_each_and_others_are_left_out() -> No
     several = json.dumps({"/q/a": stats("/q/a"), "/q/b": stats("/q/b"), "/q/c": {}})
     listener.onQueryProgress(event(several, "17", "not json", None, json.dumps({"0": 12})))
     assert sorted(listener.latest) == [("/q/a", "g"), ("/q/b", "g")]
-    assert listener.latest["/q/a", "g"].batch_seconds == 0.25
+    assert listener.latest["/q/a", "g"].batch_duration == timedelta(milliseconds=250)
 
 
 def test_an_error_of_the_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:

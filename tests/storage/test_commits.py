@@ -33,7 +33,7 @@ ALL = Keep(0, 0)
 
 
 class Killed(BaseException):
-    """Ends a process, for all that the code can tell."""
+    """Ends a process as far as the code can see."""
 
 
 @pytest.fixture

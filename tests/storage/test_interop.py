@@ -521,7 +521,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
     )
     taken.ack()
     assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], (
-        "and all for whoever had read it before"
+        "and all for a reader that had read it before"
     )
     calls: list[Callable[[], object]] = [
         lambda: worker.group("w").lease("w"),
@@ -773,7 +773,7 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
     )
     assert drain(fresh, "sound") == [b"c"]
     fresh.drop_group("broken")
-    assert drain(fresh, "broken") == [b"a", b"b", b"c"], "it begins anew"
+    assert drain(fresh, "broken") == [b"a", b"b", b"c"], "it begins again"
     fresh.sweep()
 
 
@@ -839,7 +839,7 @@ def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage
         again(queue).stats()
 
 
-# -- tables made anew, and tables with features
+# -- tables made again, and tables with features
 
 
 def test_the_archive_or_the_index_deleted_is_made_anew(queue: Queue) -> None:

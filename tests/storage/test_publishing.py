@@ -13,8 +13,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.handles import again, lease, on_commit
 
-from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
+from spark_mq import Message, PublishReceipt, Queue, errors
 from spark_mq.errors import DuplicatePublish
+from spark_mq.ledger.settings import QueueSettings
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.testing import ManualClock
 
@@ -265,17 +266,17 @@ def test_a_queue_drops_what_was_not_leased_within_its_ttl(make: Make, clock: Man
 def test_the_defaults_are_kept_with_the_queue(delta_queue: Make, clock: ManualClock) -> None:
     queue = again(delta_queue(delivery_delay="1m", message_ttl="1h"))
     assert (queue.settings.delivery_delay, queue.settings.message_ttl) == (
-        60_000_000,
-        3_600_000_000,
+        timedelta(minutes=1),
+        timedelta(hours=1),
     )
-    assert queue.settings.default_times(5) == {
+    assert queue._context.settings.default_times(5) == {
         "deliver_at": 60_000_005,
         "expires_at": 3_600_000_005,
     }
 
 
 def test_a_queue_made_before_there_were_such_defaults_opens_without(delta_queue: Make) -> None:
-    told = json.loads(delta_queue(durable=True).settings.to_json())
+    told = json.loads(delta_queue(durable=True)._context.settings.to_json())
     for name in ("delivery_delay", "message_ttl", "hard_retention"):
         del told[name]
     assert QueueSettings.from_json(json.dumps(told)) == QueueSettings()

@@ -594,7 +594,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
 def test_a_swap_of_the_whole_table_gets_its_turn_beside_busy_groups(
     queue: Queue, machines: Any
 ) -> None:
-    """It is refused after any commit whatever; of 3 processes that commit without a pause there always is one."""
+    """It is refused after any commit; of 3 processes that commit without a pause there always is one."""
     queue.publish([str(n) for n in range(100)])
     queue.group("g").ensure()
     with multiprocessing.get_context("spawn").Manager() as manager:

@@ -43,7 +43,7 @@ class Findings:
 
 @dataclass
 class Life:
-    """One message in one group, as its events tell it."""
+    """One message in one group, from its events."""
 
     holder: str | None = None
     expired: str | None = None

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster of processes on this machine: a master, two workers, and whatever executors they start.
+"""A Spark standalone cluster of processes on this machine: a master, two workers, and the executors that they start.
 
 The two workers have different names for the one machine: Spark never runs two attempts of a task on one host, so with one name it
 would not speculate.

@@ -1,7 +1,7 @@
 """Dying at a given step: the places where a queue's code writes, wrapped from outside, and what to do there, operation by operation.
 
 Nothing in spark_mq knows of this. Every write goes through one of the functions in :func:`watch`; in the process that is to die they count,
-before and after, and at the chosen count the process kills itself with SIGKILL. Run with no count chosen, it tells the names of the points.
+before and after, and at the chosen count the process kills itself with SIGKILL. Run with no count chosen, it reports the names of the points.
 """
 
 from __future__ import annotations
@@ -411,7 +411,7 @@ CASES = [
 
 
 def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:
-    """Runs a case by its name (None: the creation of a queue) and dies at a point; else tells the names of all points and ends."""
+    """Runs a case by its name (None: the creation of a queue) and dies at a point; else reports the names of all points and ends."""
     points = Points(die_at)
     watch(points)
     points.around(Driver, "write", lambda _, what: f"checkpoint's {what}")

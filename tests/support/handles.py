@@ -127,7 +127,7 @@ def expire(queue: Queue) -> int:
 
 
 def trim(queue: Queue) -> int:
-    return retention.trim(queue._context)
+    return retention.trim(queue._context).files
 
 
 def index_commits(queue: Queue) -> int:

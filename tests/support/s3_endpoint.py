@@ -98,7 +98,7 @@ class Relay(BaseHTTPRequestHandler):
             "Content-Length",
             headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data)),
         )
-        with contextlib.suppress(OSError):  # whoever asked may have given up
+        with contextlib.suppress(OSError):  # the client may have given up
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(data)
@@ -113,7 +113,7 @@ class Relay(BaseHTTPRequestHandler):
 
 
 def relay(handler: type[Relay], endpoint: str) -> ThreadingHTTPServer:
-    """A proxy in front of an endpoint. Prints its address, for whoever has started this program."""
+    """A proxy in front of an endpoint. Prints its address for the program that has started it."""
     handler.target = urlsplit(endpoint)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True

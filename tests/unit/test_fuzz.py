@@ -1,4 +1,4 @@
-"""Whatever comes in from outside is either understood or refused by an error of spark_mq's own: never another one, never a hang."""
+"""Input from outside is understood or refused by an error of spark_mq: never another error, never a hang."""
 
 from __future__ import annotations
 

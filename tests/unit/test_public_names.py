@@ -27,7 +27,7 @@ def test_a_queue_shows_its_public_members() -> None:
     assert public(memory_queue()) == {
         "create", "dead_letters", "drop_group", "finished", "group", "groups", "horizon", "last_producer_sequence", "name", "open",
         "path", "publish", "publisher", "purge", "recover", "redrive", "rehome", "settings", "stats", "sweep", "trace",
-        "blockers", "describe", "drop", "find", "find_all", "health", "changes", "dead_letter_reasons", "list_dead_letters", "locate", "newest_dead_letters", "peek", "sweep_state", "throughput",
+        "blockers", "configure", "describe", "drop", "drop_at", "find", "find_all", "health", "changes", "dead_letter_reasons", "list_dead_letters", "locate", "newest_dead_letters", "peek", "sweep_state", "throughput",
     }  # fmt: skip
 
 

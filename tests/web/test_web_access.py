@@ -204,6 +204,68 @@ def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -
     assert missing.status_code == 400
 
 
+def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
+    client, group = visit(allow_changes=True), queue.group("billing")
+    assert "do=seek" in client.get("/group/orders", params={"group": "billing"}).text
+    asked = client.get("/change/orders", params={"do": "seek", "group": "billing"}).text
+    assert 'name="to"' in asked
+    assert "csrf" not in asked
+    before = group.stats()
+    query = {"do": "seek", "group": "billing", "to": "latest"}
+    text = client.get("/change/orders", params=query).text
+    expected = group.preview_seek("latest")
+    assert expected.skipped > 0
+    assert f"<dt>Skipped</dt><dd>{expected.skipped}</dd>" in text
+    assert f"<dt>Fenced leases</dt><dd>{expected.fenced_leases}</dd>" in text
+    assert (group.stats().ready, group.stats().in_flight) == (before.ready, before.in_flight)
+    form = form_of(client, **query)
+    assert client.post("/change/orders", data={**form, "csrf": "x"}).status_code == 403
+    assert group.stats().in_flight == before.in_flight
+    assert client.post("/change/orders", data=form).status_code == 303
+    assert group.stats().skipped == expected.skipped
+    assert ("seek", "alice") in who(queue)
+
+
+@pytest.mark.parametrize("to", ["yesterday", "-1", "2026-01-31T12:00:00"])
+def test_a_position_that_is_none_is_refused(visit: Visit, queue: Queue, to: str) -> None:
+    query = {"do": "seek", "group": "billing", "to": to}
+    answer = visit(allow_changes=True).get("/change/orders", params=query)
+    assert answer.status_code == 400
+    assert "an instant with a zone" in answer.text
+
+
+def test_a_setting_is_changed_after_a_look_at_it(visit: Visit, queue: Queue) -> None:
+    client, group = visit(allow_changes=True), queue.group("billing")
+    asked = client.get("/change/orders", params={"do": "configure", "group": "billing"}).text
+    assert '<option value="retry_delay">' in asked
+    query = {"do": "configure", "group": "billing", "setting": "max_in_flight", "value": "70"}
+    text = client.get("/change/orders", params=query).text
+    assert "<dt>max_in_flight then</dt><dd>70</dd>" in text
+    assert group.settings.max_in_flight != 70
+    assert client.post("/change/orders", data=form_of(client, **query)).status_code == 303
+    assert group.settings.max_in_flight == 70
+    assert ("configure", "alice") in who(queue)
+    query["value"] = "none"
+    client.post("/change/orders", data=form_of(client, **query))
+    assert group.settings.max_in_flight is None
+    for wrong, named in (({"value": "many"}, "max_in_flight"), ({"setting": "color"}, "color")):
+        answer = client.get("/change/orders", params={**query, **wrong})
+        assert answer.status_code == 400
+        assert named in answer.text
+
+
+def test_a_move_or_a_setting_of_no_group_is_refused(visit: Visit, queue: Queue) -> None:
+    client = visit(allow_changes=True)
+    for do in ("seek", "configure"):
+        answer = client.get("/change/orders", params={"do": do, "group": "nobody"})
+        assert answer.status_code == 404
+    assert "nobody" not in queue.groups()
+    read_only = visit()
+    for do in ("seek", "configure"):
+        query = {"do": do, "group": "billing", "to": "latest"}
+        assert read_only.get("/change/orders", params=query).status_code == 403
+
+
 def test_a_sweep_and_an_unblock_are_offered(visit: Visit, queue: Queue) -> None:
     client = visit(allow_changes=True)
     client.post("/change/orders", data=form_of(client, do="sweep"))

@@ -370,11 +370,11 @@ def test_a_queue_is_found_at_once_after_it_was_created(queue: Queue) -> None:
 def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue) -> None:
     client = visit()
     assert get(client, "/queue/orders")
-    Queue.drop(queue.path, "orders")
+    Queue.drop_at(queue.path, "orders")
     Queue.create(queue.path, durable=False).publish("new")
     assert "No message waits" in get(client, "/queue/orders").text
     assert "new" in get(client, "/messages/orders").text
-    Queue.drop(queue.path, "orders")
+    Queue.drop_at(queue.path, "orders")
     Queue.create(queue.path, durable=False).publish("newer")
     client.get("/messages/orders")
     assert "newer" in get(client, "/messages/orders").text

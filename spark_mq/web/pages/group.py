@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any, Final
 
 from spark_mq.inspect import STATE_NAMES
-from spark_mq.ledger.settings import DURATION_SETTINGS
 from spark_mq.ledger.stats import GroupStats
-from spark_mq.util.clock import SECOND
-from spark_mq.util.show import show_age
+from spark_mq.util.markup import Child, Html, el, join
+from spark_mq.util.show import show_age, show_duration
 from spark_mq.web.charts import state_bar
-from spark_mq.web.html import Child, Html, el, join
 from spark_mq.web.layout import button, count, facts, href, lazy, page, table, when
 from spark_mq.web.pages.queue import charts, lag_of, states_of
 from spark_mq.web.view import View
 
-__all__ = ["group_page"]
+__all__ = ["group_page", "show_setting"]
 
 MAX_LEASES: Final = 50
 
@@ -37,7 +36,7 @@ def group_page(view: View) -> Html:
         el("h2", "Slowest and most failing messages of the last day"),
         lazy(href("group", view.name, group=name, part="notable"), text="Reading the history…"),
         el("h2", "Settings"),
-        facts((key, _setting(key, value)) for key, value in asdict(group.settings).items()),
+        facts((key, show_setting(value)) for key, value in asdict(group.settings).items()),
         queue=view.name,
         view="queue",
     )
@@ -79,7 +78,7 @@ def _buttons(view: View, name: str, stats: GroupStats) -> Child:
     if not view.allow_changes:
         return None
     paused = bool(stats.blocked_because) and not stats.blocked
-    names = ["resume" if paused else "pause"]
+    names = ["resume" if paused else "pause", "seek", "configure"]
     names += [f"unblock-{to}" for to in ("retry", "dead_letter", "drop")] if stats.blocked else []
     links = [
         button(do.replace("-", ": ").replace("_", "-").capitalize(),
@@ -149,7 +148,7 @@ def _notable(view: View) -> Html:
     for title, found in (("Slowest", group.slowest(5)), ("Most failing", group.most_failing(5))):
         rows: list[list[Child]] = [
             [el("a", str(one.first), href=href("message", view.name, sequence=one.first)),
-             one.messages, show_age(one.seconds), one.delivery_count, one.failure_count,
+             one.messages, show_age(one.duration), one.delivery_count, one.failure_count,
              one.state, one.worker_id or "", one.error or ""]
             for one in found
         ]  # fmt: skip
@@ -159,7 +158,8 @@ def _notable(view: View) -> Html:
     return join(parts)
 
 
-def _setting(name: str, value: Any) -> str:
+def show_setting(value: Any) -> str:
+    """Return the value of a setting for people."""
     if value is None:
         return "none"
-    return show_age(value / SECOND) if name in DURATION_SETTINGS else str(value)
+    return show_duration(value) if isinstance(value, timedelta) else str(value)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect import QueueOverview
+from spark_mq.util.markup import Child, Html, el
 from spark_mq.util.show import show_age
-from spark_mq.web.html import Child, Html, el
 from spark_mq.web.layout import href, page, table, when
 from spark_mq.web.view import View
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from spark_mq.inspect import DeadLetterReason
+from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_value
-from spark_mq.web.html import Child, Html, el, join
 from spark_mq.web.layout import button, count, facts, field, href, page, payload, table, when
 from spark_mq.web.view import View
 

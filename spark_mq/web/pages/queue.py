@@ -8,9 +8,9 @@ from typing import Final
 
 from spark_mq.inspect import QueueOverview
 from spark_mq.ledger.stats import GroupStats
+from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_age
 from spark_mq.web.charts import Series, line_chart, state_bar
-from spark_mq.web.html import Child, Html, el, join
 from spark_mq.web.layout import count, facts, field, href, lazy, page, size, table, when
 from spark_mq.web.looks import Sample
 from spark_mq.web.view import View

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from spark_mq.inspect import Health
-from spark_mq.web.html import Child, Html, el, join
+from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.web.layout import button, facts, field, href, page, table, when
 from spark_mq.web.view import View
 

@@ -338,3 +338,11 @@ def test_an_interrupted_addition_leaves_nothing_behind():
         if done:
             return
         lines += 1
+
+
+def test_a_part_of_a_slice_has_its_share_of_the_bytes():
+    index = MessageIndex([DataFile(0, 10, "a", 1_000, 0)], 0)
+    (whole,) = index.slices(0, 9)
+    part = whole.part(2, 3)
+    assert (part.first, part.offset, part.rows, part.size) == (2, 2, 3, 300)
+    assert whole.part(0, 10) == whole

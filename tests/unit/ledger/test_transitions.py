@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
 
 from spark_mq.ledger import routing
@@ -124,6 +125,17 @@ def test_what_others_have_leased_since_is_not_taken_over():
     group.expire()
     taken = group.lease("b", 3)
     assert group.replay_batch("s/1/", "s/1/y") == 3 - len(taken)
+
+
+@pytest.mark.parametrize(("failures", "alone"), [(3, False), (2, True)])
+def test_a_replay_keeps_messages_near_their_failure_limit_out_of_company(failures, alone):
+    group = Group(100, limits(max_delivery_attempts=None, max_failures=10))
+    group.lease("a", 100)
+    group.settle(NACK, "a", delay=0)
+    leased = len(group.lease("s/1/x", 100))
+    assert leased > 1
+    group.rules = limits(max_delivery_attempts=None, max_failures=failures)
+    assert group.replay_batch("s/1/", "s/1/y") == (0 if alone else leased)
 
 
 def test_a_batch_is_not_granted_a_second_replay():

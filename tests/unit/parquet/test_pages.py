@@ -1,4 +1,4 @@
-"""Reading rows from the middle of large row groups: the same rows as pyarrow reads from the start, whoever wrote the file."""
+"""Reading rows from the middle of large row groups: the same rows as pyarrow reads from the start, for files of any writer."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [7, slow(1)])
 def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path, step: int) -> None:
-    """What tells where the pages are has no checksum. And once the file is restored, it is read as ever."""
+    """The places of the pages have no checksum. And once the file is restored, it is read as ever."""
     file = tmp_path / "f"
     values = pa.table({"value": pa.array([f"{n:040}".encode() for n in range(ROWS)], pa.binary())})
     pq.write_table(

@@ -55,5 +55,8 @@ def test_statistics_say_which_files_have_times(tmp_path: Path) -> None:
     timed = write_file(
         ObjectStore(str(tmp_path)), pa.table({"value": [b"a", b"b"], "expires_at": instants})
     )
-    assert plain.stats == '{"numRecords": 2, "nullCount": {"deliver_at": 2, "expires_at": 2, "priority": 2}}'
+    assert (
+        plain.stats
+        == '{"numRecords": 2, "nullCount": {"deliver_at": 2, "expires_at": 2, "priority": 2}}'
+    )
     assert timed.stats == '{"numRecords": 2, "nullCount": {"priority": 2}}'

@@ -1,4 +1,4 @@
-"""What for_each_batch does besides settling, without Spark: the batch is a list of columns, its lease is told."""
+"""for_each_batch apart from settling, without Spark: the batch is a list of columns, its lease is given."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_a_replay_takes_over_what_the_batch_holds_and_counts_it(queue: Queue) ->
     dead = Runner(queue)
     assert dead.offer()
     first = dead.plan()
-    queue.publish("later: a replay leases nothing anew")
+    queue.publish("later: a replay leases nothing again")
     successor = Runner(queue, dead.checkpoint)
     plan = successor.plan()
     assert sequences(plan) == sequences(first) == list(receipt.sequences)

@@ -191,3 +191,22 @@ def test_files_are_open_only_while_the_lock_is_held(tmp_path: Path) -> None:
 def test_a_failed_try_leaves_no_file_open(tmp_path: Path, holder: Any) -> None:
     assert not FileLock(str(tmp_path / "locks" / "g")).acquire(0)
     assert open_files() == set()
+
+
+def test_the_process_that_is_next_tries_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit takes 2 ms, so a longer pause would leave the lock free for most of the time."""
+    holder, waiter = (FileLock(str(tmp_path / "lock")) for _ in range(2))
+    assert holder.acquire(1.0)
+    pauses: list[float] = []
+
+    def nap(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            holder.release()
+
+    monkeypatch.setattr(fair_lock.time, "sleep", nap)
+    assert waiter.acquire(5.0)
+    waiter.release()
+    assert max(pauses) <= 0.0005

@@ -1,0 +1,119 @@
+"""How far a queue may be trimmed, and which groups hold that back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from spark_mq.ledger.message_index import MessageIndex
+
+__all__ = ["GroupFloor", "HeldBack", "counting_groups", "held_back", "trim_floor"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFloor:
+    """How far a group has settled all messages.
+
+    Attributes
+    ----------
+    floor
+        All messages up to this sequence are settled.
+    last_change
+        The time of its last commit in microseconds since 1970. None: unknown.
+    """
+
+    floor: int
+    last_change: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What groups hold back from a trim.
+
+    Attributes
+    ----------
+    groups
+        The groups with the lowest floor.
+    floor
+        That floor.
+    messages
+        The messages that are old enough and stay because of them.
+    """
+
+    groups: tuple[str, ...]
+    floor: int
+    messages: int
+
+
+def counting_groups(
+    groups: Mapping[str, GroupFloor], tail: int, now: int, expiry: int | None
+) -> dict[str, GroupFloor]:
+    """Return the groups that a trim must wait for.
+
+    A group with unsettled messages expires if it made no commit for too long. If all groups have
+    expired, the one that has settled most still counts: no message goes that no group has settled.
+
+    Parameters
+    ----------
+    groups
+        All groups by name.
+    tail
+        The last sequence.
+    now
+        The current time in microseconds.
+    expiry
+        The longest time without a commit, in microseconds. None: no group expires.
+    """
+    live = {name: one for name, one in groups.items() if not _has_expired(one, tail, now, expiry)}
+    if live or not groups:
+        return live
+    most = max(one.floor for one in groups.values())
+    return {name: one for name, one in groups.items() if one.floor == most}
+
+
+def _has_expired(one: GroupFloor, tail: int, now: int, expiry: int | None) -> bool:
+    idle_since = one.last_change
+    return (
+        expiry is not None
+        and one.floor < tail
+        and idle_since is not None
+        and idle_since < now - expiry
+    )
+
+
+def trim_floor(groups: Mapping[str, GroupFloor]) -> int:
+    """Return the sequence up to which a trim may go. -1 without groups."""
+    return min((one.floor for one in groups.values()), default=-1)
+
+
+def held_back(
+    groups: Mapping[str, GroupFloor], index: MessageIndex, horizon: int, old: int
+) -> HeldBack | None:
+    """Return what groups hold back, or None if no message is old enough and still there.
+
+    Parameters
+    ----------
+    groups
+        The groups that count, by name.
+    index
+        The message index.
+    horizon
+        Messages up to this sequence are trimmed.
+    old
+        The last sequence that is old enough.
+    """
+    floor = trim_floor(groups)
+    if not groups or old <= max(floor, horizon):
+        return None
+    names = tuple(sorted(name for name, one in groups.items() if one.floor == floor))
+    waiting = sum(_waiting(index, old, max(floor, horizon)))
+    return HeldBack(names, floor, waiting)
+
+
+def _waiting(index: MessageIndex, old: int, above: int) -> Iterator[int]:
+    """Yield the messages of the old files that have any above a sequence."""
+    for file in index.files:
+        if file.last > old:
+            return
+        if file.last > above:
+            yield file.rows

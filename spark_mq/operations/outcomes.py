@@ -1,0 +1,129 @@
+"""How messages ended: their last outcome, by the events in a group's history."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.ledger.editor import END_REASONS
+from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.log_marks import REWOUND
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import SETTLED, Range
+from spark_mq.operations.history import read_group_history
+from spark_mq.operations.shared_ledger import SharedLedger
+
+__all__ = ["OUTCOMES", "last_ends", "show_outcomes"]
+
+OUTCOMES: Final = (*END_REASONS.values(), "dropped")
+"""The outcomes of settled messages."""
+_UNDOING: Final = pa.array(["sought", REWOUND])
+"""Events that make messages unread again."""
+_KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
+"""What a read shows of an ended message. Holder and deadlines ended with it."""
+_END: Final = ("version", "first", "last", "outcome", *_KEPT)
+_last_of: Final = attrgetter("last")
+_kind: Final = attrgetter("state", *_KEPT)
+
+
+def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
+    """Yield the ends of messages within ``low..high`` that no later event has undone.
+
+    Parameters
+    ----------
+    rows
+        The history of a group.
+    low, high
+        Sequences, inclusive.
+    """
+    sought = [
+        (r["version"], (r["first"], r["last"]))
+        for r in rows.filter(pc.is_in(rows["event"], value_set=_UNDOING)).to_pylist()
+    ]
+    for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
+        within = (max(low, end["first"]), min(high, end["last"]))
+        if within[0] > within[1]:
+            continue
+        undone = normalise(interval for version, interval in sought if version > end["version"])
+        for interval in subtract([within], undone):
+            yield end, interval
+
+
+def show_outcomes(
+    group: SharedLedger, index: MessageIndex, ranges: Iterable[Range]
+) -> Iterator[Range]:
+    """Yield ranges of a group with outcomes as the states of the settled ones.
+
+    They have the counts, the reason and the error of their end. A message whose end is unknown
+    stays settled: it lay before the group's start, or ``history/`` no longer has its end.
+
+    Parameters
+    ----------
+    group
+        The group.
+    index
+        The message index.
+    ranges
+        Ranges of its ledger.
+    """
+    settled: list[Range] = []
+    for r in ranges:
+        if r.state == SETTLED:
+            settled.append(r)
+        else:
+            yield r
+    if settled:
+        ends = _joined(_ends(group, settled), index)
+        for r in settled:
+            yield from _split(r, ends, index)
+
+
+def _ends(group: SharedLedger, settled: list[Range]) -> list[Range]:
+    """Return how messages between the first and the last of some ranges ended, in order."""
+    rows = read_group_history(group).select([*_END, "event"])
+    low, high = min(r.first for r in settled), max(r.last for r in settled)
+    ends = [
+        Range(*place, end["outcome"], 0, **{name: end[name] for name in _KEPT})
+        for end, place in last_ends(rows, low, high)
+    ]
+    return sorted(ends, key=attrgetter("first"))
+
+
+def _joined(ends: Iterable[Range], index: MessageIndex) -> list[Range]:
+    """Join neighbours that ended alike. Between two commits there are sequences of no message."""
+    out: list[Range] = []
+    for end in ends:
+        before = out[-1] if out else None
+        if before and _kind(before) == _kind(end) and _adjoin(before, end, index):
+            out[-1] = before._replace(last=max(before.last, end.last))
+        else:
+            out.append(end)
+    return out
+
+
+def _adjoin(before: Range, after: Range, index: MessageIndex) -> bool:
+    return after.first <= before.last + 1 or not index.count(before.last + 1, after.first - 1)
+
+
+def _split(r: Range, ends: list[Range], index: MessageIndex) -> Iterator[Range]:
+    """Yield the pieces of a settled range, each with its outcome."""
+    at = r.first
+    for row in range(bisect_left(ends, r.first, key=_last_of), len(ends)):
+        end = ends[row]
+        if end.first > r.last:
+            break
+        yield from _piece(r, at, end.first - 1, index)
+        shown = r._replace(state=end.state, **{name: getattr(end, name) for name in _KEPT})
+        yield from _piece(shown, max(at, end.first), end.last, index)
+        at = end.last + 1
+    yield from _piece(r, at, r.last, index)
+
+
+def _piece(r: Range, first: int, last: int, index: MessageIndex) -> Iterator[Range]:
+    if first <= last and (piece := r.slice(first, last, index)).message_count:
+        yield piece

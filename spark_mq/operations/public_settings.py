@@ -1,0 +1,154 @@
+"""The settings of queues and groups as users see them: durations are timedeltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Final
+
+from spark_mq.ledger import settings as stored
+from spark_mq.util.records import Record
+
+__all__ = ["GroupSettings", "QueueSettings", "public_group_settings", "public_queue_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings(Record):
+    """How a group delivers. :meth:`spark_mq.ConsumerGroup.configure` changes it.
+
+    Attributes
+    ----------
+    visibility_timeout
+        How long a lease lasts unless its holder extends it. Default 60 s. Its messages are due
+        again after ``clock_skew`` more.
+    max_delivery_attempts
+        The most deliveries of a message. None for no limit. Default 5.
+    on_exhausted
+        What happens to a message past a limit. Default "dead_letter". "drop" settles it.
+        "block" stops deliveries after it until the owner calls ``unblock``.
+    clock_skew
+        The margin after a deadline before another clock may expire the lease. Default 1 s.
+    retry
+        How the delay after a nack grows with each failure. Default "exponential", which doubles
+        it. "linear" adds ``retry_delay``. "constant" keeps it. With "none" the first failure of
+        a message by itself is final.
+    retry_delay
+        The delay after the first nack. Default 10 s. Expired messages are due at once.
+    max_retry_delay
+        The longest delay before jitter. Default 15 min.
+    retry_jitter
+        The greatest share of the delay to add. Default 0.1.
+    max_failures
+        The most failures of a message. None for no limit, the default.
+    max_retry_age
+        The longest time since the first failure. None for no limit, the default.
+    max_in_flight
+        The most messages under lease. None for no limit, the default.
+    max_ledger_ranges
+        The ledger size that stops leases of unread messages. Default 200,000 ranges.
+    on_reject
+        What happens to a rejected message. Default "dead_letter". "drop" settles it.
+    breaker_threshold
+        Leases of different messages that fail in a row until the breaker opens. None for no
+        breaker. Default 5.
+    breaker_wait
+        The wait before the first probe of an open breaker. It doubles with each failed probe.
+        Default 10 s.
+    breaker_max_wait
+        The longest wait before a probe. Default 5 min.
+    order
+        "key" delivers the messages of a key in order. The queue must have lanes. Default "none".
+    """
+
+    visibility_timeout: timedelta
+    max_delivery_attempts: int | None
+    on_exhausted: str
+    clock_skew: timedelta
+    retry: str
+    retry_delay: timedelta
+    max_retry_delay: timedelta
+    retry_jitter: float
+    max_failures: int | None
+    max_retry_age: timedelta | None
+    max_in_flight: int | None
+    max_ledger_ranges: int
+    on_reject: str
+    breaker_threshold: int | None
+    breaker_wait: timedelta
+    breaker_max_wait: timedelta
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings(Record):
+    """The settings of a queue.
+
+    Attributes
+    ----------
+    group
+        The defaults of new groups.
+    retention
+        How long settled messages are kept. Default 7 days.
+    dead_letter_path
+        The path of the dead-letter queue. None for ``dead_letters/`` below the queue. "." is the
+        queue itself, and "./name" a folder below it.
+    hard_retention
+        How long any message is kept at most. None for no limit, the default.
+    delivery_delay
+        The default deliver_at, counted from the publish. None for no delay, the default.
+    message_ttl
+        The default expires_at, counted from the publish. None for no expiry, the default.
+    history_retention
+        How long ``history/`` is kept. Default 30 days.
+    durable
+        Whether local commits are synced to the disk before they are reported. Default True.
+    dedup_window
+        How long a dedup id counts after its publish. None for queues without them, the default.
+    lanes
+        The number of lanes that keys are hashed to. Default 0, none.
+    group_expiry
+        How long a group without any activity holds back the trim. None for ever, the default.
+    queue_id
+        The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
+    home
+        Where the queue was created. None in memory.
+    former_ids
+        The ids of the queues that this one is a copy of.
+    """
+
+    group: GroupSettings
+    retention: timedelta
+    dead_letter_path: str | None
+    hard_retention: timedelta | None
+    delivery_delay: timedelta | None
+    message_ttl: timedelta | None
+    history_retention: timedelta
+    durable: bool
+    dedup_window: timedelta | None
+    lanes: int
+    group_expiry: timedelta | None
+    queue_id: str
+    home: str | None
+    former_ids: tuple[str, ...]
+
+
+_DURATIONS: Final = frozenset((*stored.DURATION_SETTINGS, *stored.QUEUE_DURATIONS))
+
+
+def public_group_settings(settings: stored.GroupSettings) -> GroupSettings:
+    """Return the settings of a group with timedeltas."""
+    return GroupSettings(**_shown(settings))
+
+
+def public_queue_settings(settings: stored.QueueSettings) -> QueueSettings:
+    """Return the settings of a queue with timedeltas."""
+    shown = {**_shown(settings), "group": public_group_settings(settings.group)}
+    return QueueSettings(**shown)
+
+
+def _shown(settings: stored.GroupSettings | stored.QueueSettings) -> dict[str, Any]:
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return {
+        name: timedelta(microseconds=value) if name in _DURATIONS and value is not None else value
+        for name, value in values.items()
+    }

@@ -1,0 +1,37 @@
+"""Look at how far a queue may be trimmed, and which groups hold that back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.trim import GroupFloor, HeldBack, counting_groups, held_back
+from spark_mq.operations.context import QueueContext
+
+__all__ = ["groups_that_count", "read_floors", "what_is_held_back"]
+
+
+def read_floors(context: QueueContext) -> dict[str, int]:
+    """Return the sequence up to which each group has settled all."""
+    ledgers = ((name, context.ledgers.read(name).ledger) for name in context.ledgers.groups())
+    return {name: ledger.head.ack_floor for name, ledger in ledgers if ledger is not None}
+
+
+def groups_that_count(
+    context: QueueContext, index: MessageIndex, floors: Mapping[str, int]
+) -> dict[str, GroupFloor]:
+    """Return the groups that a trim must wait for. Groups past ``group_expiry`` are left out."""
+    groups = {
+        name: GroupFloor(floor, context.ledgers.last_change(name)) for name, floor in floors.items()
+    }
+    expiry = context.settings.group_expiry
+    return counting_groups(groups, index.last_sequence, context.now(), expiry)
+
+
+def what_is_held_back(
+    context: QueueContext, index: MessageIndex, floors: Mapping[str, int]
+) -> HeldBack | None:
+    """Return what groups hold back from the next trim, or None."""
+    counting = groups_that_count(context, index, floors)
+    old = index.last_of_older(context.now() - context.settings.retention)
+    return held_back(counting, index, context.horizon(), old)

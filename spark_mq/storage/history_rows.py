@@ -1,0 +1,112 @@
+"""Turn commits of ``leases/`` into rows of ``history/``."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.ledger.editor import end_reason_of
+from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
+from spark_mq.storage.ledger_rows import LEASES_SCHEMA, events_of
+from spark_mq.storage.ledger_store import LedgerCommit
+from spark_mq.util.clock import to_datetime
+from spark_mq.util.columns import to_arrow
+
+__all__ = ["FAILURES", "HISTORY_SCHEMA", "history_rows"]
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_OF_RANGE: Final = [f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state")]
+HISTORY_SCHEMA: Final = pa.schema(
+    [
+        pa.field("day", pa.date32()),
+        pa.field("version", pa.int64()),
+        pa.field("ordinal", pa.int32()),
+        pa.field("committed_at", _INSTANT),
+        pa.field("consumer_group", pa.string()),
+        pa.field("operation", pa.string()),
+        pa.field("operation_id", pa.string()),
+        pa.field("event", pa.string()),
+        pa.field("state", pa.string()),
+        pa.field("outcome", pa.string()),
+        *_OF_RANGE,
+        pa.field("user", pa.string()),
+        pa.field("batch_size", pa.int64()),
+    ]
+)
+"""One row for each event of a range. A commit without events has one row with a null event.
+
+``version`` is that of ``leases/``. ``ordinal`` is the event's place in its commit. ``day`` is the
+partition. ``state`` is the state after the event. ``outcome`` says how the message ended: acked,
+dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
+change, if one did. ``batch_size`` is the size of the lease that failed as a whole, on the event of
+such a failure. Then ``error`` belongs to the lease, not to each message. Files of older versions
+lack the column.
+"""
+FAILURES: Final = ("nacked", "rejected", "lease_expired", "given_back")
+"""The events of a delivery that failed."""
+
+_NOTHING: Final = pa.table(
+    [
+        pa.array([EVENT]) if field.name == "state" else pa.nulls(1, field.type)
+        for field in LEASES_SCHEMA
+    ],
+    schema=LEASES_SCHEMA,
+)
+"""The event of a commit without events."""
+
+
+def history_rows(commits: Iterable[LedgerCommit]) -> pa.Table:
+    """Return the history of some commits, from the events that they wrote."""
+    known: list[LedgerCommit] = []
+    parts, numbers, ordinals = list[pa.Table](), array("q"), array("q")
+    for one in commits:
+        count = one.events.num_rows
+        if not count and one.operation is None:
+            continue
+        parts.append(one.events if count else _NOTHING)
+        numbers.extend([len(known)] * max(1, count))
+        ordinals.extend(range(max(1, count)))
+        known.append(one)
+    if not parts:
+        return HISTORY_SCHEMA.empty_table()
+    return _table(known, pa.concat_tables(parts).combine_chunks(), numbers, ordinals)
+
+
+def _table(
+    commits: list[LedgerCommit], rows: pa.Table, numbers: array[int], ordinals: array[int]
+) -> pa.Table:
+    """Return the history of events. ``numbers`` has the place of the commit of each."""
+    events, own = events_of(rows), to_arrow(numbers)
+
+    def of_commit(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
+        return pa.array(values, kind).take(own)
+
+    failed = pc.and_(pc.is_in(events["event"], value_set=pa.array(FAILURES)), events["suspect"])
+    given = {
+        "day": of_commit((to_datetime(one.at).date() for one in commits), pa.date32()),
+        "version": of_commit((one.version for one in commits), pa.int64()),
+        "ordinal": to_arrow(ordinals).cast(pa.int32()),
+        "committed_at": of_commit((one.at for one in commits), pa.int64()).cast(_INSTANT),
+        "consumer_group": pc.coalesce(
+            rows["consumer_group"], of_commit((one.group for one in commits), pa.string())
+        ),
+        "operation": of_commit((one.operation for one in commits), pa.string()),
+        "operation_id": of_commit((one.operation_id for one in commits), pa.string()),
+        "outcome": _outcomes(events),
+        "batch_size": pc.if_else(failed, events["lease_size"], None),
+        "user": of_commit((one.user for one in commits), pa.string()),
+    }
+    columns = [given[f.name] if f.name in given else events[f.name] for f in HISTORY_SCHEMA]
+    return pa.table(columns, schema=HISTORY_SCHEMA)
+
+
+def _outcomes(events: pa.Table) -> pa.Array:
+    names = pc.unique(events["event"])
+    ends = pa.array([name and end_reason_of(name) for name in names.to_pylist()], pa.string())
+    found = ends.take(pc.index_in(events["event"].combine_chunks(), value_set=names))
+    ended = pc.fill_null(pc.equal(events["state"], SETTLED), False)
+    return pc.if_else(ended, found, pa.scalar(None, pa.string()))

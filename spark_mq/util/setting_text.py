@@ -1,0 +1,19 @@
+"""Read settings that people write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["parse_setting"]
+
+
+def parse_setting(text: str) -> Any:
+    """Return a setting's value: a number, None for "none", or text such as "30s"."""
+    if text.lower() in ("none", "null"):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

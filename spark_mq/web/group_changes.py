@@ -1,0 +1,86 @@
+"""Move a group and change its settings: what the forms ask for, and what would happen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+from spark_mq.errors import InvalidOption
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.operations.public_settings import public_group_settings
+from spark_mq.util.markup import Child, Html, el, join
+from spark_mq.util.setting_text import parse_setting
+from spark_mq.util.validation import validate_choice
+from spark_mq.web.layout import facts, field
+from spark_mq.web.pages.group import show_setting
+from spark_mq.web.view import View
+
+__all__ = ["ask_for_position", "ask_for_setting", "configure", "new_setting", "seek", "seek_trial"]
+
+_SETTINGS: Final = tuple(one.name for one in fields(GroupSettings))
+
+
+def ask_for_position(view: View) -> Child:
+    """Return the fields of a seek, or None if the request has a position."""
+    if view.text("to") is not None:
+        return None
+    note = "Earliest, latest, a sequence, or an instant with a zone, as 2026-01-31T12:00:00Z."
+    return join(field("Move to", "to"), el("p", note, class_="note"))
+
+
+def seek_trial(view: View) -> Html:
+    """Return what the seek would do. It moves nothing."""
+    found = asdict(view.group()[0].preview_seek(_position(view)))
+    del found["group"]
+    pairs = [(name.replace("_", " ").capitalize(), value) for name, value in found.items()]
+    note = "Messages that workers settle until you confirm change these numbers."
+    return join(facts(pairs), el("p", note, class_="note"))
+
+
+def seek(view: View) -> None:
+    """Move the group."""
+    view.group()[0].seek(_position(view))
+
+
+def _position(view: View) -> str:
+    return _required(view, "to", "give earliest, latest, a sequence or an instant")
+
+
+def ask_for_setting(view: View) -> Child:
+    """Return the fields of a change of a setting, or None if the request has them."""
+    if view.text("setting") is not None and view.text("value") is not None:
+        return None
+    note = 'A number, a text such as 30s, or "none".'
+    return join(
+        field("Setting", "setting", view.text("setting"), options=_SETTINGS),
+        field("New value", "value", view.text("value")),
+        el("p", note, class_="note"),
+    )
+
+
+def new_setting(view: View) -> Html:
+    """Return a setting as it is and as it would be. Raises InvalidOption."""
+    group, (name, value) = view.group()[0], _setting(view)
+    after = public_group_settings(GroupSettings.validated(**{name: value}))
+    pairs = [
+        (f"{name} {when}", show_setting(getattr(settings, name)))
+        for when, settings in (("now", group.settings), ("then", after))
+    ]
+    return facts(pairs)
+
+
+def configure(view: View) -> None:
+    """Change the setting."""
+    name, value = _setting(view)
+    view.group()[0].configure(**{name: value})
+
+
+def _setting(view: View) -> tuple[str, Any]:
+    name = validate_choice("setting", view.text("setting"), _SETTINGS)
+    return name, parse_setting(_required(view, "value", 'give the new value, or "none"'))
+
+
+def _required(view: View, name: str, hint: str) -> str:
+    if (text := view.text(name)) is None:
+        raise InvalidOption(f"{name} is missing: {hint}", option=name, value=None)
+    return text

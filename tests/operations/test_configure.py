@@ -1,0 +1,151 @@
+"""A queue's own settings, changed while it is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.handles import again, lease, trim
+
+from spark_mq import Message, Queue
+from spark_mq.errors import DataLossError, InvalidOption
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
+DAY = timedelta(days=1)
+
+
+def test_a_change_is_stored_and_the_rest_stays(make: Make) -> None:
+    queue = make(retention="2d", message_ttl="5d", max_in_flight=3)
+    before = queue.settings
+    after = queue.configure(retention="3d", delivery_delay="1m", message_ttl=None)
+    expected = replace(
+        before, retention=3 * DAY, delivery_delay=timedelta(minutes=1), message_ttl=None
+    )
+    assert after == queue.settings == again(queue).settings == expected
+    assert (after.queue_id, after.home) == (before.queue_id, before.home)
+
+
+def test_an_open_handle_obeys_once_it_has_looked(make: Make) -> None:
+    queue = make()
+    other = again(queue)
+    queue.publish("a")
+    queue.configure(delivery_delay="1h")
+    other.publish("b")  # its commit reads the log, so it may be the last one without the delay
+    other.publish("c")
+    assert other.settings.delivery_delay == timedelta(hours=1)
+    stats = queue.group().ensure().stats()
+    assert stats.delayed >= 1
+    assert stats.delayed + stats.ready == 3
+
+
+@pytest.mark.parametrize("look", ["stats", "sweep", "lease", "describe"])
+def test_each_look_sees_the_change(make: Make, look: str) -> None:
+    queue = make()
+    other, group = again(queue), queue.group().ensure()
+    other.stats()
+    queue.configure(delivery_delay="1h")
+    other.group().lease("w") if look == "lease" else getattr(other, look)()
+    assert other.settings.delivery_delay == timedelta(hours=1)
+    other.publish("late")
+    assert group.stats().delayed == 1
+
+
+def test_a_longer_retention_keeps_what_another_handle_would_trim(
+    make: Make, clock: ManualClock
+) -> None:
+    queue = make(retention="1h")
+    other = again(queue)
+    queue.publish("a")
+    lease(queue).ack()
+    clock.advance("2h")
+    queue.configure(retention="1d")
+    assert trim(other) == 0
+    queue.configure(retention=0)
+    assert trim(other) == 1
+
+
+def test_a_hard_limit_reaches_groups_that_are_open_already(make: Make, clock: ManualClock) -> None:
+    queue = make()
+    worker = again(queue).group()
+    queue.publish(["a", "b"])
+    first = worker.lease("w")
+    assert first is not None
+    first.ack()
+    clock.advance("2h")
+    queue.configure(hard_retention="1h")
+    assert trim(queue) == 1
+    queue.configure(hard_retention=None)
+    queue.publish("c")
+    with pytest.raises(DataLossError) as caught:
+        worker.lease("w")
+    assert caught.value.data["lost"] == 1
+    found = worker.lease("w", fail_on_data_loss=False)
+    assert found is not None
+    assert [m.value for m in found.messages] == [b"c"]
+    assert worker.stats().lost == 1
+
+
+def test_a_dedup_window_can_be_added(make: Make) -> None:
+    queue = make()
+    with pytest.raises(InvalidOption, match=r"queue\.configure"):
+        queue.publish(Message("a", dedup_id="1"))
+    queue.configure(dedup_window="1h")
+    assert queue.publish(Message("a", dedup_id="1")).published == 1
+    assert again(queue).publish(Message("a", dedup_id="1")).published == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"dead_letter_path": "/tmp/x"}, "it is fixed when the queue is created"),
+        ({"durable": False}, "each open handle chose how it writes"),
+        ({"queue_id": "x"}, "rehome"),
+        ({"home": "/x"}, "rehome"),
+        ({"visibility_timeout": "5m"}, "group.configure"),
+        ({"group": None}, "group.configure"),
+        ({"retentoin": "1d"}, "Did you mean 'retention'"),
+        ({"storage_options": {}}, "the name is unknown"),
+        ({"retention": None}, "retention"),
+        ({"retention": "soon"}, "retention"),
+        ({"message_ttl": "1m", "delivery_delay": "1h"}, "message_ttl"),
+    ],
+)
+def test_what_cannot_change_is_refused_by_name(
+    queue: Queue, given: dict[str, Any], why: str
+) -> None:
+    before = queue.settings
+    with pytest.raises(InvalidOption, match=why) as caught:
+        queue.configure(**{"history_retention": "1d", **given})
+    assert caught.value.data["option"] in given
+    assert queue.settings == again(queue).settings == before
+
+
+def test_a_ttl_is_checked_against_the_delay_that_the_queue_has(make: Make) -> None:
+    queue = make(delivery_delay="1h")
+    with pytest.raises(InvalidOption, match="expire unread"):
+        queue.configure(message_ttl="30m")
+
+
+def test_an_unchanged_setting_makes_no_commit(delta_queue: Make) -> None:
+    queue = delta_queue(retention="2d")
+    version = queue._context.messages.index().version
+    queue.configure(retention="2d")
+    queue.configure()
+    assert queue._context.messages.index().version == version
+    queue.configure(retention="3d")
+    assert queue._context.messages.index().version == version + 1
+
+
+def test_changes_at_once_are_all_kept(delta_queue: Make) -> None:
+    queue = delta_queue()
+    one, two = again(queue), again(queue)
+    one.stats()
+    two.stats()
+    one.configure(retention="1d")
+    two.configure(message_ttl="2d")
+    settings = again(queue).settings
+    assert (settings.retention, settings.message_ttl) == (DAY, 2 * DAY)
