@@ -20,6 +20,8 @@ from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commit_info import join_commit_info, settle_info
+from spark_mq.ledger.intervals import Interval, subtract
+from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.log_marks import agreed_up_to, with_mark
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
@@ -365,11 +367,33 @@ class SharedLedger:
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
         index = self.index_for(ledger, max([ledger.tracked_up_to, *named]))
+        if is_ordered(index, view.settings):
+            return _settle_in_order(ledger, index, view, commands)
         outcomes = []
         for command in commands:
             ledger, outcome = settling.settle(ledger, index, view.now, view.settings, command)
             outcomes.append(outcome)
         return ledger, outcomes
+
+
+def _settle_in_order(
+    ledger: Ledger, index: MessageIndex, view: GroupView, commands: Sequence[SettleCommand]
+) -> tuple[Ledger, list[SettleOutcome]]:
+    """Run commands of a group that keeps the order of keys.
+
+    What a nack or release returns cannot be settled by another command of the same commit.
+    """
+    outcomes: dict[int, SettleOutcome] = {}
+    returned: dict[str, list[Interval]] = {}
+    gives_back = (settling.NACK, settling.RELEASE)
+    for at in sorted(range(len(commands)), key=lambda at: commands[at].verb not in gives_back):
+        command = commands[at]
+        gone = returned.setdefault(command.lease_id, [])
+        if command.intervals is not None:
+            command = replace(command, intervals=subtract(command.intervals, gone))
+        ledger, outcomes[at] = settling.settle(ledger, index, view.now, view.settings, command)
+        gone += outcomes[at].returned
+    return ledger, [outcomes[at] for at in range(len(commands))]
 
 
 class _SharedCommit:

@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_mq import Message, Queue
+from spark_mq import Lease, Message, Queue
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.ledger.bands import BandLayout, decode_bands
+from spark_mq.ledger.settle import ACK, NACK, SettleCommand
 from spark_mq.parquet.bands import read_bands, sort_by_band
 from spark_mq.testing import memory_queue
 
@@ -273,3 +274,39 @@ def test_a_key_that_all_rows_share_is_held_once(tmp_path: Path) -> None:
 def test_damaged_keys_count_as_none(tmp_path: Path) -> None:
     (tmp_path / "f.parquet").write_bytes(b"no parquet")
     assert read_bands(ObjectStore(str(tmp_path)), "f.parquet", LANES) == ""
+
+
+def test_an_ack_in_the_commit_of_a_nack_settles_nothing_behind_it(queue: Queue) -> None:
+    group = queue.group()
+    group.configure(order="key")
+    queue.publish([Message(f"{n}", key="a") for n in range(3)])
+    lease = group.lease("w", max_messages=3)
+    assert lease is not None
+    first, second, third = (m.sequence for m in lease.messages)
+    acks = SettleCommand(ACK, lease.lease_id, [(first, first), (third, third)])
+    nack = SettleCommand(NACK, lease.lease_id, [(second, second)], delay=0)
+    acked, nacked = group._ledger.settle([acks, nack])
+    assert (acked.settled, acked.lost, nacked.settled) == (1, [], 1)
+    assert nacked.returned == [(third, third)]
+    assert texts(group.lease("w", max_messages=3)) == ["1", "2"]
+
+
+def test_a_handler_of_leases_gets_each_key_in_order(queue: Queue) -> None:
+    group = queue.group()
+    group.configure(order="key")
+    queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(40)])
+    seen: dict[str | None, list[int]] = {}
+
+    def handle(lease: Lease) -> None:
+        for m in lease.messages:
+            seen.setdefault(m.key, []).append(int(m.text))
+
+    group.work(handle, threads=3, max_messages=4, until="empty")
+    assert seen == {key: list(range(at, 40, 4)) for at, key in enumerate(KEYS[:4])}
+
+
+def test_a_handler_of_messages_is_refused_in_order(queue: Queue) -> None:
+    group = queue.group()
+    group.configure(order="key")
+    with pytest.raises(InvalidOption, match="order"):
+        group.work(print, each="message")
