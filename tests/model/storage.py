@@ -278,7 +278,7 @@ class Rig:
     ) -> None:
         leases._ledgers = {group: book.ledger for group, book in books}
         leases._changed = dict(changed)
-        leases.notes, leases.events = [{}] * version, []
+        leases.notes, leases.events = [{"committed_at": 0}] * version, []
 
     def save(self, store: Store) -> Store:
         """What is durable now; ``checkpoints`` as they were."""
