@@ -15,6 +15,7 @@ from .actors import (
     Worker,
     failing,
     flaky,
+    good,
     refuses,
     releases,
     unreachable,
@@ -229,7 +230,10 @@ def ordered_dead(large: bool) -> World:
 
 def ordered_stream(large: bool) -> World:
     """Keys in order: a stream that dies and replays its batch, beside a worker."""
-    programs = [Driver("A", 1, 0, flaky, max_messages=2), Worker("w", 2, most=1)]
+    programs = [
+        Driver("A", 1, 0, flaky if large else good, max_messages=2),
+        Worker("w", 2, most=1),
+    ]
     return Delivery(
         programs, Bounds(crashes=1, ticks=1 if large else 0), keys=KEYS, order="key", attempts=4
     )
