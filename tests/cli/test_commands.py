@@ -364,7 +364,7 @@ def test_work_calls_a_function_until_the_queue_is_empty(
         assert "cannot be used" in run("work", wrong, *here, expect=2).err
 
 
-def test_work_creates_no_group_if_told_so(run: Run, queue: Queue, handlers: str) -> None:
+def test_work_creates_no_group_if_asked_so(run: Run, queue: Queue, handlers: str) -> None:
     words = ("work", "handlers:good", "-q", queue.path, "--until-empty", "--no-create-group")
     assert "'billing'" in run(*words, "-g", "biling", expect=3).err
     assert "biling" not in queue.groups()

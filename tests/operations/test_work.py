@@ -71,7 +71,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     def fail(_: Lease) -> None:
         raise ValueError("boom")
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         lines = [
             r.getMessage()
             for r in caplog.records
@@ -83,22 +83,22 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     queue.publish(["a", "b"])
     drain(queue, fail, max_messages=2)
     due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
-    assert told() == [
+    assert reported() == [
         "group default: the handler failed with 2 messages in hand (delivery 1 of 2)",
         f"group default: 2 messages nacked: 2 due again from {due}",
     ]
     clock.advance("10s")
     drain(queue, fail)
-    assert told()[:2] == [
+    assert reported()[:2] == [
         "group default: the handler failed with 1 message in hand (delivery 2 of 2)",
         "group default: 1 message nacked: 1 dead",
     ]
     queue.publish("c")
     drain(queue, fail, on_error="reject")
-    assert told()[1] == "group default: 1 message rejected: 1 dead"
+    assert reported()[1] == "group default: 1 message rejected: 1 dead"
     queue.publish("d")
     drain(queue, fail, ack="manual")
-    assert told()[1].startswith("group default: 1 message nacked: 1 due again"), (
+    assert reported()[1].startswith("group default: 1 message nacked: 1 due again"), (
         "as the policy says of a handler that fails"
     )
 
@@ -172,11 +172,11 @@ def test_a_handler_says_what_becomes_of_single_messages(
 
     queue.group().work(handle, max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
-    told = {
+    reported = {
         (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000)
         for r in queue.group()._ledger.current()
     }
-    assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= told
+    assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= reported
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
     assert others[0] is not None
 
 
-def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(
+def test_asked_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(
     queue: Queue,
 ) -> None:
     queue.publish(["a", "b"])
@@ -310,7 +310,7 @@ def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish
     assert counts(queue) == {"acked": 1, "ready": 1}
 
 
-def test_an_idle_loop_ends_when_told(queue: Queue) -> None:
+def test_an_idle_loop_ends_when_asked(queue: Queue) -> None:
     stop = threading.Event()
     thread = threading.Thread(
         target=queue.group().work,

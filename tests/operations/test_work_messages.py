@@ -439,7 +439,7 @@ def test_until_settled_waits_for_leases_of_others(queue: Queue) -> None:
     assert seen == [2]
 
 
-def test_told_to_stop_it_releases_what_no_handler_got(queue: Queue) -> None:
+def test_asked_to_stop_it_releases_what_no_handler_got(queue: Queue) -> None:
     queue.publish([str(n) for n in range(100)])
     stop, seen = threading.Event(), list[int]()
 
