@@ -288,6 +288,7 @@ def test_a_queue_without_its_leases_starts_above_what_was_trimmed(tmp_path: Path
 
 # -- a backup while the queue is in use
 
+TEMPORARY = shutil.ignore_patterns(".spark_mq-*")
 BACKUP_ORDER = ("leases", "messages", "commits", "history", "dead_letters")
 
 
@@ -346,7 +347,7 @@ def copy_queue(source: Path, target: Path) -> None:
 
 def copy_table(source: Path, target: Path) -> None:
     """Copy a table as docs/howto/backup.md says: its log first, then its data files."""
-    shutil.copytree(source / "_delta_log", target / "_delta_log")
+    shutil.copytree(source / "_delta_log", target / "_delta_log", ignore=TEMPORARY)
     for root, folders, names in os.walk(source):
         folders[:] = [name for name in folders if name != "_delta_log"]
         for name in names:
