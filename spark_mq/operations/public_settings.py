@@ -88,7 +88,7 @@ class QueueSettings(Record):
         How long settled messages are kept. Default 7 days.
     dead_letter_path
         The path of the dead-letter queue. None for ``dead_letters/`` below the queue. "." is the
-        queue itself, and "./name" a folder below it.
+        queue itself, and "./name" a folder below it: such a path stays right if the queue moves.
     hard_retention
         How long any message is kept at most. None for no limit, the default.
     delivery_delay
@@ -98,11 +98,12 @@ class QueueSettings(Record):
     history_retention
         How long ``history/`` is kept. Default 30 days.
     durable
-        Whether local commits are synced to the disk before they are reported. Default True.
+        Whether local commits are synced to the disk before they are reported. Default True. Without
+        it, a power cut may lose the last second. Object stores always sync.
     dedup_window
         How long a dedup id counts after its publish. None for queues without them, the default.
     group_expiry
-        How long a group without any activity holds back the trim. None for ever, the default.
+        How long a group without a commit holds back the trim. None for ever, the default.
     queue_id
         The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
     home
