@@ -342,6 +342,9 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> N
     assert "--yes" in run("dlq", "redrive", *here, expect=2).err
     wrong = run("dlq", "redrive", *here, "--where", "nope = 1", "--yes", expect=2)
     assert "nope" in wrong.err
+    untyped = run("dlq", "redrive", *here, "--where", "key = 7", "--dry-run", expect=2).err
+    assert "values of different types" in untyped
+    assert "External" not in untyped
     none = run("dlq", "redrive", *here, "--where", "reason = 'other'", "-y", "-o", "json")
     assert none.row["redriven"] == 0
     done = run("dlq", "redrive", *here, "--where", "reason = 'rejected'", "-y", "-o", "json")

@@ -227,6 +227,7 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     none = get(client, "/letters/orders", where="reason = 'x'' or 1=1'")
     assert "0 letters" in none.text
     assert "nope" in get(client, "/letters/orders", 400, where="nope = 1").text
+    assert "different types" in get(client, "/letters/orders", 400, where="key = 7").text
     assert get(client, "/letters/orders", 400, where="true", limit=10_001)
     (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
     assert '"name": "bad"' in get(client, "/letters/orders", letter=letter).text
