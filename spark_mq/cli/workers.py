@@ -29,6 +29,7 @@ from spark_mq.cli.options import (
 from spark_mq.cli.output import busy, emit, emit_one, track
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
+from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import validate_duration
 
@@ -116,9 +117,10 @@ def work(
 ) -> None:
     """Run a worker in plain Python: lease, call the function, settle, until SIGTERM or Ctrl-C."""
     function = load_handler(handler)
-    opened = open_queue(queue, storage_option).group(group, create=create_group)
-    with _progress(opened, function, until_empty) as counted:
-        summary = opened.work(
+    opened = open_queue(queue, storage_option)
+    worked = opened.group(group, create=create_group)
+    with _progress(function, until_empty, lambda: _waiting(opened, worked)) as counted:
+        summary = worked.work(
             counted,
             worker_id=worker_id,
             threads=threads,
@@ -133,16 +135,21 @@ def work(
     emit_one(summary, output)
 
 
+def _waiting(queue: Queue, group: ConsumerGroup) -> int:
+    """Count the messages that are due, also for a group that is not there yet."""
+    return group.stats().ready if group.exists() else queue.describe().retained
+
+
 @contextmanager
 def _progress(
-    group: ConsumerGroup, handler: Callable[[Any], Any], until_empty: bool
+    handler: Callable[[Any], Any], ends: bool, waiting: Callable[[], int]
 ) -> Iterator[Callable[[Any], Any]]:
     """Show the progress of a worker that ends. Yields the handler that counts messages."""
-    if not until_empty:
+    if not ends:
         yield handler
         return
     lock, done = threading.Lock(), 0
-    with track("worked", group.ensure().stats().ready) as show:
+    with track("worked", waiting()) as show:
 
         def counted(lease: Any) -> Any:
             nonlocal done

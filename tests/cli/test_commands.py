@@ -374,6 +374,13 @@ def test_work_creates_no_group_if_asked_so(run: Run, queue: Queue, handlers: str
     run(*words, "-g", "billing")
 
 
+def test_work_with_a_wrong_option_creates_no_group(run: Run, queue: Queue, handlers: str) -> None:
+    words = ("work", "handlers:good", "-q", queue.path, "-g", "new", "--until-empty")
+    for name, value in (("--on-error", "nak"), ("--ack", "nak"), ("--visibility-timeout", "x")):
+        assert value in run(*words, name, value, expect=2).err
+        assert "new" not in queue.groups()
+
+
 def test_work_and_sweep_end_cleanly_after_sigterm(
     queue: Queue, handlers: str, tmp_path: Path
 ) -> None:
