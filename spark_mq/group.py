@@ -448,9 +448,10 @@ class ConsumerGroup(GroupViews):
             With ``each="message"``: how long a finished message may wait for others, to be settled
             together. Default: 100 ms.
         until
-            "empty": end once nothing is due. "settled": end once no message is left, so also wait
-            for delayed ones, retries, and leases of others. Dead messages count as settled, and
-            blocked ones do not. Default: do not end.
+            "empty": end once nothing can be leased, so also if the group is paused or blocked. The
+            summary then says why (``blocked_because``). "settled": end once no message is left, so
+            also wait for delayed ones, retries, and leases of others. Dead messages count as
+            settled, and blocked ones do not. Default: do not end.
         until_empty
             The same as ``until="empty"``.
         fail_on_data_loss

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_mq.cli.exits import NOT_FOUND
+from spark_mq.cli.exits import FAILED, NOT_FOUND
 from spark_mq.cli.options import (
     Every,
     Group,
@@ -133,6 +133,8 @@ def work(
             until_empty=until_empty,
         )
     emit_one(summary, output)
+    if summary.blocked_because:  # a warning in the log names the group and the counts
+        raise typer.Exit(FAILED)
 
 
 def _waiting(queue: Queue, group: ConsumerGroup) -> int:

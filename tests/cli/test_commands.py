@@ -381,6 +381,19 @@ def test_work_with_a_wrong_option_creates_no_group(run: Run, queue: Queue, handl
         assert "new" not in queue.groups()
 
 
+def test_work_that_leaves_messages_exits_with_1_and_the_cause(
+    run: Run, queue: Queue, handlers: str
+) -> None:
+    words = ("work", "handlers:good", "-q", queue.path, "-g", "new", "--until-empty", "-o", "json")
+    queue.group("new").pause("migration")
+    done = run(*words, expect=1)
+    assert "migration" in done.row["blocked_because"]
+    assert "migration" in done.err
+    assert "Ready: 5 messages" in done.err
+    queue.group("new").resume()
+    assert run(*words).row["blocked_because"] == ""
+
+
 def test_work_and_sweep_end_cleanly_after_sigterm(
     queue: Queue, handlers: str, tmp_path: Path
 ) -> None:

@@ -288,9 +288,10 @@ def test_a_bug_opens_the_breaker_before_a_message_is_dead(queue: Queue) -> None:
     def typo(_: ReceivedMessage) -> None:
         raise KeyError("ammount")
 
-    drain(queue, typo, threads=4)
+    summary = drain(queue, typo, threads=4)
     stats = queue.group().stats()
     assert (stats.breaker, stats.dead) == ("open", 0)
+    assert summary.blocked_because.startswith("breaker open since")
 
 
 # -- coroutines
