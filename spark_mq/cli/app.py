@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from spark_mq.cli import dead_letters, groups, health, messages, metrics, queues, top, web, workers
 from spark_mq.cli.exits import INTERRUPTED, OK, USAGE, exit_code_of
+from spark_mq.cli.hints import CommandFormatter, as_command
 from spark_mq.cli.options import option
 
 __all__ = ["app", "run"]
@@ -54,9 +55,9 @@ def _root(
         raise typer.Exit(USAGE)
     context.obj = {"debug": debug}
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="spark-mq: %(levelname)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(CommandFormatter("spark-mq: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -104,4 +105,4 @@ def _end_of_pipe() -> int:
 
 def _complain(text: str) -> None:
     """Print an error as one line."""
-    print(f"spark-mq: error: {' '.join(text.split())}", file=sys.stderr)
+    print(f"spark-mq: error: {as_command(' '.join(text.split()))}", file=sys.stderr)
