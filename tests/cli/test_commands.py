@@ -328,6 +328,36 @@ def test_a_trace_tells_the_life_of_a_message(run: Run, queue: Queue) -> None:
     assert "12" in run("trace", 12, "-q", queue.path, expect=2).err
 
 
+def test_messages_are_changed_without_a_lease(run: Run, queue: Queue) -> None:
+    def change(how: str, *words: object, **more: Any) -> Done:
+        return run("group", how, "billing", *words, "-q", queue.path, "-o", "json", **more)
+
+    def state(name: str) -> str:
+        (found,) = queue.group("billing").peek(message_id=f"id-{name}")
+        return found.state
+
+    assert change("retry-now", sequence_of(queue, "nacked")).row["retried"] == 1
+    assert state("nacked") == "ready"
+    assert change("retry-now", "--key", "key-bad").row["retried"] == 1
+    assert state("bad") == "ready"
+    assert "--yes" in change("discard", "--message-id", "id-unread", expect=2).err
+    assert "--message-id" in change("discard", "--yes", expect=2).err
+    held = change("discard", sequence_of(queue, "leased"), "--yes", expect=1).err
+    assert "--force" in held
+    assert "force=True" not in held
+    here = (sequence_of(queue, "leased"), sequence_of(queue, "unread"), "--reason", "a test")
+    assert change("discard", *here, "--force", "--yes").row["discarded"] == 2
+    assert (state("leased"), state("unread")) == ("settled", "settled")
+    log = Path(queue.path, "leases", "_delta_log")
+    assert "a test" in max(log.glob("*.json")).read_text()
+    ids = ("--message-id", "id-bad", "--message-id", "id-nacked", "--reason", "of no use")
+    assert change("dead-letter", *ids, "--yes").row["dead"] == 2
+    assert (state("bad"), state("nacked")) == ("dead", "dead")
+    assert {one.error for one in queue.group("billing").last_errors()} == {"of no use"}
+    assert change("discard", 12, "--yes", expect=2)
+    assert run("group", "discard", "none", 12, "--yes", "-q", queue.path, expect=3)
+
+
 def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> None:
     here = ("-q", queue.path)
     assert run("dlq", "list", *here, "-o", "json").rows == []
