@@ -25,6 +25,8 @@ HANDLER = """
 import pathlib
 import threading
 
+from spark_mq import Reject
+
 def good(lease):
     return None
 
@@ -33,6 +35,13 @@ def picky(lease):
         {"sequence": message.sequence, "outcome": "reject", "error": "bad\\x1b[31m"}
         for message in lease.messages if message.value == b"bad"
     ]
+
+def one(message):
+    if message.value == b"bad":
+        raise Reject("bad")
+
+async def one_async(message):
+    one(message)
 
 def slow(lease):
     pathlib.Path("started").touch()
@@ -409,6 +418,20 @@ def test_work_with_a_wrong_option_creates_no_group(run: Run, queue: Queue, handl
     for name, value in (("--on-error", "nak"), ("--ack", "nak"), ("--visibility-timeout", "x")):
         assert value in run(*words, name, value, expect=2).err
         assert "new" not in queue.groups()
+
+
+def test_work_calls_a_function_for_each_message_until_all_are_settled(
+    run: Run, queue: Queue, handlers: str
+) -> None:
+    words = ("work", "-q", queue.path, "--each", "message", "-o", "json")
+    how = {"one": ("--threads", 4), "one_async": ("--concurrency", 4)}
+    for function, more in how.items():
+        group = ("-g", f"new-{function}", "--until", "settled")
+        row = run(*words, f"handlers:{function}", *group, *more).row
+        assert (row["acked"], row["rejected"]) == (4, 1)
+    for wrong in (("--until", "never"), ("--until", "settled", "--until-empty"), ("--each", "x")):
+        assert wrong[1] in run(*words, "handlers:one", "-g", "not", *wrong, expect=2).err
+    assert "not" not in queue.groups()
 
 
 def test_work_that_leaves_messages_exits_with_1_and_the_cause(
