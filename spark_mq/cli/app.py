@@ -12,7 +12,18 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from spark_mq.cli import dead_letters, groups, health, messages, metrics, queues, top, web, workers
+from spark_mq.cli import (
+    dead_letters,
+    groups,
+    health,
+    messages,
+    metrics,
+    queues,
+    throughput,
+    top,
+    web,
+    workers,
+)
 from spark_mq.cli.exits import INTERRUPTED, OK, USAGE, exit_code_of
 from spark_mq.cli.hints import CommandFormatter, as_command
 from spark_mq.cli.options import option
@@ -31,7 +42,7 @@ app = typer.Typer(
         "4 the store failed, 130 interrupted."
     ),
 )
-for part in (messages, workers, top, health, metrics, web):
+for part in (messages, workers, top, throughput, health, metrics, web):
     part.register(app)
 app.add_typer(queues.app, name="queue")
 app.add_typer(groups.app, name="group")

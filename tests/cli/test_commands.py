@@ -490,8 +490,10 @@ def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
 
 
 def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
-    text = run("top", "-q", queue.path).out
-    assert "published 5" in text
+    text = run("top", "-q", queue.path, "--interval", "10ms").out
+    assert "published 5 (0/s)" in text
+    billing = next(line for line in text.splitlines() if line.startswith("billing")).split()
+    assert billing[6:8] == ["0.0", "0.0"], "ACKED/S and DEAD/S, although the output is a pipe"
     for word in ("billing", "audit", "worker-7", "no luck", "BLOCKED BECAUSE"):
         assert word in text
     one, two = run("top", "-q", queue.path, "-o", "json", "--count", 2, "--interval", "10ms").rows
@@ -500,6 +502,21 @@ def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
     busiest = two["groups"][0]
     assert (busiest["group"], busiest["acked_per_second"]) == ("billing", 0)
     assert [row["worker_id"] for row in two["workers"]] == ["worker-7"]
+
+
+def test_throughput_counts_in_intervals(run: Run, queue: Queue) -> None:
+    here = ("throughput", "-q", queue.path)
+    rows = run(*here, "--every", "1h", "--since", "2h", "-o", "json").rows
+    assert sum(row["published"] for row in rows) == 5
+    assert sum(row["acked"] for row in rows if row["consumer_group"] == "audit") == 5
+    own = run(*here, "-g", "billing", "-o", "json").rows
+    assert {row["consumer_group"] for row in own} == {None, "billing"}
+    assert sum(row["failed"] for row in own) == 2
+    table = run(*here).out.splitlines()
+    assert table[0].split()[:5] == ["AT", "GROUP", "PUBLISHED", "LEASED", "FAILED"]
+    assert len(table) > 2
+    assert "billing" in run(*here, "-g", "biling", expect=3).err
+    assert "never" in run(*here, "--since", "never", expect=2).err
 
 
 def test_check_exits_with_1_and_the_reason(run: Run, queue: Queue) -> None:
