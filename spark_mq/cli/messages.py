@@ -22,6 +22,7 @@ from spark_mq.cli.options import (
     existing_group,
     open_queue,
     option,
+    parse_sequence,
 )
 from spark_mq.cli.output import emit, json_line, printable, show_age, show_time, show_value
 from spark_mq.errors import InvalidOption
@@ -165,7 +166,7 @@ def _intervals(positions: Iterable[tuple[int, int]]) -> str:
 def trace(
     queue: QueuePath,
     sequence: Annotated[
-        int | None, typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The message.")
+        str | None, typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The message.")
     ] = None,
     message_id: Annotated[
         str | None, option("--message-id", help="The messages with this id.")
@@ -180,7 +181,7 @@ def trace(
     """Show a message's whole life, and where it stands in each group now."""
     opened = open_queue(queue, storage_option)
     if sequence is not None:
-        sequences = [sequence]
+        sequences = [parse_sequence(sequence, "a sequence")]
     elif message_id is not None or key is not None:
         sequences = opened.find(key=key, message_id=message_id, n=limit)
     else:

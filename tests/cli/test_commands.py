@@ -335,6 +335,7 @@ def test_a_trace_tells_the_life_of_a_message(run: Run, queue: Queue) -> None:
     assert run("trace", "--message-id", "none", "-q", queue.path, expect=3).out == ""
     assert "--message-id" in run("trace", "-q", queue.path, expect=2).err
     assert "12" in run("trace", 12, "-q", queue.path, expect=2).err
+    assert "--message-id id-bad" in run("trace", "id-bad", "-q", queue.path, expect=2).err
 
 
 def test_messages_are_changed_without_a_lease(run: Run, queue: Queue) -> None:
@@ -376,6 +377,14 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> N
     shown = run("dlq", "show", letter["dead_letter_sequence"], *here)
     assert "key-bad" in shown.out
     assert "no dead letter" in run("dlq", "show", 1, *here, expect=3).err
+    assert "--message-id id-bad" in run("dlq", "show", "id-bad", *here, expect=2).err
+    assert run("dlq", "show", "--message-id", "id-bad", *here).out == shown.out
+    assert "no dead letter" in run("dlq", "show", "--message-id", "it's", *here, expect=3).err
+    table = run("dlq", "list", *here, "--where", "message_id IN ('id-bad', 'x')").out.splitlines()
+    assert table[0].split()[:3] == ["LETTER", "SEQUENCE", "ID"]
+    assert table[1].split()[1:3] == [str(letter["sequence"]), "id-bad"]
+    by_sequence = f"sequence IN ({letter['sequence']}, 7)"
+    assert run("dlq", "list", *here, "--where", by_sequence, "-o", "json").row == letter
     (same,) = run("dlq", "redrive", *here, "--dry-run", "-o", "json").rows
     assert same == letter
     assert "--yes" in run("dlq", "redrive", *here, expect=2).err
