@@ -156,6 +156,9 @@ def test_the_history_says_who_did_it(delta_queue: Make) -> None:
         ("fenced", held.lease_id, "alice"),
         ("discarded", held.lease_id, "alice"),
     ]
+    *_, fenced, discarded = str(queue.trace(s[0])).splitlines()
+    assert "fenced -> waiting  from w  user alice" in fenced
+    assert "discarded -> settled  user alice" in discarded, "the worker did not discard it"
     (made_dead,) = queue.trace(s[1]).events
     assert made_dead.event == "made_dead"
     assert "@" in str(made_dead.user), "the user and the host of this process"

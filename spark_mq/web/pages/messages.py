@@ -165,12 +165,17 @@ def _position(view: View, one: MessagePosition) -> list[Child]:
 
 
 def _event(one: TraceEvent) -> list[Child]:
-    who = ", ".join(filter(None, (one.worker_id, one.user and f"user {one.user}")))
+    who = ", ".join(filter(None, (_worker(one), one.user and f"user {one.user}")))
     error = ": ".join(filter(None, (one.reason, one.shown_error)))
     return [
         show_time(one.at), one.group, one.event, one.outcome or one.state, one.delivery_count,
         one.failure_count, who, el("code", (one.lease_id or "")[:8], title=one.lease_id), error,
     ]  # fmt: skip
+
+
+def _worker(one: TraceEvent) -> str:
+    """Return the worker without "by", which the heading says."""
+    return one.shown_worker.removeprefix("by ")
 
 
 def _cut(there: int, shown: int, what: str) -> Child:
