@@ -21,6 +21,9 @@ class TraceEvent(Record):
     """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
     ended, where it did. ``user``: the person who did it, if one did.
 
+    The event "redriven" of a copy is its publish. ``version`` is that of ``messages/``, and
+    ``group`` the one in which the message died. All groups get the copy.
+
     ``error`` is the message's own failure. ``batch_error`` is the failure of its whole lease, which
     held ``batch_size`` messages: any of them may have caused it. Only the event of a failure has an
     error.
@@ -45,7 +48,7 @@ class TraceEvent(Record):
 
     def __str__(self) -> str:
         parts = [
-            f"{self.at:%Y-%m-%d %H:%M:%S.%f}Z",
+            _moment(self.at),
             self.group,
             self.event if self.event == self.state else f"{self.event} -> {self.state}",
         ]
@@ -97,24 +100,41 @@ class Trace(Record):
     """The message that this one was before a redrive."""
     later: tuple[Trace, ...] = ()
     """The messages that redrives made of this one."""
+    redriven_at: datetime | None = None
+    """When a redrive published this copy. ``published_at`` stays that of the first publish."""
 
     def __str__(self) -> str:
-        named = self.message_id if self.retained else "payload trimmed"
-        head = (
-            f"message {self.sequence} ({named}), published "
-            f"{self.published_at:%Y-%m-%d %H:%M:%S.%f}Z by version {self.version} of messages/"
-        )
+        blocks = ["\n".join(one.lines()) for one in self.chain()]
+        return "\nredriven as\n".join(blocks)
+
+    def chain(self) -> tuple[Trace, ...]:
+        """Return this message and those before and after it by redrives, the oldest first."""
+        before = () if self.earlier is None else self.earlier.chain()
+        return (*before, self, *(found for one in self.later for found in one.chain()))
+
+    def lines(self) -> list[str]:
+        """Return the text of this message alone, without those of its redrives."""
         lines = [str(event) for event in self.events]
         lines += [f"group {group} leases nothing now: {why}" for group, why in self.blocked]
-        own = "\n".join([head, *(f"  {line}" for line in lines)])
-        before = [] if self.earlier is None else [str(self.earlier), "redriven as"]
-        after = [text for one in self.later for text in ("redriven as", str(one))]
-        return "\n".join([*before, own, *after])
+        return [self._head(), *(f"  {line}" for line in lines)]
+
+    def _head(self) -> str:
+        named = self.message_id if self.retained else "payload trimmed"
+        when = f"published {_moment(self.published_at)}"
+        if self.redriven_at is not None:  # a redrive keeps the time of the publish
+            when = f"first {when}, redriven {_moment(self.redriven_at)}"
+        return f"message {self.sequence} ({named}), {when} by version {self.version} of messages/"
 
     def _rows(self) -> Sequence[TraceEvent]:
         return self.events
 
     def _repr_html_(self) -> str:
-        head, *_ = str(self).splitlines()
+        return "<p>redriven as</p>".join(one._own_html() for one in self.chain())
+
+    def _own_html(self) -> str:
         blocked = [{"group": group, "leases nothing": why} for group, why in self.blocked]
-        return rows_html(self.events, title=head) + (rows_html(blocked) if blocked else "")
+        return rows_html(self.events, title=self._head()) + (rows_html(blocked) if blocked else "")
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S.%f}Z"

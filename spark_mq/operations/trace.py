@@ -18,15 +18,22 @@ from spark_mq.errors import (
 )
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import FLOOR, SETTLED
+from spark_mq.ledger.ranges import FLOOR, SETTLED, UNREAD
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
 from spark_mq.operations.life import Trace, TraceEvent
 from spark_mq.operations.outcomes import OUTCOMES, last_ends
-from spark_mq.operations.redrives import dead_letter_of, find_earlier, find_later
+from spark_mq.operations.redrives import (
+    dead_letter_of,
+    died_in,
+    find_earlier,
+    find_later,
+    find_redriver,
+)
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.storage.history_rows import FAILURES
+from spark_mq.util.clock import to_datetime
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
@@ -80,21 +87,17 @@ def _trace(
     names = ["message_id", "published_at", "headers"]
     ((piece, payload),) = _payload(context, index, sequence, sequence, names)
     row = payload.to_pylist()[0]
-    events = [
-        TraceEvent(
-            at=r["committed_at"],
-            group=r["consumer_group"],
-            **{name: r[name] for name in TraceEvent.__slots__ if name in r},
-        )
-        for r in _with_own_errors(
-            _of_this_message(read_history(context, sequence=sequence).to_pylist())
-        )
-    ]
+    events = _own_events(context, sequence)
     earlier, later, letter = None, list[int](), dead_letter_of(row["headers"])
     if back and letter is not None and row["message_id"] is not None:
         earlier = find_earlier(context, sequence, row["message_id"], letter)
     if on and any(event.outcome == "dead_lettered" for event in events):
         later = find_later(context, sequence, row["message_id"])
+
+    redriven = None
+    if letter is not None and (earlier is not None or not back):
+        redriven = _redrive_event(context, piece, letter, row["headers"])
+        events.insert(0, redriven)
 
     def follow(one: int | None, **ways: bool) -> Iterator[Trace]:
         if one is not None and one not in seen:
@@ -111,6 +114,43 @@ def _trace(
         tuple(_blocked_groups(context, sequence)),
         next(follow(earlier, back=True, on=False), None),
         tuple(found for one in later for found in follow(one, back=False, on=True)),
+        redriven_at=None if redriven is None else redriven.at,
+    )
+
+
+def _own_events(context: QueueContext, sequence: int) -> list[TraceEvent]:
+    """Return what happened to a message in its groups, in order."""
+    return [
+        TraceEvent(
+            at=r["committed_at"],
+            group=r["consumer_group"],
+            **{name: r[name] for name in TraceEvent.__slots__ if name in r},
+        )
+        for r in _with_own_errors(
+            _of_this_message(read_history(context, sequence=sequence).to_pylist())
+        )
+    ]
+
+
+def _redrive_event(
+    context: QueueContext, piece: FileSlice, letter: int, headers: Any
+) -> TraceEvent:
+    """Return the event that published a copy. A copy has no failures and no deliveries yet."""
+    return TraceEvent(
+        at=to_datetime(piece.committed_at),
+        version=piece.first >> 32,
+        group=died_in(headers) or "",
+        event="redriven",
+        state=UNREAD,
+        outcome=None,
+        operation="redrive",
+        lease_id=None,
+        worker_id=None,
+        delivery_count=0,
+        failure_count=0,
+        reason=None,
+        error=None,
+        user=find_redriver(context, letter),
     )
 
 
