@@ -6,7 +6,7 @@ from typing import Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import STATE_NAMES, MessagePosition, PeekedMessage
-from spark_mq.operations.trace import TraceEvent
+from spark_mq.operations.trace import Trace, TraceEvent
 from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_time, show_value
 from spark_mq.web.layout import facts, field, href, lazy, page, payload, table, when
@@ -148,11 +148,20 @@ def _life(view: View, sequence: int) -> Html:
         _cut(len(positions), MAX_GROUPS, "groups"),
         [el("p", f"Group {group} leases nothing: {why}", class_="warn")
          for group, why in trace.blocked[:MAX_GROUPS]],
+        _redrives(view, trace),
         el("h3", "Events"),
         el("p", published, class_="note"),
         table(headings, [_event(one) for one in events], empty="No event."),
         _cut(len(trace.events), MAX_EVENTS, "events"),
     )  # fmt: skip
+
+
+def _redrives(view: View, trace: Trace) -> list[Html]:
+    """Return links to what the message was before a redrive, and to what redrives made of it."""
+    linked = [("Redriven from", trace.earlier), *(("Redriven as", one) for one in trace.later)]
+    return [
+        el("p", f"{how} ", _link(view, one.sequence), ".") for how, one in linked if one is not None
+    ]
 
 
 def _position(view: View, one: MessagePosition) -> list[Child]:
