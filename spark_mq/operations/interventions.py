@@ -134,7 +134,7 @@ def change_messages(
         after, done = intervene(folded, index, view.now, how, intervals, error=reason, force=force)
         info = {
             "operation": how, "messages": done.changed, "ranges": format_intervals(done.ranges),
-            **({"reason": reason} if reason else {}),
+            **({"reason": reason, "detail": reason} if reason else {}),
         }  # fmt: skip
         return after if done.changed else None, done, info
 

@@ -131,6 +131,25 @@ def test_a_user_is_noted_with_the_own_operation_only(queue: Queue) -> None:
             assert one.user == own_user()
 
 
+def test_changes_show_what_was_asked_for(queue: Queue) -> None:
+    sequence = queue.publish(["a", "b"]).sequences[0]
+    group = queue.group("g").ensure()
+    group.configure(visibility_timeout="90s", max_in_flight=9)
+    group.pause("repairs")
+    group.resume()
+    group.discard(sequence, reason="spam")
+    group.dead_letter(sequence + 1, reason="no customer")
+    group.seek("latest")
+    for _ in range(2):
+        made = {one.operation: one.detail for one in queue.changes()}
+        assert made.pop("configure") == "visibility_timeout=1m 30s, max_in_flight=9"
+        assert made == {
+            "create group": None, "pause": "repairs", "resume": None, "discard": "spam",
+            "dead letter": "no customer", "seek": "to latest",
+        }  # fmt: skip
+        queue.sweep()  # the archive has the same
+
+
 def test_each_change_names_the_user_of_this_process(queue: Queue) -> None:
     with_letters(queue)
     group = queue.group("billing")
@@ -143,5 +162,6 @@ def test_each_change_names_the_user_of_this_process(queue: Queue) -> None:
     queue.drop_group("old")
     queue.purge(queue.name)
     made = {one.operation: one.user for one in queue.changes(since="1d")}
+    assert "freeze redrive" not in made, "a step of the redrive, which stands there itself"
     wanted = ("configure", "pause", "resume", "seek", "redriven", "drop group", "trim")
     assert {name: made[name] for name in wanted} == dict.fromkeys(wanted, own_user())
