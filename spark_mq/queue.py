@@ -274,6 +274,8 @@ class Queue(QueueViews):
     def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
         """Change settings of the queue in one commit, and return all of them.
 
+        A commit of ``leases/`` then notes the change for :meth:`changes`.
+
         Another open handle obeys once it has read the log of ``messages/`` again. Leases, sweeps
         and looks read it first. A publish reads it as it commits, so the change holds from the
         next one on. Publishers of other Delta writers that commit meanwhile may have to try again.

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from spark_mq.ledger import admin, schedule
@@ -17,7 +17,7 @@ from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_names import MAX_COMPARED_GROUPS, group_not_found
-from spark_mq.operations.public_settings import public_group_settings
+from spark_mq.operations.public_settings import public_group_settings, settings_changed
 from spark_mq.operations.shared_ledger import (
     CREATE_GROUP,
     GroupView,
@@ -28,7 +28,6 @@ from spark_mq.operations.shared_ledger import (
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import DROP_GROUP, Priority, Update, update_ledger
 from spark_mq.util.clock import to_micros
-from spark_mq.util.show import show_duration
 from spark_mq.util.validation import suggest, validate_choice
 
 __all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
@@ -151,7 +150,9 @@ class GroupLedger(SharedLedger):
             info = {
                 "operation": "configure",
                 "settings": {name: getattr(after, name) for name in changes},
-                "detail": _differences(view.settings, after),
+                "detail": settings_changed(
+                    public_group_settings(view.settings), public_group_settings(after)
+                ),
             }
             head = replace(view.ledger.head, settings=asdict(after))
             ledger = view.ledger.replaced(head, view.ledger.events)
@@ -205,16 +206,6 @@ class GroupLedger(SharedLedger):
             return DROP_GROUP, None, {"operation": "drop group"}
 
         update_ledger(self.ledgers, self.name, compute, whole_table=True, replace=True)
-
-
-def _differences(before: GroupSettings, after: GroupSettings) -> str:
-    """Return the settings that changed, with their new values, for people."""
-    old, new = asdict(public_group_settings(before)), asdict(public_group_settings(after))
-    changed = {name: value for name, value in new.items() if value != old[name]}
-    return ", ".join(
-        f"{name}={show_duration(value) if isinstance(value, timedelta) else value}"
-        for name, value in changed.items()
-    )
 
 
 def _position(index: MessageIndex, start: StartPosition) -> int:

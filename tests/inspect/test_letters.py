@@ -135,6 +135,7 @@ def test_changes_show_what_was_asked_for(queue: Queue) -> None:
     sequence = queue.publish(["a", "b"]).sequences[0]
     group = queue.group("g").ensure()
     group.configure(visibility_timeout="90s", max_in_flight=9)
+    queue.configure(retention="3d")
     group.pause("repairs")
     group.resume()
     group.discard(sequence, reason="spam")
@@ -144,7 +145,7 @@ def test_changes_show_what_was_asked_for(queue: Queue) -> None:
         made = {one.operation: one.detail for one in queue.changes()}
         assert made.pop("configure") == "visibility_timeout=1m 30s, max_in_flight=9"
         assert made == {
-            "create group": None, "pause": "repairs", "resume": None, "discard": "spam",
+            "create group": None, "configure queue": "retention=3d", "pause": "repairs", "resume": None, "discard": "spam",
             "dead letter": "no customer", "seek": "to latest",
         }  # fmt: skip
         queue.sweep()  # the archive has the same
