@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from support.handles import again, lease, trim, until
 
-from spark_mq import Lease, Message, Queue, SettleResult, WorkSummary
+from spark_mq import Lease, Message, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
 from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, InvalidOption
 from spark_mq.testing import ManualClock
 
@@ -225,6 +225,18 @@ def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(
     receipt = queue.publish(["a"])
     with pytest.raises(InvalidHandlerResult):
         drain(queue, lambda _: wrong(receipt.sequences[0]) if callable(wrong) else wrong)
+    assert counts(queue) == {"in_flight": 1}
+
+
+def _reject(_: object) -> None:
+    raise Reject("no customer")
+
+
+@pytest.mark.parametrize("handler", [_reject, lambda _: Snooze("1m"), lambda _: Retry])
+def test_a_decision_about_one_message_ends_a_loop_of_leases(queue: Queue, handler: Any) -> None:
+    queue.publish(["a"])
+    with pytest.raises(InvalidHandlerResult, match="use each='message'"):
+        drain(queue, handler)
     assert counts(queue) == {"in_flight": 1}
 
 

@@ -246,8 +246,9 @@ async def _nothing() -> None:
         lambda _: _nothing(),
         lambda _: {"sequence": 1, "outcome": "nack"},
         lambda _: (n for n in "a"),
+        lambda _: "nack",
     ],
-    ids=["a coroutine that nobody runs", "a verdict of a lease's handler", "a generator"],
+    ids=["a coroutine that nobody runs", "a lease's verdict", "a generator", "an outcome"],
 )
 def test_what_would_ack_by_mistake_ends_the_loop_and_settles_nothing(
     queue: Queue, handler: Handler
