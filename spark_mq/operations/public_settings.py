@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any, Final
 
 from spark_mq.ledger import settings as stored
 from spark_mq.util.records import Record
+from spark_mq.util.show import show_duration
 
-__all__ = ["GroupSettings", "QueueSettings", "public_group_settings", "public_queue_settings"]
+__all__ = [
+    "GroupSettings",
+    "QueueSettings",
+    "public_group_settings",
+    "public_queue_settings",
+    "settings_changed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +154,15 @@ def _shown(settings: stored.GroupSettings | stored.QueueSettings) -> dict[str, A
         name: timedelta(microseconds=value) if name in _DURATIONS and value is not None else value
         for name, value in values.items()
     }
+
+
+def settings_changed(
+    before: GroupSettings | QueueSettings, after: GroupSettings | QueueSettings
+) -> str:
+    """Return the settings that changed, with their new values, for people."""
+    old, new = asdict(before), asdict(after)
+    return ", ".join(
+        f"{name}={show_duration(value) if isinstance(value, timedelta) else value}"
+        for name, value in new.items()
+        if value != old[name]
+    )

@@ -368,6 +368,25 @@ def test_messages_are_changed_without_a_lease(run: Run, queue: Queue) -> None:
     assert run("group", "discard", "none", 12, "--yes", "-q", queue.path, expect=3)
 
 
+def test_a_trace_shows_each_message_once_with_where_it_stands(run: Run, queue: Queue) -> None:
+    old = sequence_of(queue, "bad")
+    queue.sweep()
+    queue.redrive()
+    new = queue.find(message_id="id-bad")[0]
+    here = ("-q", queue.path)
+    main = run("trace", "--message-id", "id-bad", *here, "-o", "json").row
+    assert (main["sequence"], main["earlier"]["sequence"]) == (new, old)
+    assert "settled" in [one["state"] for one in main["earlier"]["groups"]]
+    assert "ready" in [one["state"] for one in main["groups"]]
+    (later,) = run("trace", old, *here, "-o", "json").row["later"]
+    assert later["groups"] == main["groups"]
+    for words in (("--message-id", "id-bad"), ("--key", "key-bad"), (old,), (new,)):
+        first, second = run("trace", *words, *here).out.split("redriven as")
+        assert (f"message {old} " in first, f"message {new} " in second) == (True, True)
+        assert "now  billing  settled" in first
+        assert "now  billing  ready" in second
+
+
 def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> None:
     here = ("-q", queue.path)
     assert run("dlq", "list", *here, "-o", "json").rows == []

@@ -26,6 +26,8 @@ from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.outcomes import show_outcomes
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
+from spark_mq.util.clock import to_datetime
+from spark_mq.util.user import acting_as
 
 Make = Callable[..., Queue]
 
@@ -679,6 +681,37 @@ def test_a_trace_follows_redrives_in_both_directions(queue: Queue, own_id: bool)
         assert ("no 0" in text, "no 1" in text) == (True, True)
 
 
+def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) -> None:
+    before = queue.publish([Message("bad", message_id="m")]).sequences[0]
+    published = queue.trace(before).published_at
+    lease(queue).reject(error="no")
+    queue.sweep()
+    clock.advance("1h")
+    with acting_as("alice"):
+        queue.redrive()
+    after = queue.find(message_id="m")[0]
+    clock.advance("1h")
+    lease(queue).ack()
+    queue = again(queue)
+    copy = queue.trace(after)
+    redriven, *_, acked = copy.events
+    assert (redriven.event, redriven.state, redriven.user) == ("redriven", "unread", "alice")
+    assert redriven.version == after >> 32
+    (piece,) = queue._context.messages.index(after).slices(after, after)
+    assert redriven.at == to_datetime(piece.committed_at) != published
+    assert (copy.redriven_at, copy.published_at) == (redriven.at, published)
+    assert acked.event == "acked"
+    assert [one.sequence for one in copy.chain()] == [before, after]
+    assert queue.trace(before).later[0].events == copy.events
+    assert queue.trace(before).redriven_at is None
+    first, second = str(copy).split("redriven as")
+    assert "first published" not in first
+    assert "first published" in second
+    assert "user alice" in second
+    html = copy._repr_html_()
+    assert html.index(f"message {before} ") < html.index("no") < html.index(f"message {after} ")
+
+
 def test_a_trace_follows_a_redrive_whose_dead_letter_is_gone(queue: Queue) -> None:
     before = queue.publish([Message("bad", message_id="m")]).sequences[0]
     lease(queue).reject()
@@ -701,6 +734,7 @@ def test_forged_headers_lead_a_trace_nowhere(queue: Queue) -> None:
     for sequence in [m.sequence for m in lease(queue).messages]:
         assert queue.trace(sequence).sequence == sequence
     assert (queue.trace(own).earlier, queue.trace(own).later) == (None, ())
+    assert "redriven" not in [one.event for one in queue.trace(own).events]
 
 
 def test_a_trace_finds_its_message_by_id_or_key(queue: Queue) -> None:
