@@ -138,7 +138,7 @@ def test_an_empty_list_of_sequences_wants_nothing() -> None:
 ENDED = {
     "acked": (1, 0, None, None),
     "dead_lettered": (2, 1, "rejected", "no customer"),
-    "dropped": (1, 0, None, None),
+    "dropped": (1, 0, "requested", None),
     "skipped": (0, 0, None, None),
     "expired": (0, 0, None, None),
 }
