@@ -92,7 +92,7 @@ def work(
     queue: QueuePath,
     group: Group = "default",
     each: Annotated[
-        str, option("--each", help="lease or message: what the function is called with.")
+        str, option("--each", help="Call it with each lease or each message.")
     ] = "lease",
     max_messages: Annotated[
         int | None,
