@@ -208,7 +208,8 @@ def test_commits_of_before_a_cleaning_lose_no_message(tmp_path: Path) -> None:
     lease(queue, 5).ack()
     held = lease(queue, 50)
     index_commits(queue)
-    assert queue._context.messages.clean(1, 0.0) > 100
+    # A thread writes the checkpoint at commit 100 or shortly after it.
+    assert queue._context.messages.clean(1, 0.0) >= 100
     shutil.rmtree(tmp_path / "queue" / "commits")
     shutil.copytree(tmp_path / "commits", tmp_path / "queue" / "commits")
     queue = late(tmp_path / "queue")
