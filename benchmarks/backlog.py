@@ -47,7 +47,7 @@ def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
             file = write_file(queue._context.messages.files, messages)
         name = f"part-{uuid.uuid4()}.parquet"
         os.link(path / file.path, path / name)
-        told = {
+        reported = {
             "timestamp": int(hour_ago * 1000),
             "operation": "WRITE",
             "spark_mq_operation_id": uuid.uuid4().hex,
@@ -55,7 +55,9 @@ def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
         add = {"path": name, "partitionValues": {}, "size": file.size, "modificationTime": 0, "dataChange": True,
                "stats": file.stats}  # fmt: skip
         log = path / "_delta_log" / f"{version:020d}.json"
-        log.write_text(json.dumps({"commitInfo": told}) + "\n" + json.dumps({"add": add}) + "\n")
+        log.write_text(
+            json.dumps({"commitInfo": reported}) + "\n" + json.dumps({"add": add}) + "\n"
+        )
         os.utime(log, (hour_ago, hour_ago))
         if version % checkpoint_every == 0:
             DeltaTable(path, version=version).create_checkpoint()
@@ -98,11 +100,11 @@ def show(title: str, path: str) -> None:
     done = subprocess.run(
         [sys.executable, __file__, "--probe", path], check=True, capture_output=True, text=True
     )
-    told = json.loads(done.stdout)
+    reported = json.loads(done.stdout)
     files = sum(len(names) for _, _, names in os.walk(Path(path, "messages", "_delta_log")))
     print(
         f"{title} ({files:,} files in the log): "
-        + ", ".join(f"{name}: {value:,.1f}" for name, value in told.items()),
+        + ", ".join(f"{name}: {value:,.1f}" for name, value in reported.items()),
         flush=True,
     )
 

@@ -45,17 +45,17 @@ def chosen(names: list[str] | None, sizes: Sizes, short: bool) -> dict[str, Part
     return {name: every[name] for name in names or ALL}
 
 
-def merged(file: Path, results: list[Result], told: dict[str, Any]) -> list[dict[str, Any]]:
+def merged(file: Path, results: list[Result], reported: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of a file with those of this run in their places: what was not measured this time stays as it is."""
     known = {r["name"]: r for r in json.loads(file.read_text())["results"]} if file.exists() else {}
-    return list((known | {r.name: {**asdict(r), **told} for r in results}).values())
+    return list((known | {r.name: {**asdict(r), **reported} for r in results}).values())
 
 
-def keep(file: Path, points: dict[str, list[Point]], told: dict[str, Any]) -> None:
-    """Writes the points of curves, with what is told of their run; curves that were not measured this time stay as they are."""
+def keep(file: Path, points: dict[str, list[Point]], reported: dict[str, Any]) -> None:
+    """Writes the points of curves, with what is reported of their run; curves that were not measured this time stay as they are."""
     curves = json.loads(file.read_text()) if file.exists() else {}
     for name, found in points.items():
-        curves[name] = {**told, "points": [{"x": point.x, **point.lines} for point in found]}
+        curves[name] = {**reported, "points": [{"x": point.x, **point.lines} for point in found]}
     if points:
         file.write_text(json.dumps(curves, indent=1) + "\n")
 
@@ -102,7 +102,7 @@ def main() -> int:
     sizes = SHORT if given.short else Sizes(drain=given.messages)
     rounds = given.rounds or (SHORT_ROUNDS if given.short else 30)
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
-    told = {"machine": machine, "rounds": rounds, "short": given.short}
+    reported = {"machine": machine, "rounds": rounds, "short": given.short}
     results: list[Result] = []
     absent: list[str] = []
     for name, part in chosen(given.only, sizes, given.short).items():
@@ -120,8 +120,10 @@ def main() -> int:
             expected(name, sizes) - {r.name for r in new if r.value is None or r.value > 0}
         )
         # After each part: a run of hours may be stopped.
-        given.out.write_text(json.dumps({"results": merged(given.out, new, told)}, indent=2) + "\n")
-        keep(given.curves, points, told)
+        given.out.write_text(
+            json.dumps({"results": merged(given.out, new, reported)}, indent=2) + "\n"
+        )
+        keep(given.curves, points, reported)
         print(f"    {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     print(f"\n{machine}; {rounds} rounds\n")
     show(results)

@@ -39,7 +39,7 @@ class Worker:
 
 
 def contend(me: Worker, begin: Any, stop: Any, results: Any) -> None:
-    """Leases, extends and acks until told to stop; puts its milliseconds by verb into `results`."""
+    """Leases, extends and acks until asked to stop; puts its milliseconds by verb into `results`."""
     if me.apart:
         doors.fcntl = None
     ours = Queue.open(me.path, storage_options=me.options).group(me.group)
@@ -84,7 +84,7 @@ def run(
     asked: Callable[[], int] = int,
 ) -> dict[str, Any]:
     """One contest. The first worker is the slow one, if there is one. ``root``: where, if not on this disk; ``messages``: enough of them;
-    ``asked``: tells how many requests a store has had.
+    ``asked``: returns how many requests a store has had.
 
     ``cpu``: seconds of it that the workers used in all.
     """
@@ -119,19 +119,19 @@ def run(
         start, requests = time.perf_counter(), asked()
         time.sleep(seconds)
         stop.set()
-        told = [results.get(timeout=120) for _ in running]
+        reported = [results.get(timeout=120) for _ in running]
         took, requests = time.perf_counter() - start, asked() - requests
         for process in running:
             process.join()
         commits = queue._context.ledgers.version() - before
-    done = sum(len(ms) for _, _, _, times, _, _ in told for ms in times.values())
+    done = sum(len(ms) for _, _, _, times, _, _ in reported for ms in times.values())
     return {
         "done_per_second": done / took,
         "commits_per_second": commits / took,
         "seconds": took,
         "requests": requests,
-        "cpu": sum(one[-1] for one in told),
-        "workers": sorted(told),
+        "cpu": sum(one[-1] for one in reported),
+        "workers": sorted(reported),
     }
 
 

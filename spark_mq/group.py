@@ -24,6 +24,7 @@ from spark_mq.operations.interventions import change_messages, find_messages
 from spark_mq.operations.public_settings import GroupSettings, public_group_settings
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
 from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import (
     short_repr,
     validate_count,
@@ -83,6 +84,7 @@ class ConsumerGroup(GroupViews):
         """Return whether the group has been created."""
         return self._ledger.exists()
 
+    @acting_by_default()
     def seek(self, to: str | int | datetime) -> None:
         """Move the group: all messages before are skipped, all from there on are unread.
 
@@ -96,6 +98,7 @@ class ConsumerGroup(GroupViews):
         """
         self._ledger.seek(validate_position("to", to))
 
+    @acting_by_default()
     def configure(self, **settings: Unpack[GroupSettingsOptions]) -> GroupSettings:
         """Change settings of the group in one commit, and return all of them.
 
@@ -118,6 +121,7 @@ class ConsumerGroup(GroupViews):
         """The settings as they are now. A group that does not exist has the queue's defaults."""
         return public_group_settings(self._ledger.settings())
 
+    @acting_by_default()
     def unblock(self, to: str, sequences: Iterable[int] | None = None) -> int:
         """Decide about messages that block the group (``on_exhausted="block"``).
 
@@ -225,6 +229,7 @@ class ConsumerGroup(GroupViews):
         why = validate_error(reason, "reason")
         return change_messages(self._ledger, DEAD_LETTER, found, reason=why, force=force, by=by)
 
+    @acting_by_default()
     def pause(self, reason: str | None = None) -> None:
         """Stop new leases of the group, in every process, until :meth:`resume`.
 
@@ -237,6 +242,7 @@ class ConsumerGroup(GroupViews):
         """
         self._ledger.pause(validate_error(reason, "reason"))
 
+    @acting_by_default()
     def resume(self) -> None:
         """End a pause, and close the breaker.
 
@@ -448,9 +454,10 @@ class ConsumerGroup(GroupViews):
             With ``each="message"``: how long a finished message may wait for others, to be settled
             together. Default: 100 ms.
         until
-            "empty": end once nothing is due. "settled": end once no message is left, so also wait
-            for delayed ones, retries, and leases of others. Dead messages count as settled, and
-            blocked ones do not. Default: do not end.
+            "empty": end once nothing can be leased, so also if the group is paused or blocked. The
+            summary then says why (``blocked_because``). "settled": end once no message is left, so
+            also wait for delayed ones, retries, and leases of others. Dead messages count as
+            settled, and blocked ones do not. Default: do not end.
         until_empty
             The same as ``until="empty"``.
         fail_on_data_loss

@@ -37,6 +37,7 @@ from spark_mq.operations.trimming import what_is_held_back
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
+from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import (
     short_repr,
     validate_choice,
@@ -274,8 +275,11 @@ class Queue(QueueViews):
         """The settings of the queue."""
         return public_queue_settings(self._context.settings)
 
+    @acting_by_default()
     def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
         """Change settings of the queue in one commit, and return all of them.
+
+        A commit of ``leases/`` then notes the change for :meth:`changes`.
 
         Another open handle obeys once it has read the log of ``messages/`` again. Leases, sweeps
         and looks read it first. A publish reads it as it commits, so the change holds from the
@@ -443,6 +447,7 @@ class Queue(QueueViews):
         """Return the names of the groups that exist."""
         return self._context.ledgers.groups()
 
+    @acting_by_default()
     def drop_group(self, name: str) -> None:
         """Drop a group with its ledger. Its leases are lost, and it no longer holds back trims.
 
@@ -496,6 +501,7 @@ class Queue(QueueViews):
         """Return the trim horizon: messages up to it may be gone. -1 before the first trim."""
         return self._context.horizon()
 
+    @acting_by_default()
     def purge(self, name: str) -> PurgeResult:
         """Drop every message published up to now, for all groups. They count as skipped.
 
@@ -539,6 +545,7 @@ class Queue(QueueViews):
         """
         return run_sweep(self._context, copy)
 
+    @acting_by_default()
     def redrive(
         self,
         *,

@@ -11,6 +11,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.operations.acquire import LeaseOptions
 from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.per_message.decisions import refuse_decisions
 from spark_mq.per_message.feed import GroupFeed
 from spark_mq.per_message.pool import CoroutinePool, Pool, ThreadPool, is_async
 from spark_mq.per_message.state import FeedOptions, WorkState
@@ -110,7 +111,7 @@ def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
             )
     loop = WorkerLoop(
         ledger,
-        handler,
+        refuse_decisions(handler),
         options.lease_options(1),
         options.policy(),
         validate_duration("max_lease_duration", options.max_lease_duration),

@@ -29,7 +29,7 @@ from spark_mq.operations.settle import summarize
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.operations.verdict_log import VerdictLog
 from spark_mq.operations.work_report import reported_work
-from spark_mq.operations.work_summary import WorkSummary
+from spark_mq.operations.work_summary import WorkSummary, why_left
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.thread_watch import ThreadWatch, describe_wait
 
@@ -114,6 +114,8 @@ class WorkerLoop:
         self._ending.notify()
 
     def _finish(self, watch: ThreadWatch, grace: float) -> None:
+        if not self.stop.is_set():  # the end that `until` wants
+            self.summary.blocked_because = why_left([self.ledger])
         self._end()
         watch.wait_for_end(grace)
         self._over.set()
@@ -156,9 +158,6 @@ class WorkerLoop:
                 continue
             if acquired.unfinished:
                 continue  # the end of the loop came first
-            why = acquired.blocked_because
-            if why and not acquired.ranges and not self.stop.is_set():
-                _log.warning("group %s may lease nothing: %s", self.ledger.name, why)
             return self._take(acquired)
         return None
 

@@ -26,7 +26,7 @@ SIZE = 10
 
 
 def keep_sweeping(path: str, pause: float, ready: Any, stop: Any) -> None:
-    """Sweeps until told to stop."""
+    """Sweeps until asked to stop."""
     queue = Queue.open(path)
     ready.set()
     while not stop.wait(pause):
@@ -92,16 +92,16 @@ def age(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Poi
             lines: dict[str, float] = {}
             for kind in groups:
                 queue = queues[kind]
-                told = {
+                reported = {
                     **summary("lease", times[kind]["lease"]),
                     **summary("ack", times[kind]["ack"]),
                 }
-                told |= {
+                reported |= {
                     "open": statistics.median(opened(queue.path) for _ in range(3)),
                     "files": log_files(queue),
                 }
-                medians[kind].append(told)
-                lines |= {f"{name}, {kind}": value for name, value in told.items()}
+                medians[kind].append(reported)
+                lines |= {f"{name}, {kind}": value for name, value in reported.items()}
             yield Point("age", upto, lines)
     for kind, told_ in medians.items():
         first, last, upto = told_[0], told_[-1], len(told_) * step

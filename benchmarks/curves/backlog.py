@@ -34,13 +34,13 @@ def probed(path: str, processes: int) -> dict[str, float]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        told = json.loads(run.stdout)
+        reported = json.loads(run.stdout)
         each.append(
-            told
+            reported
             | {
-                "open and first lease, ms": told["open, ms"]
-                + told["first look at the log, ms"]
-                + told["first lease, ms"]
+                "open and first lease, ms": reported["open, ms"]
+                + reported["first look at the log, ms"]
+                + reported["first lease, ms"]
             }
         )
     return {name: sorted(one[name] for one in each)[processes // 2] for name in each[0]}
@@ -56,18 +56,18 @@ def backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
         for _ in range(2):
             Queue.open(queue.path).sweep()
         after = probed(queue.path, 1 if short else PROCESSES)
-        for kind, told in (("without a sweep", before), ("swept", after)):
+        for kind, reported in (("without a sweep", before), ("swept", after)):
             for name, goal in GOALS.items():
                 what, unit = name.split(", ")
-                first = shortest.setdefault(f"{kind} {what}", told[name])
+                first = shortest.setdefault(f"{kind} {what}", reported[name])
                 yield Result(
                     f"{commits:,} commits of one message, {kind}: {what}",
-                    told[name],
+                    reported[name],
                     unit,
-                    f"{told[name] / first:.2f}x of the shortest log",
+                    f"{reported[name] / first:.2f}x of the shortest log",
                     goal if kind == "swept" else "",
                 )
-        lines = {f"{name.removesuffix(', ms')}, {kind}": told[name]
-                 for kind, told in (("without a sweep", before), ("swept", after))
+        lines = {f"{name.removesuffix(', ms')}, {kind}": reported[name]
+                 for kind, reported in (("without a sweep", before), ("swept", after))
                  for name in (*GOALS, "next lease and ack, ms")}  # fmt: skip
         yield Point("log", commits, lines)

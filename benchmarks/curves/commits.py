@@ -44,7 +44,7 @@ def against_batch(folder: Path, rounds: int, short: bool = False) -> Iterator[Re
     for number in range(rounds + WARMUP):
         for size in sizes:
             cycle(group, size, times[size] if number >= WARMUP else None)
-    yield from told("batch", times, "of {:,}")
+    yield from reported("batch", times, "of {:,}")
 
 
 def against_backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
@@ -61,10 +61,10 @@ def against_backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[
             fill(queues[depth], size, commit=size)  # so that each of them stays as deep as it is
             group._context.messages.index()
             cycle(group, size, times[depth] if number >= WARMUP else None)
-    yield from told("backlog", times, f"of {size:,}, backlog {{:,}}")
+    yield from reported("backlog", times, f"of {size:,}, backlog {{:,}}")
 
 
-def told(
+def reported(
     curve: str, times: dict[int, Times], name: str, goal: str = GOAL
 ) -> Iterator[Result | Point]:
     """The curve, and its p50 at each place beside that at the first one."""

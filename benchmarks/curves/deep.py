@@ -125,10 +125,10 @@ def deep(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Po
                     text=True,
                     cwd=Path(__file__).parents[1],
                 )
-                told = json.loads(run.stdout)
-                lines[f"{kind}, {reader}"] = told["ms"]
+                reported = json.loads(run.stdout)
+                lines[f"{kind}, {reader}"] = reported["ms"]
                 what = f"deep in a file of {rows:,} rows of {size} B, {kind}, {reader}: lease and read {BATCH:,}"
-                ms = list(told["ms"].values())
+                ms = list(reported["ms"].values())
                 goal = "the same at each position" if kind == "foreign" else ""
                 yield Result(f"{what}, at 0 %", ms[0], "ms")
                 yield Result(
@@ -138,7 +138,7 @@ def deep(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Po
                     f"{ms[-1] / ms[0]:.2f}x of 0 %",
                     goal,
                 )
-                yield Result(f"{what}, peak memory", told["peak"], "MB")
+                yield Result(f"{what}, peak memory", reported["peak"], "MB")
         for at in POSITIONS:
             yield Point(
                 f"position, {size} B", at, {name: ms[str(at)] for name, ms in lines.items()}

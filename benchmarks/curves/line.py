@@ -14,11 +14,11 @@ import random
 import statistics
 from dataclasses import dataclass
 
-__all__ = ["Told", "simulate"]
+__all__ = ["Expected", "simulate"]
 
 
 @dataclass(frozen=True)
-class Told:
+class Expected:
     """What came of it: batches a second, seconds that a commit took with its wait (p50, p95), the share of time that lines were busy."""
 
     batches_per_second: float
@@ -29,7 +29,7 @@ class Told:
 
 def simulate(
     workers: int, groups: int, work: float, *, alone: float, contended: float, log: float
-) -> Told:
+) -> Expected:
     """``work``: seconds that a worker is busy with a batch, give or take a fifth; ``log``: for which a commit keeps other groups waiting.
 
     Twenty rounds of all workers, the first quarter of which does not count.
@@ -58,7 +58,7 @@ def simulate(
             batches += holds
         pause = 0.0 if holds else work * chance.uniform(0.8, 1.2)
         heapq.heappush(ready, (end + pause, worker, not holds))
-    return Told(
+    return Expected(
         batches / (seconds * 0.75),
         statistics.median(waits),
         statistics.quantiles(waits, n=20)[-1],
@@ -84,10 +84,10 @@ def main() -> None:
         "--log",
         type=float,
         default=0.1,
-        help="seconds that the log takes for each commit, of whatever group",
+        help="seconds that the log takes for each commit of any group",
     )
     given = parser.parse_args()
-    told = simulate(
+    reported = simulate(
         given.workers,
         given.groups,
         given.batch / given.rate,
@@ -95,12 +95,12 @@ def main() -> None:
         contended=given.contended,
         log=given.log,
     )
-    each = told.batches_per_second * given.batch
+    each = reported.batches_per_second * given.batch
     print(
         f"{each:,.0f} messages/s ({each / (given.workers * given.rate):.0%} of what the workers could do), {1e9 / each / 3600:.1f} h for a"
     )
     print(
-        f"billion; a commit takes {told.commit_p50:.2f} s, p95 {told.commit_p95:.2f} s; the line is busy for {told.busy:.0%} of the time"
+        f"billion; a commit takes {reported.commit_p50:.2f} s, p95 {reported.commit_p95:.2f} s; the line is busy for {reported.busy:.0%} of the time"
     )
 
 

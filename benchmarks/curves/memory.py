@@ -80,8 +80,8 @@ def in_a_process(what: str, path: str, number: int) -> dict[str, Any]:
     run = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
     )
-    told: dict[str, Any] = json.loads(run.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(run.stdout)
+    return reported
 
 
 def memory(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
@@ -105,11 +105,11 @@ def memory(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | 
         with tempfile.TemporaryDirectory(dir=folder) as place:
             queue = Queue.create(f"{place}/slice")
             publish(queue, rows, 1_000, kind == "foreign")
-            told = in_a_process("slice", queue.path, rows)
-        above = told["peak"] - told["before"]
+            reported = in_a_process("slice", queue.path, rows)
+        above = reported["peak"] - reported["before"]
         groups = "row groups of 20,000" if kind == "own" else "one row group"
-        yield Result(f"memory of a task over {told['slice']:,.0f} MB in {groups}: peak above its start", above, "MB",
-                     f"{above / told['slice']:.2f}x of the slice", "bounded")  # fmt: skip
+        yield Result(f"memory of a task over {reported['slice']:,.0f} MB in {groups}: peak above its start", above, "MB",
+                     f"{above / reported['slice']:.2f}x of the slice", "bounded")  # fmt: skip
 
 
 if __name__ == "__main__":

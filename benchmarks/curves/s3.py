@@ -18,7 +18,7 @@ from figures import Point, Result
 from curves.commits import Times, cycle
 from curves.line import simulate
 from curves.slow_s3 import SlowS3, slow_s3
-from curves.workers import contest_name, told
+from curves.workers import contest_name, reported
 from spark_mq import Queue
 
 LATENCY = 0.03
@@ -52,7 +52,7 @@ def s3(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Poin
                 messages=100_000,
                 asked=store.total,
             )
-            figures = told(found)
+            figures = reported(found)
             name = f"S3 at {LATENCY * 1000:.0f} ms a request, {contest_name(workers, groups)}"
             goals = GOALS.get((workers, groups), {})
             yield Result(
@@ -80,13 +80,16 @@ def s3(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Poin
             if groups == 1:
                 rates[workers] = figures["operations/s"]
                 yield Point("S3 workers", workers, figures)
-        # The last contest, on several groups, tells what the log takes.
+        # The last contest, on several groups, shows what the log takes.
         measured = {
             "alone": 1 / rates[1],
             "contended": 1 / rates[max(rates)],
             "log": 1 / figures["operations/s"],
         }
-        for workers, rate in rates.items():  # does the simulation tell what was not given to it?
+        for (
+            workers,
+            rate,
+        ) in rates.items():  # does the simulation agree with figures that it was not given?
             guess = 2 * simulate(workers, 1, 0.0, **measured).batches_per_second
             name = f"simulated: {contest_name(workers, 1)}, no work, operations/s"
             yield Result(name, guess, "/s", f"{guess / rate:.2f}x of the measured ones")
@@ -118,9 +121,11 @@ def requests(store: SlowS3, rounds: int) -> Iterator[Result]:
     for verb, each in asked.items():
         # Guards against a cleaned log ask once more every 5 s, so the mean is above the median.
         kinds = sum(each, Counter[str]())
-        told = ", ".join(f"{count / rounds:.1f} {kind}" for kind, count in sorted(kinds.items()))
+        reported = ", ".join(
+            f"{count / rounds:.1f} {kind}" for kind, count in sorted(kinds.items())
+        )
         count = statistics.median(one.total() for one in each)
-        yield Result(f"S3: requests of one {verb}", count, "", f"mean {told}", REQUESTS[verb])
+        yield Result(f"S3: requests of one {verb}", count, "", f"mean {reported}", REQUESTS[verb])
         yield Result(
             f"S3 at {LATENCY * 1000:.0f} ms a request: {verb} of 100, one worker, p50",
             statistics.median(times[verb]),

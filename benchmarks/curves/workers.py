@@ -19,7 +19,7 @@ def contest_name(workers: int, groups: int) -> str:
     return f"{workers} worker{'s' * (workers > 1)} on {groups} group{'s' * (groups > 1)}"
 
 
-def told(found: dict[str, Any]) -> dict[str, float]:
+def reported(found: dict[str, Any]) -> dict[str, float]:
     """A contest in figures: milliseconds over all workers. Where tickets are taken, there are more commits than operations."""
     each = [[ms for times in worker[3].values() for ms in times] for worker in found["workers"]]
     every = [ms for times in each for ms in times]
@@ -43,7 +43,7 @@ def workers(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
     seen: dict[tuple[int, int], list[dict[str, float]]] = {contest: [] for contest in contests}
     for _ in range(1 if short else 3):
         for number, groups in contests:
-            seen[number, groups].append(told(run(number, groups, 0.0, 1.0 if short else 10.0)))
+            seen[number, groups].append(reported(run(number, groups, 0.0, 1.0 if short else 10.0)))
     medians = {
         contest: {name: statistics.median(r[name] for r in runs) for name in runs[0]}
         for contest, runs in seen.items()

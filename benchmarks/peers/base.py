@@ -1,4 +1,4 @@
-"""What a peer is: something that holds messages, hands them out to one worker at a time, and forgets them when told."""
+"""What a peer is: something that holds messages, hands them out to one worker at a time, and forgets them once acked."""
 
 from __future__ import annotations
 

@@ -12,8 +12,20 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from spark_mq.cli import dead_letters, groups, health, messages, metrics, queues, top, web, workers
+from spark_mq.cli import (
+    dead_letters,
+    groups,
+    health,
+    messages,
+    metrics,
+    queues,
+    throughput,
+    top,
+    web,
+    workers,
+)
 from spark_mq.cli.exits import INTERRUPTED, OK, USAGE, exit_code_of
+from spark_mq.cli.hints import CommandFormatter, as_command
 from spark_mq.cli.options import option
 
 __all__ = ["app", "run"]
@@ -30,7 +42,7 @@ app = typer.Typer(
         "4 the store failed, 130 interrupted."
     ),
 )
-for part in (messages, workers, top, health, metrics, web):
+for part in (messages, workers, top, throughput, health, metrics, web):
     part.register(app)
 app.add_typer(queues.app, name="queue")
 app.add_typer(groups.app, name="group")
@@ -54,9 +66,9 @@ def _root(
         raise typer.Exit(USAGE)
     context.obj = {"debug": debug}
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="spark-mq: %(levelname)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(CommandFormatter("spark-mq: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -104,4 +116,4 @@ def _end_of_pipe() -> int:
 
 def _complain(text: str) -> None:
     """Print an error as one line."""
-    print(f"spark-mq: error: {' '.join(text.split())}", file=sys.stderr)
+    print(f"spark-mq: error: {as_command(' '.join(text.split()))}", file=sys.stderr)

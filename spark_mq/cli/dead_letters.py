@@ -16,17 +16,19 @@ from spark_mq.cli.options import (
     confirm,
     open_queue,
     option,
+    parse_sequence,
 )
 from spark_mq.cli.output import emit, emit_one, track
+from spark_mq.errors import InvalidOption
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Look at dead letters and redrive them.", no_args_is_help=True)
 
 _COLUMNS = [
-    ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("GROUP", "consumer_group"),
-    ("DELIVERIES", "delivery_count"), ("REASON", "reason"), ("ERROR", "error"),
-    ("KEY", "key"), ("VALUE", "value"),
+    ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("ID", "message_id"),
+    ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
+    ("ERROR", "error"), ("KEY", "key"), ("VALUE", "value"),
 ]  # fmt: skip
 _CHUNK = 10_000
 
@@ -53,20 +55,39 @@ def list_letters(
 def show(
     queue: QueuePath,
     letter: Annotated[
-        int,
+        str | None,
         typer.Argument(envvar="SPARK_MQ_LETTER", help="The LETTER of `dlq list`."),
-    ],
+    ] = None,
+    message_id: Annotated[
+        str | None, option("--message-id", help="The first letter with this id.")
+    ] = None,
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
     """Show one dead letter with its headers and its value."""
     opened = open_queue(queue, storage_option)
-    rows = opened.list_dead_letters(where=f"dead_letter_sequence = {letter}", limit=1).to_pylist()
+    where, wanted = _which(letter, message_id)
+    rows = opened.list_dead_letters(where=where, limit=1).to_pylist()
     if not rows:
-        typer.echo(f"spark-mq: error: no dead letter has the number {letter}", err=True)
+        typer.echo(f"spark-mq: error: no dead letter has the {wanted}", err=True)
         raise typer.Exit(NOT_FOUND)
     row = {**rows[0], "headers": dict(rows[0]["headers"] or ())}
     emit_one(row, output)
+
+
+def _which(letter: str | None, message_id: str | None) -> tuple[str, str]:
+    """Return the condition for a letter, and its name in words. Raises InvalidOption."""
+    if (letter is None) == (message_id is None):
+        raise InvalidOption(
+            "dlq show needs one dead letter: give the LETTER of `dlq list`, or --message-id",
+            option="letter",
+            value=letter,
+        )
+    if letter is not None:
+        number = parse_sequence(letter, "a dead letter")
+        return f"dead_letter_sequence = {number}", f"number {number}"
+    quoted = str(message_id).replace("'", "''")
+    return f"message_id = '{quoted}'", f"id {message_id}"
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from spark_mq.cli import interventions
 from spark_mq.cli.options import (
     GroupArgument,
     Output,
@@ -29,6 +30,7 @@ from spark_mq.util.setting_text import parse_setting
 __all__ = ["app"]
 
 app = typer.Typer(help="Look at groups, configure and move them.", no_args_is_help=True)
+interventions.register(app)
 
 _Sequences = Annotated[
     list[int] | None, option("--sequence", help="Only this message. Repeatable.")

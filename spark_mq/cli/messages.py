@@ -22,6 +22,7 @@ from spark_mq.cli.options import (
     existing_group,
     open_queue,
     option,
+    parse_sequence,
 )
 from spark_mq.cli.output import emit, json_line, printable, show_age, show_time, show_value
 from spark_mq.errors import InvalidOption
@@ -165,7 +166,7 @@ def _intervals(positions: Iterable[tuple[int, int]]) -> str:
 def trace(
     queue: QueuePath,
     sequence: Annotated[
-        int | None, typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The message.")
+        str | None, typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The message.")
     ] = None,
     message_id: Annotated[
         str | None, option("--message-id", help="The messages with this id.")
@@ -180,7 +181,7 @@ def trace(
     """Show a message's whole life, and where it stands in each group now."""
     opened = open_queue(queue, storage_option)
     if sequence is not None:
-        sequences = [sequence]
+        sequences = [parse_sequence(sequence, "a sequence")]
     elif message_id is not None or key is not None:
         sequences = opened.find(key=key, message_id=message_id, n=limit)
     else:
@@ -192,8 +193,10 @@ def trace(
     if not sequences:
         print("spark-mq: no message has this id or key", file=_stderr())
         raise typer.Exit(NOT_FOUND)
+    shown: set[int] = set()
     for one in sequences:
-        _print_trace(opened, one, output)
+        if one not in shown:  # a redrive keeps id and key, so the first trace may have it
+            shown |= _print_trace(opened, one, output)
 
 
 def _stderr() -> Any:
@@ -202,16 +205,33 @@ def _stderr() -> Any:
     return sys.stderr
 
 
-def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> None:
-    found, positions = queue.trace(sequence), queue.locate(sequence)
+def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> set[int]:
+    """Print a message and those of its redrives. Return their sequences."""
+    found = queue.trace(sequence)
+    chain = found.chain()
+    places = {one.sequence: queue.locate(one.sequence) for one in chain}
     if output is OutputFormat.json:
-        print(json_line({**asdict(found), "groups": [asdict(one) for one in positions]}))
-        return
-    for line in str(found).splitlines():
-        print(printable(line))
+        print(json_line(_with_groups(found, places)))
+        return set(places)
     now = datetime.now(UTC)
-    for one in positions:
-        print(printable(f"  now  {one.group}  {_standing(one, now)}"))
+    for number, one in enumerate(chain):
+        lines = one.lines() if number == 0 else ["redriven as", *one.lines()]
+        here = places[one.sequence]
+        lines += [f"  now  {place.group}  {_standing(place, now)}" for place in here]
+        for line in lines:
+            print(printable(line))
+    return set(places)
+
+
+def _with_groups(trace: Any, places: dict[int, Any]) -> dict[str, Any]:
+    """Return a trace as JSON has it: each message with where it stands in each group."""
+    earlier = None if trace.earlier is None else _with_groups(trace.earlier, places)
+    return {
+        **asdict(trace),
+        "earlier": earlier,
+        "later": [_with_groups(one, places) for one in trace.later],
+        "groups": [asdict(one) for one in places[trace.sequence]],
+    }
 
 
 def _standing(one: Any, now: Any) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "option",
     "parse_limit",
     "parse_pairs",
+    "parse_sequence",
 ]
 
 
@@ -126,6 +127,15 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
 def parse_limit(text: str) -> str | None:
     """Return a limit, or None for "none"."""
     return None if text.lower() == "none" else text
+
+
+def parse_sequence(text: str, what: str) -> int:
+    """Return a sequence. Raises InvalidOption, which names --message-id."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise InvalidOption(
+        f"{text!r} is not {what}: give a number, or --message-id {text}", option=what, value=text
+    )
 
 
 def open_queue(path: str, storage_options: Sequence[str] | None = None) -> Queue:

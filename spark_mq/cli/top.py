@@ -54,7 +54,7 @@ def top(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Show a live view of a queue until Ctrl-C. In a pipe it prints one view."""
+    """Show a live view of a queue until Ctrl-C. In a pipe it prints one view, after two looks."""
     opened = open_queue(queue, storage_option)
     pause = validate_duration("--interval", interval) / SECOND
     live = sys.stdout.isatty() and output is OutputFormat.table
@@ -63,6 +63,9 @@ def top(
     if live:
         _run_live(view, pause, left)
         return
+    if count is None and output is OutputFormat.table:
+        view.refresh()  # the rates of the view that is printed come from this one
+        time.sleep(pause)
     while left is None or left > 0:
         frame = view.refresh()
         if output is OutputFormat.json:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spark_mq.cli.exits import NOT_FOUND
+from spark_mq.cli.exits import FAILED, NOT_FOUND
 from spark_mq.cli.options import (
     Every,
     Group,
@@ -29,6 +29,9 @@ from spark_mq.cli.options import (
 from spark_mq.cli.output import busy, emit, emit_one, track
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
+from spark_mq.lease import Lease
+from spark_mq.per_message.pool import is_async
+from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import validate_duration
 
@@ -83,15 +86,22 @@ def work(
         typer.Argument(
             metavar="MODULE:FUNCTION",
             envvar="SPARK_MQ_HANDLER",
-            help="The function, called with a lease. Or path/to/file.py:function.",
+            help="The function, called with a lease or message. Or path/to/file.py:function.",
         ),
     ],
     queue: QueuePath,
     group: Group = "default",
+    each: Annotated[
+        str, option("--each", help="Call it with each lease or each message.")
+    ] = "lease",
     max_messages: Annotated[
-        int, option("--max-messages", min=1, help="The most messages in a lease.")
-    ] = 1,
+        int | None,
+        option("--max-messages", min=1, help="The most messages in a lease. Default: 1, or 1000."),
+    ] = None,
     threads: Annotated[int, option("--threads", min=1, help="Threads that call it.")] = 1,
+    concurrency: Annotated[
+        int | None, option("--concurrency", min=1, help="Calls of an async function at a time.")
+    ] = None,
     worker_id: Annotated[
         str | None, option("--worker-id", help="A label for people. Default: host and process.")
     ] = None,
@@ -106,7 +116,12 @@ def work(
     graceful_timeout: Annotated[
         str, option("--graceful-timeout", help="How long handlers have at the end.")
     ] = "30s",
-    until_empty: Annotated[bool, option("--until-empty", help="End once nothing is due.")] = False,
+    until: Annotated[
+        str | None, option("--until", help="empty: nothing is due. settled: no message is left.")
+    ] = None,
+    until_empty: Annotated[
+        bool, option("--until-empty", help="The same as --until empty.")
+    ] = False,
     create_group: Annotated[
         bool,
         option("--create-group/--no-create-group", help="Create the group if it is missing."),
@@ -116,10 +131,14 @@ def work(
 ) -> None:
     """Run a worker in plain Python: lease, call the function, settle, until SIGTERM or Ctrl-C."""
     function = load_handler(handler)
-    opened = open_queue(queue, storage_option).group(group, create=create_group)
-    with _progress(opened, function, until_empty) as counted:
-        summary = opened.work(
+    opened = open_queue(queue, storage_option)
+    worked = opened.group(group, create=create_group)
+    ends = until_empty or until is not None
+    with _progress(function, ends, lambda: _waiting(opened, worked)) as counted:
+        summary = worked.work(
             counted,
+            each=each,
+            concurrency=concurrency,
             worker_id=worker_id,
             threads=threads,
             max_messages=max_messages,
@@ -128,32 +147,63 @@ def work(
             on_error=on_error,
             ack=ack,
             graceful_timeout=graceful_timeout,
-            until_empty=until_empty,
+            until=_until(until, until_empty),
         )
     emit_one(summary, output)
+    if summary.blocked_because:  # a warning in the log names the group and the counts
+        raise typer.Exit(FAILED)
+
+
+def _waiting(queue: Queue, group: ConsumerGroup) -> int:
+    """Count the messages that are due, also for a group that is not there yet."""
+    return group.stats().ready if group.exists() else queue.describe().retained
 
 
 @contextmanager
 def _progress(
-    group: ConsumerGroup, handler: Callable[[Any], Any], until_empty: bool
+    handler: Callable[[Any], Any], ends: bool, waiting: Callable[[], int]
 ) -> Iterator[Callable[[Any], Any]]:
     """Show the progress of a worker that ends. Yields the handler that counts messages."""
-    if not until_empty:
+    if not ends:
         yield handler
         return
     lock, done = threading.Lock(), 0
-    with track("worked", group.ensure().stats().ready) as show:
+    with track("worked", waiting()) as show:
 
-        def counted(lease: Any) -> Any:
+        def count(given: Any) -> None:
             nonlocal done
-            try:
-                return handler(lease)
-            finally:
-                with lock:
-                    done += len(lease)
-                    show(done)
+            with lock:
+                done += len(given) if isinstance(given, Lease) else 1
+                show(done)
 
-        yield counted
+        yield _counted(handler, count)
+
+
+def _counted(handler: Callable[[Any], Any], count: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """Return a handler that counts what it was called with. It is async if the other one is."""
+
+    def call(given: Any) -> Any:
+        try:
+            return handler(given)
+        finally:
+            count(given)
+
+    async def call_async(given: Any) -> Any:
+        try:
+            return await handler(given)
+        finally:
+            count(given)
+
+    return call_async if is_async(handler) else call
+
+
+def _until(until: str | None, until_empty: bool) -> str | None:
+    """Return when the work ends. Raises InvalidOption for two different ends."""
+    if not until_empty or until in (None, "empty"):
+        return "empty" if until_empty else until
+    raise InvalidOption(
+        f"--until {until} and --until-empty are two ends: give one", option="--until", value=until
+    )
 
 
 def load_handler(text: str) -> Callable[[Any], Any]:

@@ -23,7 +23,7 @@ _OPERATIONS: Final = (
     "unblock",
 )  # fmt: skip
 """What people do, or call for. An operation may go on behind the word."""
-_KEYS: Final = ["version", "committed_at", "consumer_group", "operation", "user"]
+_KEYS: Final = ["version", "committed_at", "consumer_group", "operation", "user", "detail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,14 @@ class ChangeRecord(Record):
     operation
         What was done, such as "pause".
     user
-        The person. None if the program that made the change named nobody.
+        The person, or the user and host of the process. None for a new group.
     messages
         The messages that it concerned.
     in_dead_letters
         Whether the commit is one of the dead-letter queue.
+    detail
+        The reason of a pause, discard or dead letter, the settings that a configure changed, or
+        the target of a seek. None for other changes and in history of older versions.
     """
 
     at: datetime
@@ -52,6 +55,7 @@ class ChangeRecord(Record):
     user: str | None
     messages: int
     in_dead_letters: bool = False
+    detail: str | None = None
 
 
 def list_changes(context: QueueContext, n: int, since: Duration) -> list[ChangeRecord]:
@@ -68,6 +72,8 @@ def _changes(context: QueueContext, start: int, dead: bool) -> Iterator[ChangeRe
     rows = read_history(context, since=start, columns=[*_KEYS, "message_count"])
     named = pc.match_substring_regex(rows["operation"], rf"(^|\+)({'|'.join(_OPERATIONS)})")
     rows = rows.filter(pc.or_(pc.is_valid(rows["user"]), pc.fill_null(named, False)))
+    step = pc.equal(rows["operation"], "freeze redrive")  # of a redrive, which follows
+    rows = rows.filter(pc.invert(pc.fill_null(step, False)))
     sums: pa.Table = rows.group_by(_KEYS).aggregate([("message_count", "sum")])
     for row in sums.to_pylist():
         yield ChangeRecord(
@@ -77,4 +83,5 @@ def _changes(context: QueueContext, start: int, dead: bool) -> Iterator[ChangeRe
             row["user"],
             row["message_count_sum"] or 0,
             dead,
+            row["detail"],
         )

@@ -336,6 +336,8 @@ class GroupViews:
     def slowest(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
         """Return the messages that took longest from their first delivery to their end.
 
+        A dead letter ends when a sweep routes it.
+
         Parameters
         ----------
         n

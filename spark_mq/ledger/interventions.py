@@ -76,7 +76,7 @@ def intervene(
     intervals
         Sequences, inclusive.
     error
-        Why they are dead.
+        Why they are dead or discarded.
     force
         Whether to take messages from their leases.
     ordered
@@ -181,9 +181,15 @@ class _Change:
         if r.state == LEASED:
             self.editor.record_event("fenced", r._replace(state=WAITING))
             self.fenced.add(r.lease_id or "")
-        self.editor.add(after, r, _EVENTS[self.how])
+        self.editor.add(after, self._shown_before(r), _EVENTS[self.how])
         self.done.changed += r.message_count
         self.done.ranges.append((r.first, r.last))
+
+    def _shown_before(self, r: Range) -> Range:
+        """Return the range as its event shows it: a settled range keeps no reason of its own."""
+        if self.how != DISCARD:
+            return r
+        return r._replace(reason=REQUESTED, error=self.error or r.error)
 
     def _after(self, r: Range) -> Range:
         if self.how == DISCARD:

@@ -72,10 +72,7 @@ _NULLABLE: Final = ("max_delivery_attempts", "breaker_threshold")
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How a group delivers. Durations are microseconds.
-
-    ``operations.public_settings`` describes the fields. Users see that class, with timedeltas.
-    """
+    """How a group delivers: see :class:`spark_mq.GroupSettings`. Durations are microseconds."""
 
     visibility_timeout: int = 60 * SECOND
     max_delivery_attempts: int | None = 5
@@ -258,44 +255,10 @@ class GroupSettingsOptions(GroupOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """The settings of a queue. Durations are microseconds.
+    """The settings of a queue: see :class:`spark_mq.QueueSettings`. Durations are microseconds.
 
     The queue stores its settings as JSON in the description of ``messages/``, because a property
     change would fail publishers in flight.
-
-    Parameters
-    ----------
-    group
-        The defaults of new groups.
-    retention
-        How long settled messages are kept. Default 7 days.
-    dead_letter_path
-        The path of the dead-letter queue. None for ``dead_letters/`` below the queue. "." is the
-        queue itself, and "./name" a folder below it: such a path stays right if the queue moves.
-    hard_retention
-        How long any message is kept at most. None for no limit, the default.
-    delivery_delay
-        The default deliver_at, counted from the publish. None for no delay, the default.
-    message_ttl
-        The default expires_at, counted from the publish. None for no expiry, the default.
-    history_retention
-        How long ``history/`` is kept. Default 30 days.
-    durable
-        Whether local commits are synced to the disk before they are reported. Default True. Without
-        it, a power cut may lose the last second. Object stores always sync.
-    dedup_window
-        How long a dedup id counts after its publish. None for queues without them, the default.
-    lanes
-        The number of lanes that keys are hashed to. 0 for none, the default. Groups need lanes
-        to deliver the messages of a key in order.
-    group_expiry
-        How long a group without a commit holds back the trim. None for ever, the default.
-    queue_id
-        The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
-    home
-        Where the queue was created. None in memory.
-    former_ids
-        The ids of the queues that this one is a copy of.
     """
 
     group: GroupSettings = GroupSettings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_mq.ledger.message_index import MessageIndex
@@ -103,17 +103,9 @@ def held_back(
         The last sequence that is old enough.
     """
     floor = trim_floor(groups)
-    if not groups or old <= max(floor, horizon):
+    waiting = index.first_at_or_after(max(floor, horizon) + 1)
+    if not groups or waiting is None or waiting > old:
         return None
     names = tuple(sorted(name for name, one in groups.items() if one.floor == floor))
-    waiting = sum(_waiting(index, old, max(floor, horizon)))
-    return HeldBack(names, floor, waiting)
-
-
-def _waiting(index: MessageIndex, old: int, above: int) -> Iterator[int]:
-    """Yield the messages of the old files that have any above a sequence."""
-    for file in index.files:
-        if file.last > old:
-            return
-        if file.last > above:
-            yield file.rows
+    # A file stays as a whole.
+    return HeldBack(names, floor, index.count(index.file_at(waiting).first, old))

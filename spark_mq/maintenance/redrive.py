@@ -24,7 +24,7 @@ from spark_mq.maintenance.dead_letters import HEADER_PREFIX
 from spark_mq.maintenance.letter_headers import is_own_letter
 from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_tables
 from spark_mq.maintenance.transfer import Frozen, Transfer
-from spark_mq.maintenance.where_errors import invalid_where
+from spark_mq.maintenance.where_errors import invalid_where, is_about_condition
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.redrives import REDRIVEN_FROM
@@ -177,7 +177,9 @@ def _select_part(table: pa.Table, where: str) -> pa.Table:
                 .execute(f"SELECT dead_letter_sequence FROM dead WHERE (\n{where}\n)")
             )
             found = pa.table(rows.read_all())["dead_letter_sequence"].combine_chunks()
-        except (DeltaError, ValueError) as error:
+        except Exception as error:
+            if not (isinstance(error, DeltaError) or is_about_condition(error)):
+                raise
             problem = invalid_where(where, str(error))
         else:
             return table.filter(pc.is_in(table["dead_letter_sequence"], value_set=found))

@@ -7,24 +7,35 @@ from typing import Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.maintenance.letter_tables import COLUMNS
+from spark_mq.util.validation import suggest
 
-__all__ = ["invalid_where"]
+__all__ = ["invalid_where", "is_about_condition"]
 
-_UNKNOWN_COLUMN: Final = re.compile(r"No field named \"?(?:dead\.)?([\w.]+)")
+_UNKNOWN_COLUMN: Final = re.compile(r"No field named \"?(?:dead\.)?(\w+)")
+_AT_A_ROW: Final = re.compile(r"ArrowError|Arrow error|Compute error")
 _PROBLEMS: Final = (
     (re.compile(r"ParserError|TokenizerError"), "it has a syntax error, or is not complete"),
     (re.compile(r"non-boolean"), "it is not true or false for a message"),
     (re.compile(r"Invalid function|expects \d+ arg"), "it calls a function that does not fit"),
     (re.compile(r"table .* not found"), "it names another table"),
     (re.compile(r"Aggregate"), "it counts or sums, so it is not about one message"),
+    (re.compile(r"DivideByZero"), "it divides by zero for a message"),
     (re.compile(r"[Cc]ast|coerc|parsing"), "it compares values of different types"),
 )
+
+
+def is_about_condition(error: Exception) -> bool:
+    """Return whether the SQL engine refuses a condition, and not for instance a full disk."""
+    # While it reads rows, the engine raises a plain Exception for any cause.
+    return isinstance(error, ValueError) or bool(_AT_A_ROW.search(str(error)))
 
 
 def invalid_where(where: str, engine_text: str) -> InvalidOption:
     """Return the error for a condition that the SQL engine refuses."""
     if found := _UNKNOWN_COLUMN.search(engine_text):
-        problem = f"there is no column {found[1]!r}"
+        hint = suggest(found[1], COLUMNS)
+        meant = f" (did you mean {hint!r}?)" if hint else ""
+        problem = f"there is no column {found[1]!r}{meant}"
     else:
         known = (problem for kind, problem in _PROBLEMS if kind.search(engine_text))
         problem = next(known, "it cannot be computed")

@@ -8,8 +8,14 @@ from datetime import timedelta
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.log_marks import with_mark
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settings import QUEUE_DURATIONS, GroupSettings, QueueSettings
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.public_settings import public_queue_settings, settings_changed
+from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.ledger_table import HORIZON
+from spark_mq.storage.update import Update, update_ledger
 from spark_mq.util.validation import suggest
 
 __all__ = ["configure_queue"]
@@ -32,12 +38,30 @@ def configure_queue(context: QueueContext, changes: Mapping[str, Any]) -> QueueS
         _check_name(name, value)
     changed(context.settings, changes)  # a bad value is refused before any look
 
+    seen: list[QueueSettings] = []  # before and after, of the last try
+
     def described(text: str | None) -> str:
         before = QueueSettings.from_json(text, context.path) or context.settings
-        return changed(before, changes).to_json()
+        seen[:] = before, changed(before, changes)
+        return seen[1].to_json()
 
     context.messages.describe(described, "configure")
+    if seen[0] != seen[1]:
+        _note(context, settings_changed(*map(public_queue_settings, seen)))
     return context.settings
+
+
+def _note(context: QueueContext, detail: str) -> None:
+    """Note a change of the queue in ``leases/``, from where history has it."""
+
+    def compute(snapshot: LedgerSnapshot) -> Update[None]:
+        ledger = snapshot.ledger
+        if ledger is None:
+            ledger = with_mark(Ledger(LedgerHeader(ack_floor=-1)), context.messages.known())
+        info = {"operation": "configure queue", "detail": detail}
+        return ledger.replaced(ledger.head, ledger.events), None, info
+
+    update_ledger(context.ledgers, HORIZON, compute)
 
 
 def changed(settings: QueueSettings, changes: Mapping[str, Any]) -> QueueSettings:

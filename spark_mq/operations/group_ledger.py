@@ -17,6 +17,7 @@ from spark_mq.ledger.ranges import LEASED, Ledger, LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_names import MAX_COMPARED_GROUPS, group_not_found
+from spark_mq.operations.public_settings import public_group_settings, settings_changed
 from spark_mq.operations.shared_ledger import (
     CREATE_GROUP,
     GroupView,
@@ -120,7 +121,11 @@ class GroupLedger(SharedLedger):
             index = self.index_for(view.ledger)
             position = self.seek_position(index, target)
             after = with_mark(admin.seek(view.ledger, index, position), index)
-            return after, None, {"operation": "seek", "ranges": f"{position}-"}
+            return (
+                after,
+                None,
+                {"operation": "seek", "ranges": f"{position}-", "detail": f"to {target}"},
+            )
 
         update_ledger(
             self.ledgers,
@@ -146,6 +151,9 @@ class GroupLedger(SharedLedger):
             info = {
                 "operation": "configure",
                 "settings": {name: getattr(after, name) for name in changes},
+                "detail": settings_changed(
+                    public_group_settings(view.settings), public_group_settings(after)
+                ),
             }
             head = replace(view.ledger.head, settings=asdict(after))
             ledger = view.ledger.replaced(head, view.ledger.events)
@@ -158,7 +166,10 @@ class GroupLedger(SharedLedger):
         self.create_if_missing()
 
         def compute(view: GroupView) -> Update[None]:
-            info = {"operation": "pause", **({"reason": reason} if reason else {})}
+            info = {
+                "operation": "pause",
+                **({"reason": reason, "detail": reason} if reason else {}),
+            }
             return admin.pause(view.ledger, reason, view.now), None, info
 
         self.update(compute)

@@ -44,14 +44,16 @@ def read_history(
     return past.read(sequence, group, since, columns)
 
 
-def read_group_history(group: SharedLedger) -> pa.Table:
-    """Return what happened in a group since it was created, in order."""
+def read_group_history(group: SharedLedger, columns: Sequence[str]) -> pa.Table:
+    """Return columns of what happened in a group since it was created, in order."""
     past = _Past(group.history, group.ledgers, group.queue_path)
-    rows = past.read(None, group.name)
+    rows = past.read(None, group.name, columns=list({*columns, "version", "operation"}))
     created = rows.filter(pc.equal(rows["operation"], CREATE_GROUP))["version"]
     # A group that was dropped may have had the same name.
     first = pc.max(created).as_py()
-    return rows if first is None else rows.filter(pc.greater_equal(rows["version"], first))
+    if first is not None:
+        rows = rows.filter(pc.greater_equal(rows["version"], first))
+    return rows.select(list(columns))
 
 
 class _Past(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
@@ -19,7 +17,7 @@ from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import Update, update_ledger
 from spark_mq.util.show import show_some
-from spark_mq.util.user import acting_as, current_user
+from spark_mq.util.user import acting_as, acting_by_default
 
 __all__ = ["change_messages", "find_messages"]
 
@@ -141,24 +139,16 @@ def change_messages(
         )  # fmt: skip
         info = {
             "operation": how, "messages": done.changed, "ranges": format_intervals(done.ranges),
-            **({"reason": reason} if reason else {}),
+            **({"reason": reason, "detail": reason} if reason else {}),
         }  # fmt: skip
         return after if done.changed else None, done, info
 
-    with acting_as(by or current_user() or _this_user()):
+    with acting_as(by) if by else acting_by_default():
         # Not shared with other threads: the whole commit names the user.
         done = update_ledger(ledger.ledgers, ledger.name, step)
     if done.held:
         raise _held(ledger.name, how, done)
     return done.changed
-
-
-def _this_user() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in some containers
-        name = "unknown"
-    return f"{name}@{socket.gethostname()}"
 
 
 def _held(group: str, how: str, done: Intervention) -> MessagesHeld:

@@ -85,7 +85,7 @@ def show_outcomes(
 
 def _ends(group: SharedLedger, settled: list[Range]) -> list[Range]:
     """Return how messages between the first and the last of some ranges ended, in order."""
-    rows = read_group_history(group).select([*_END, "event"])
+    rows = read_group_history(group, [*_END, "event"])
     low, high = min(r.first for r in settled), max(r.last for r in settled)
     ends = [
         Range(*place, end["outcome"], 0, **{name: end[name] for name in _KEPT})

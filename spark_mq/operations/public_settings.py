@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any, Final
 
 from spark_mq.ledger import settings as stored
 from spark_mq.util.records import Record
+from spark_mq.util.show import show_duration
 
-__all__ = ["GroupSettings", "QueueSettings", "public_group_settings", "public_queue_settings"]
+__all__ = [
+    "GroupSettings",
+    "QueueSettings",
+    "public_group_settings",
+    "public_queue_settings",
+    "settings_changed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ class QueueSettings(Record):
         How long settled messages are kept. Default 7 days.
     dead_letter_path
         The path of the dead-letter queue. None for ``dead_letters/`` below the queue. "." is the
-        queue itself, and "./name" a folder below it.
+        queue itself, and "./name" a folder below it: such a path stays right if the queue moves.
     hard_retention
         How long any message is kept at most. None for no limit, the default.
     delivery_delay
@@ -101,13 +108,14 @@ class QueueSettings(Record):
     history_retention
         How long ``history/`` is kept. Default 30 days.
     durable
-        Whether local commits are synced to the disk before they are reported. Default True.
+        Whether local commits are synced to the disk before they are reported. Default True. Without
+        it, a power cut may lose the last second. Object stores always sync.
     dedup_window
         How long a dedup id counts after its publish. None for queues without them, the default.
     lanes
         The number of lanes that keys are hashed to. Default 0, none.
     group_expiry
-        How long a group without any activity holds back the trim. None for ever, the default.
+        How long a group without a commit holds back the trim. None for ever, the default.
     queue_id
         The id of the queue. Its dead letters carry it. A copy has the same one until ``rehome``.
     home
@@ -152,3 +160,15 @@ def _shown(settings: stored.GroupSettings | stored.QueueSettings) -> dict[str, A
         name: timedelta(microseconds=value) if name in _DURATIONS and value is not None else value
         for name, value in values.items()
     }
+
+
+def settings_changed(
+    before: GroupSettings | QueueSettings, after: GroupSettings | QueueSettings
+) -> str:
+    """Return the settings that changed, with their new values, for people."""
+    old, new = asdict(before), asdict(after)
+    return ", ".join(
+        f"{name}={show_duration(value) if isinstance(value, timedelta) else value}"
+        for name, value in new.items()
+        if value != old[name]
+    )

@@ -15,19 +15,45 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import SparkMQError
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.history import read_history
 from spark_mq.storage.message_store import MessageStore
 
-__all__ = ["REDRIVEN_FROM", "dead_letter_of", "find_earlier", "find_later"]
+__all__ = [
+    "REDRIVEN_FROM",
+    "dead_letter_of",
+    "died_in",
+    "find_earlier",
+    "find_later",
+    "find_redriver",
+]
 
 REDRIVEN_FROM: Final = "spark_mq.redriven_from"
 """Header of a redriven message: the sequence of its dead letter in the dead-letter queue."""
 _SEQUENCE: Final = "spark_mq.sequence"
 """Header of a dead letter: the sequence of the message in its queue."""
+_GROUP: Final = "spark_mq.group"
+"""Header of a redriven message: the group in which it died."""
 
 
 def dead_letter_of(headers: Any) -> int | None:
     """Return the dead letter that a message with these headers was redriven from, or None."""
     return _number(dict(headers or ()), REDRIVEN_FROM)
+
+
+def died_in(headers: Any) -> str | None:
+    """Return the group in which a redriven message with these headers died, or None."""
+    return dict(headers or ()).get(_GROUP)
+
+
+def find_redriver(context: QueueContext, letter: int) -> str | None:
+    """Return the user who redrove a dead letter, or None if nobody is noted."""
+    letters = context.existing_dead_letters()
+    try:
+        rows = None if letters is None else read_history(letters, sequence=letter)
+    except SparkMQError:
+        return None  # a damaged dead-letter queue does not hide the message
+    users = [] if rows is None else rows.filter(pc.equal(rows["event"], "redriven"))["user"]
+    return next((one.as_py() for one in reversed(users)), None)
 
 
 def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: int) -> int | None:

@@ -42,7 +42,7 @@ from spark_mq.telemetry.watch import Watch, watched
 from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.process import ForkGuard
-from spark_mq.util.user import current_user, with_user
+from spark_mq.util.user import current_user
 
 __all__ = [
     "CREATE_GROUP",
@@ -284,11 +284,7 @@ class SharedLedger:
 
     def run(self, operation: LedgerOperation[T]) -> T:
         """Run an operation in a commit that other threads may share. Returns its result."""
-        result = self.run_together(operation)[0]
-        if isinstance(result, Exception):
-            raise result
-        done: T = result
-        return done
+        return _or_raise(self.run_together(operation)[0])
 
     def run_together(self, *operations: LedgerOperation[Any]) -> list[Any]:
         """Run operations in one commit. Returns the result or the error of each."""
@@ -331,15 +327,13 @@ class SharedLedger:
         watch: Watch | None = None,
     ) -> T:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
-        user = current_user()  # here, because another thread may make the commit
-        if user is None:
-            return self.run(LedgerOperation(compute, txn, priority, lease_ids, watch))
-
-        def computed(view: GroupView) -> Update[T]:
-            ledger, result, info = compute(view)
-            return ledger, result, with_user(info, user)
-
-        return self.run(LedgerOperation(computed, txn, priority, lease_ids, watch))
+        operation = LedgerOperation(compute, txn, priority, lease_ids, watch)
+        if current_user() is None or watch is not None:
+            return self.run(operation)
+        # Not shared: the commit names the person, and others must not get the name.
+        self._process.check()
+        ((result,),) = self._run_batch([[(self, operation)]])
+        return _or_raise(result)
 
     def settle(self, commands: Sequence[SettleCommand]) -> list[SettleOutcome]:
         """Run several settles in one commit, in order. Messages not held are in the outcomes."""
@@ -442,6 +436,12 @@ class _SharedCommit:
         after = with_mark(after, group.messages.known())
         self.txns.update([] if txn is None else [txn])
         return after, result, info
+
+
+def _or_raise(result: Any) -> Any:
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _info(infos: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

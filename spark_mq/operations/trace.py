@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,16 +18,22 @@ from spark_mq.errors import (
 )
 from spark_mq.ledger.log_marks import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
-from spark_mq.ledger.ranges import FLOOR, SETTLED
+from spark_mq.ledger.ranges import FLOOR, SETTLED, UNREAD
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.history import read_history
+from spark_mq.operations.life import Trace, TraceEvent
 from spark_mq.operations.outcomes import OUTCOMES, last_ends
-from spark_mq.operations.redrives import dead_letter_of, find_earlier, find_later
+from spark_mq.operations.redrives import (
+    dead_letter_of,
+    died_in,
+    find_earlier,
+    find_later,
+    find_redriver,
+)
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.storage.history_rows import FAILURES
-from spark_mq.util.html import rows_html
-from spark_mq.util.records import Record
+from spark_mq.util.clock import to_datetime
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 __all__ = ["FINISHED_SCHEMA", "Trace", "TraceEvent", "finished", "trace"]
@@ -55,103 +59,6 @@ FINISHED_SCHEMA: Final = pa.schema(
 message_id, key, value and headers follow."""
 
 _PAYLOAD: Final = ("message_id", "key", "value", "headers")
-
-
-@dataclass(frozen=True, slots=True)
-class TraceEvent(Record):
-    """One thing that happened to a message. ``version`` is that of ``leases/``; ``outcome``: how it
-    ended, where it did. ``user``: the person who did it, if one did.
-
-    ``error`` is the message's own failure. ``batch_error`` is the failure of its whole lease, which
-    held ``batch_size`` messages: any of them may have caused it. Only the event of a failure has an
-    error.
-    """
-
-    at: datetime
-    version: int
-    group: str
-    event: str
-    state: str
-    outcome: str | None
-    operation: str | None
-    lease_id: str | None
-    worker_id: str | None
-    delivery_count: int
-    failure_count: int
-    reason: str | None
-    error: str | None
-    user: str | None = None
-    batch_error: str | None = None
-    batch_size: int | None = None
-
-    def __str__(self) -> str:
-        parts = [
-            f"{self.at:%Y-%m-%d %H:%M:%S.%f}Z",
-            self.group,
-            self.event if self.event == self.state else f"{self.event} -> {self.state}",
-        ]
-        parts += [f"by {self.worker_id}"] if self.worker_id else []
-        parts += [f"user {self.user}"] if self.user else []
-        parts += [f"lease {self.lease_id}"] if self.lease_id else []
-        parts += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
-        parts += [
-            f"{name}: {text}"
-            for name, text in (("reason", self.reason), ("error", self.shown_error))
-            if text
-        ]
-        return "  ".join(parts)
-
-    @property
-    def shown_error(self) -> str | None:
-        """The error for people. It says if the failure was that of a whole batch."""
-        if self.batch_size is None:
-            return self.error
-        why = f": {self.batch_error}" if self.batch_error else ""
-        return f"its batch of {self.batch_size:,} failed{why}"
-
-
-@dataclass(frozen=True, slots=True)
-class Trace(Record):
-    """A message's whole life: when and where it was published, and what happened to it in each
-    group, in order. Prints well.
-
-    ``message_id`` is None and ``retained`` False where the payload has been trimmed. ``blocked``
-    names the groups that are paused or whose breaker is open while they hold the message, each
-    with the reason.
-    """
-
-    sequence: int
-    version: int
-    published_at: datetime
-    message_id: str | None
-    retained: bool
-    events: tuple[TraceEvent, ...]
-    blocked: tuple[tuple[str, str], ...] = ()
-    earlier: Trace | None = None
-    """The message that this one was before a redrive."""
-    later: tuple[Trace, ...] = ()
-    """The messages that redrives made of this one."""
-
-    def __str__(self) -> str:
-        named = self.message_id if self.retained else "payload trimmed"
-        head = (
-            f"message {self.sequence} ({named}), published "
-            f"{self.published_at:%Y-%m-%d %H:%M:%S.%f}Z by version {self.version} of messages/"
-        )
-        lines = [str(event) for event in self.events]
-        lines += [f"group {group} leases nothing now: {why}" for group, why in self.blocked]
-        own = "\n".join([head, *(f"  {line}" for line in lines)])
-        before = [] if self.earlier is None else [str(self.earlier), "redriven as"]
-        after = [text for one in self.later for text in ("redriven as", str(one))]
-        return "\n".join([*before, own, *after])
-
-    def _rows(self) -> Sequence[TraceEvent]:
-        return self.events
-
-    def _repr_html_(self) -> str:
-        head, *_ = str(self).splitlines()
-        blocked = [{"group": group, "leases nothing": why} for group, why in self.blocked]
-        return rows_html(self.events, title=head) + (rows_html(blocked) if blocked else "")
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:
@@ -180,21 +87,17 @@ def _trace(
     names = ["message_id", "published_at", "headers"]
     ((piece, payload),) = _payload(context, index, sequence, sequence, names)
     row = payload.to_pylist()[0]
-    events = [
-        TraceEvent(
-            at=r["committed_at"],
-            group=r["consumer_group"],
-            **{name: r[name] for name in TraceEvent.__slots__ if name in r},
-        )
-        for r in _with_own_errors(
-            _of_this_message(read_history(context, sequence=sequence).to_pylist())
-        )
-    ]
+    events = _own_events(context, sequence)
     earlier, later, letter = None, list[int](), dead_letter_of(row["headers"])
     if back and letter is not None and row["message_id"] is not None:
         earlier = find_earlier(context, sequence, row["message_id"], letter)
     if on and any(event.outcome == "dead_lettered" for event in events):
         later = find_later(context, sequence, row["message_id"])
+
+    redriven = None
+    if letter is not None and (earlier is not None or not back):
+        redriven = _redrive_event(context, piece, letter, row["headers"])
+        events.insert(0, redriven)
 
     def follow(one: int | None, **ways: bool) -> Iterator[Trace]:
         if one is not None and one not in seen:
@@ -211,6 +114,43 @@ def _trace(
         tuple(_blocked_groups(context, sequence)),
         next(follow(earlier, back=True, on=False), None),
         tuple(found for one in later for found in follow(one, back=False, on=True)),
+        redriven_at=None if redriven is None else redriven.at,
+    )
+
+
+def _own_events(context: QueueContext, sequence: int) -> list[TraceEvent]:
+    """Return what happened to a message in its groups, in order."""
+    return [
+        TraceEvent(
+            at=r["committed_at"],
+            group=r["consumer_group"],
+            **{name: r[name] for name in TraceEvent.__slots__ if name in r},
+        )
+        for r in _with_own_errors(
+            _of_this_message(read_history(context, sequence=sequence).to_pylist())
+        )
+    ]
+
+
+def _redrive_event(
+    context: QueueContext, piece: FileSlice, letter: int, headers: Any
+) -> TraceEvent:
+    """Return the event that published a copy. A copy has no failures and no deliveries yet."""
+    return TraceEvent(
+        at=to_datetime(piece.committed_at),
+        version=piece.first >> 32,
+        group=died_in(headers) or "",
+        event="redriven",
+        state=UNREAD,
+        outcome=None,
+        operation="redrive",
+        lease_id=None,
+        worker_id=None,
+        delivery_count=0,
+        failure_count=0,
+        reason=None,
+        error=None,
+        user=find_redriver(context, letter),
     )
 
 

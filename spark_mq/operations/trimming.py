@@ -21,10 +21,11 @@ def groups_that_count(
     context: QueueContext, index: MessageIndex, floors: Mapping[str, int]
 ) -> dict[str, GroupFloor]:
     """Return the groups that a trim must wait for. Groups past ``group_expiry`` are left out."""
-    groups = {
-        name: GroupFloor(floor, context.ledgers.last_change(name)) for name, floor in floors.items()
-    }
     expiry = context.settings.group_expiry
+    groups = {
+        name: GroupFloor(floor, None if expiry is None else context.ledgers.last_change(name))
+        for name, floor in floors.items()
+    }
     return counting_groups(groups, index.last_sequence, context.now(), expiry)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from itertools import groupby
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ __all__ = [
     "commands_for_ends",
     "end_of_error",
     "end_of_result",
+    "refuse_decisions",
 ]
 
 _ORDER: Final = (NACK, REJECT, RELEASE, ACK)
@@ -144,7 +146,7 @@ def end_of_result(result: object) -> MessageEnd:
         )
     if _is_verdict(result):
         raise InvalidHandlerResult(
-            "the handler of a single message returned rows with an outcome: return Retry(), "
+            "the handler of a single message returned an outcome or rows with one: return Retry(), "
             "Reject() or Snooze(), or use each='lease'",
             option="handler",
             value=type(result).__name__,
@@ -152,7 +154,36 @@ def end_of_result(result: object) -> MessageEnd:
     return MessageEnd(ACK)
 
 
+def refuse_decisions(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a handler of leases that may not decide about single messages."""
+
+    @wraps(handler)
+    def checked(lease: Any) -> Any:
+        try:
+            result = handler(lease)
+        except Decision as decision:
+            raise _misplaced(decision) from decision
+        is_kind = isinstance(result, type) and issubclass(result, Decision)
+        if is_kind or isinstance(result, Decision):
+            raise _misplaced(result)
+        return result
+
+    return checked
+
+
+def _misplaced(decision: Any) -> InvalidHandlerResult:
+    kind = decision if isinstance(decision, type) else type(decision)
+    return InvalidHandlerResult(
+        f"the handler of a lease gave {kind.__name__}, which decides about one message: use "
+        "each='message', or return rows with sequence and outcome",
+        option="handler",
+        value=kind.__name__,
+    )
+
+
 def _is_verdict(result: Any) -> bool:
+    if isinstance(result, str):
+        return result in _ORDER
     rows = result if isinstance(result, list) else [result]
     return any(isinstance(row, Mapping) and "outcome" in row for row in rows)
 

@@ -194,7 +194,7 @@ class GroupFeed:
         if acquired.ranges:
             self._take(acquired)
         elif self._idle and self._dry:
-            self.state.end()
+            self.state.finish()
 
     def _lease_options(self) -> LeaseOptions:
         return replace(self.options.lease, max_messages=self._room())

@@ -29,6 +29,8 @@ class WorkState:
         """Set when the graceful timeout has passed: nothing is settled any more."""
         self.hurried = False
         """Set before ``over``: the feeds give back what running handlers have."""
+        self.finished = False
+        """Whether the work ended by itself, as the option ``until`` wants."""
         self.error: BaseException | None = None
         self.summary = WorkSummary()
         self.lock = threading.Lock()
@@ -66,6 +68,11 @@ class WorkState:
         self.stop.set()
         for feed in list(self._idle):
             feed.wake()
+
+    def finish(self) -> None:
+        """End the work because nothing is left that may be leased."""
+        self.finished = not self.stop.is_set()
+        self.end()
 
     def count(self, verb: str, messages: int) -> None:
         """Count settled messages."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from spark_mq.operations.work_summary import WorkSummary
+from spark_mq.operations.work_summary import WorkSummary, why_left
 from spark_mq.per_message.feed import GroupFeed
 from spark_mq.per_message.pool import Pool
 from spark_mq.per_message.state import WorkState
@@ -55,6 +55,9 @@ class MessageWork:
         self._pool.start()
         watch.run(lambda: self._end(watch, threads, grace))
         watch.raise_end(self._state.error)
+        if self._state.finished:
+            ledgers = [feed.ledger for feed in self._feeds]
+            self._state.summary.blocked_because = why_left(ledgers)
         return self._state.summary
 
     def _run(self, feed: GroupFeed, watch: ThreadWatch) -> None:

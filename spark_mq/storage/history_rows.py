@@ -35,6 +35,7 @@ HISTORY_SCHEMA: Final = pa.schema(
         *_OF_RANGE,
         pa.field("user", pa.string()),
         pa.field("batch_size", pa.int64()),
+        pa.field("detail", pa.string()),
     ]
 )
 """One row for each event of a range. A commit without events has one row with a null event.
@@ -43,8 +44,9 @@ HISTORY_SCHEMA: Final = pa.schema(
 partition. ``state`` is the state after the event. ``outcome`` says how the message ended: acked,
 dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
 change, if one did. ``batch_size`` is the size of the lease that failed as a whole, on the event of
-such a failure. Then ``error`` belongs to the lease, not to each message. Files of older versions
-lack the column.
+such a failure. Then ``error`` belongs to the lease, not to each message. ``detail`` is what a
+person asked for: the reason, the changed settings, or the target. Files of older versions lack the
+last two columns.
 """
 FAILURES: Final = ("nacked", "rejected", "lease_expired", "given_back")
 """The events of a delivery that failed."""
@@ -99,6 +101,7 @@ def _table(
         "outcome": _outcomes(events),
         "batch_size": pc.if_else(failed, events["lease_size"], None),
         "user": of_commit((one.user for one in commits), pa.string()),
+        "detail": of_commit((one.detail for one in commits), pa.string()),
     }
     columns = [given[f.name] if f.name in given else events[f.name] for f in HISTORY_SCHEMA]
     return pa.table(columns, schema=HISTORY_SCHEMA)

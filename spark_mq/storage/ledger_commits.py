@@ -61,6 +61,7 @@ def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> L
         operation_id,
         rows[0] if len(rows) == 1 else pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
         user if isinstance(user := note.get("user"), str) else None,
+        detail if isinstance(detail := note.get("detail"), str) else None,
     )
 
 

@@ -37,7 +37,7 @@ class LedgerSnapshot:
 @dataclass(frozen=True, slots=True)
 class LedgerCommit:
     """A commit of the table: its version, its time in microseconds, what it says it did, the
-    events that it wrote (LEASES_SCHEMA), and the person who made it."""
+    events that it wrote (LEASES_SCHEMA), the person who made it, and what that person asked for."""
 
     version: int
     at: int
@@ -46,6 +46,7 @@ class LedgerCommit:
     operation_id: str | None
     events: pa.Table
     user: str | None = None
+    detail: str | None = None
 
 
 class LedgerStore(Protocol):

@@ -314,6 +314,7 @@ class MemoryLedgers:
                 note["operation_id"],
                 rows,
                 note.get("user"),
+                note.get("detail"),
             )
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:

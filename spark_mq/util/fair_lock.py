@@ -48,9 +48,10 @@ class FileLock:
         The path of the files, without their suffixes ``.next`` and ``.lock``.
     """
 
+    _file: io.FileIO | None = None  # of the class: __del__ also runs if __init__ was interrupted
+
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file: io.FileIO | None = None
         self._skip_until = 0.0
 
     def acquire(self, timeout: float) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-__all__ = ["acting_as", "current_user", "with_user"]
+__all__ = ["acting_as", "acting_by_default", "current_user", "with_user"]
 
 _USER: Final[ContextVar[str | None]] = ContextVar("spark_mq_user", default=None)
 MAX_LENGTH: Final = 200
@@ -29,6 +31,21 @@ def acting_as(user: str) -> Iterator[None]:
         yield
     finally:
         _USER.reset(token)
+
+
+@contextmanager
+def acting_by_default() -> Iterator[None]:
+    """Note the user and the host of this process, unless a person is noted already."""
+    with acting_as(_USER.get() or _process_user()):
+        yield
+
+
+def _process_user() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in some containers
+        name = "unknown"
+    return f"{name}@{socket.gethostname()}"
 
 
 def current_user() -> str | None:

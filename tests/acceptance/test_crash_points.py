@@ -70,11 +70,11 @@ def run(
     process = FORKS.Process(target=child, args=(case and case.name, str(path), die_at, theirs))
     process.start()
     theirs.close()
-    told: dict[str, list[Any]] = {"told": [], "points": []}
+    reported: dict[str, list[Any]] = {"reported": [], "points": []}
     for kind, what in received(ours):
-        told[kind] += what
+        reported[kind] += what
     process.join(60)
-    return process.exitcode, told
+    return process.exitcode, reported
 
 
 def steps(wanted: str) -> list[str]:
@@ -110,26 +110,26 @@ def test_killed_at_every_point_nothing_is_lost_and_nothing_owned_twice(
         Queue.create(path, visibility_timeout="10m", retry_delay="1s", **(case.settings or {}))
     )
     shutil.copytree(path, template)
-    code, told = run(case, path)
+    code, reported = run(case, path)
     assert code == 0
-    points = told["points"]
+    points = reported["points"]
     for wanted in (step for name in WANTED[case.name] for step in steps(name)):
         assert {f"before {wanted}", f"after {wanted}"} <= set(points), points
     found: Counter[str] = Counter()
     for at, point in list(enumerate(points))[len(points) // 2 % step :: step]:
         shutil.rmtree(path)
         shutil.copytree(template, path)
-        code, told = run(case, path, at)
+        code, reported = run(case, path, at)
         assert code == -signal.SIGKILL, f"it did not die {point} (number {at})"
-        found += checked(case, path, told["told"], f"killed {point} (number {at})")
+        found += checked(case, path, reported["reported"], f"killed {point} (number {at})")
     print(f"{case.name}: {len(points)} points, {dict(found)}")
 
 
-def checked(case: Case, path: Path, told: list[int], killed: str) -> Counter[str]:
+def checked(case: Case, path: Path, reported: list[int], killed: str) -> Counter[str]:
     """Restarts, drains, and checks the tables."""
     later = partial(Queue.open, path, clock=Clock(case.ahead + 7200))
     before = set(published(path))
-    assert set(told) <= before, f"{killed}: what was confirmed is not there"
+    assert set(reported) <= before, f"{killed}: what was confirmed is not there"
     case.restart(later())
     drain(later())
     # A lease of the killed is expired by a clock that is 2 hours ahead of the one that dates commits.
@@ -217,12 +217,12 @@ EXTRA = {
 
 
 def test_a_queue_whose_creation_was_killed_can_be_created(tmp_path: Path) -> None:
-    code, told = run(None, tmp_path / "whole")
+    code, reported = run(None, tmp_path / "whole")
     assert code == 0
-    assert [p for p in told["points"] if p.startswith("before creation") and p.endswith("/")] == [
+    assert [p for p in reported["points"] if p.startswith("before creation") and p.endswith("/")] == [
         "before creation of messages/", "before creation of leases/", "before creation of messages/", "before creation of leases/",
     ]  # fmt: skip
-    for at, point in enumerate(told["points"]):
+    for at, point in enumerate(reported["points"]):
         path = tmp_path / str(at)
         assert run(None, path, at)[0] == -signal.SIGKILL, point
         queue = Queue.create(path, exist_ok=True)

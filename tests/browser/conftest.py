@@ -77,6 +77,10 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     contexts: list[Any] = []
     faults: list[str] = []
 
+    def failed(request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # a click left the page while it loaded
+            faults.append(f"failed: {request.url}: {request.failure}")
+
     def opened(width: int = 1280, colours: str = "light") -> Any:
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=colours
@@ -86,7 +90,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
         page.on("console", lambda line: line.type == "error" and faults.append(line.text))
-        page.on("requestfailed", lambda request: faults.append(f"failed: {request.url}"))
+        page.on("requestfailed", failed)
         return page
 
     yield opened

@@ -1,4 +1,4 @@
-"""What runs, dies and is run again under ``make fault``: each a process of its own that works until it is killed or told to stop.
+"""What runs, dies and is run again under ``make fault``: each a process of its own that works until it is killed or asked to stop.
 
 What an actor has seen confirmed, or done, it writes down in a file of its own before it goes on, for the check at the end.
 """
@@ -180,7 +180,7 @@ def _settle(lease: Lease, journal: Journal, stop: Flag) -> None:
     journal.write(second)
     lease.ack()
     if what < 0.5:
-        lease.ack(first)  # once more: told as settled already
+        lease.ack(first)  # once more: reported as settled already
 
 
 def chores(path: str, notes: Path, stop: Flag, name: str) -> None:

@@ -37,7 +37,7 @@ from spark_mq import Queue
 from . import actors
 from .actors import GROUP, POISON, SPARK, Flag
 from .outages import TABLES, Disk, Outages, obey_permissions, put_back
-from .verdict import Told, judge
+from .verdict import Expected, judge
 
 # Forked from a server that has imported everything and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")
@@ -241,7 +241,7 @@ class Run:
                 slot.process.wait(10)
 
     def died(self, slot: Slot) -> None:
-        """By our hand or by poison, or told to stop; anything else is a mistake of its own."""
+        """By our hand or by poison, or asked to stop; anything else is a mistake of its own."""
         code = slot.process.poll()
         self.done[f"deaths of a {slot.kind}"] += 1
         # An interrupt while Python starts or ends gives 1. An error there would be printed.
@@ -283,7 +283,7 @@ class Run:
             return
         if not self.past.exists() and self.done["kills"] >= kills // 2:
             self.remember()
-        self.tell()
+        self.report()
 
     def remember(self) -> None:
         """Kill everybody and copy the queue."""
@@ -305,11 +305,11 @@ class Run:
                 self.drained.set()
             others = [slot for slot in self.workers if slot.alive or not self.drained.is_set()]
             self._tend([*others, *self.sweepers, *self.streams], restart=True)
-            self.tell()
+            self.report()
             if time.monotonic() > deadline:
                 raise SystemExit(f"not drained after {patience:.0f} s: {self.queue.stats()}")
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Every 15 seconds, how far it is."""
         if time.monotonic() - self._told > 15:
             self._told = time.monotonic()
@@ -330,9 +330,11 @@ class Run:
         time.sleep(0.05)
 
     def idle(self, *names: str) -> bool:
-        told = [self.queue.group(name).stats() for name in names if self.queue.group(name).exists()]
-        return len(told) == len(names) and not any(
-            s.ready or s.delayed or s.in_flight or s.dead or s.routing for s in told
+        reported = [
+            self.queue.group(name).stats() for name in names if self.queue.group(name).exists()
+        ]
+        return len(reported) == len(names) and not any(
+            s.ready or s.delayed or s.in_flight or s.dead or s.routing for s in reported
         )
 
     def end(self) -> None:
@@ -377,18 +379,20 @@ def main() -> int:
             wrong = put_back(path, run.past, table, folder)
             run.failed += wrong
             run.done["tables put back"] += 1
-        found = judge(path, run.notes, run.sink, Told(ATTEMPTS, timedelta(seconds=SKEW)))
-        told = found.counts
+        found = judge(path, run.notes, run.sink, Expected(ATTEMPTS, timedelta(seconds=SKEW)))
+        reported = found.counts
         figures = {
             "seconds": round(time.monotonic() - run.started),
-            "messages": told["messages"],
-            "leases": told["leases"],
+            "messages": reported["messages"],
+            "leases": reported["leases"],
             **run.done,
-            "redeliveries": told["leased"]
-            + told["replayed"]
-            - told["messages"] * (1 + bool(args.spark)),
+            "redeliveries": reported["leased"]
+            + reported["replayed"]
+            - reported["messages"] * (1 + bool(args.spark)),
             "events": {
-                name: told[name] for name in sorted(told) if name not in ("messages", "leases")
+                name: reported[name]
+                for name in sorted(reported)
+                if name not in ("messages", "leases")
             },
             "overlaps": sum("holds it" in one for one in found.wrong),
             "lost": sum("ended 0 times" in one for one in found.wrong),

@@ -18,17 +18,17 @@ from .actors import GROUP, POISON, SPARK, journals
 
 
 @dataclass(frozen=True)
-class Told:
+class Expected:
     """Facts of the run that the queue does not hold."""
 
     attempts: int
     skew: timedelta
 
 
-def judge(path: Path, notes: Path, sink: Path, told: Told) -> Findings:
+def judge(path: Path, notes: Path, sink: Path, reported: Expected) -> Findings:
     """Everything, for all groups. ``counts`` has the figures."""
     groups = [group for group in (GROUP, SPARK) if group == GROUP or sink.exists()]
-    found = check_queue(path, skew=told.skew, drained=groups)
+    found = check_queue(path, skew=reported.skew, drained=groups)
     rows, sequences = history(path), published(path)
     lost = journals(notes, "published") - set(sequences)
     found.counts["leases"] = len(
@@ -50,8 +50,8 @@ def judge(path: Path, notes: Path, sink: Path, told: Told) -> Findings:
         bad = {seq: count for seq, (value, count) in died.items() if value == POISON}
         found.expect(len(bad) == poisons, f"group {group}: {poisons} poisons, {len(bad)} dead")
         found.expect(
-            set(bad.values()) <= {told.attempts},
-            f"group {group}: poison died after {bad}, not {told.attempts} deliveries",
+            set(bad.values()) <= {reported.attempts},
+            f"group {group}: poison died after {bad}, not {reported.attempts} deliveries",
         )
         found.counts[f"poisons dead in {group}"] = len(bad)
         innocents(found, rows, group, set(died) - set(bad))
@@ -99,10 +99,10 @@ def _dead(path: Path, group: str) -> dict[int, tuple[bytes, int]]:
         .to_pyarrow_table(columns=["headers", "value"])
         .to_pylist()
     )
-    told = [(dict(letter["headers"]), letter["value"]) for letter in letters]
+    reported = [(dict(letter["headers"]), letter["value"]) for letter in letters]
     return {
         int(headers["spark_mq.sequence"]): (value, int(headers["spark_mq.delivery_count"]))
-        for headers, value in told
+        for headers, value in reported
         if headers["spark_mq.group"] == group
     }
 

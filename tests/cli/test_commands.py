@@ -25,6 +25,8 @@ HANDLER = """
 import pathlib
 import threading
 
+from spark_mq import Reject
+
 def good(lease):
     return None
 
@@ -33,6 +35,13 @@ def picky(lease):
         {"sequence": message.sequence, "outcome": "reject", "error": "bad\\x1b[31m"}
         for message in lease.messages if message.value == b"bad"
     ]
+
+def one(message):
+    if message.value == b"bad":
+        raise Reject("bad")
+
+async def one_async(message):
+    one(message)
 
 def slow(lease):
     pathlib.Path("started").touch()
@@ -326,6 +335,56 @@ def test_a_trace_tells_the_life_of_a_message(run: Run, queue: Queue) -> None:
     assert run("trace", "--message-id", "none", "-q", queue.path, expect=3).out == ""
     assert "--message-id" in run("trace", "-q", queue.path, expect=2).err
     assert "12" in run("trace", 12, "-q", queue.path, expect=2).err
+    assert "--message-id id-bad" in run("trace", "id-bad", "-q", queue.path, expect=2).err
+
+
+def test_messages_are_changed_without_a_lease(run: Run, queue: Queue) -> None:
+    def change(how: str, *words: object, **more: Any) -> Done:
+        return run("group", how, "billing", *words, "-q", queue.path, "-o", "json", **more)
+
+    def state(name: str) -> str:
+        (found,) = queue.group("billing").peek(message_id=f"id-{name}")
+        return found.state
+
+    assert change("retry-now", sequence_of(queue, "nacked")).row["retried"] == 1
+    assert state("nacked") == "ready"
+    assert change("retry-now", "--key", "key-bad").row["retried"] == 1
+    assert state("bad") == "ready"
+    assert "--yes" in change("discard", "--message-id", "id-unread", expect=2).err
+    assert "--message-id" in change("discard", "--yes", expect=2).err
+    held = change("discard", sequence_of(queue, "leased"), "--yes", expect=1).err
+    assert "--force" in held
+    assert "force=True" not in held
+    here = (sequence_of(queue, "leased"), sequence_of(queue, "unread"), "--reason", "a test")
+    assert change("discard", *here, "--force", "--yes").row["discarded"] == 2
+    assert (state("leased"), state("unread")) == ("settled", "settled")
+    log = Path(queue.path, "leases", "_delta_log")
+    assert "a test" in max(log.glob("*.json")).read_text()
+    ids = ("--message-id", "id-bad", "--message-id", "id-nacked", "--reason", "of no use")
+    assert change("dead-letter", *ids, "--yes").row["dead"] == 2
+    assert (state("bad"), state("nacked")) == ("dead", "dead")
+    assert {one.error for one in queue.group("billing").last_errors()} == {"of no use"}
+    assert change("discard", 12, "--yes", expect=2)
+    assert run("group", "discard", "none", 12, "--yes", "-q", queue.path, expect=3)
+
+
+def test_a_trace_shows_each_message_once_with_where_it_stands(run: Run, queue: Queue) -> None:
+    old = sequence_of(queue, "bad")
+    queue.sweep()
+    queue.redrive()
+    new = queue.find(message_id="id-bad")[0]
+    here = ("-q", queue.path)
+    main = run("trace", "--message-id", "id-bad", *here, "-o", "json").row
+    assert (main["sequence"], main["earlier"]["sequence"]) == (new, old)
+    assert "settled" in [one["state"] for one in main["earlier"]["groups"]]
+    assert "ready" in [one["state"] for one in main["groups"]]
+    (later,) = run("trace", old, *here, "-o", "json").row["later"]
+    assert later["groups"] == main["groups"]
+    for words in (("--message-id", "id-bad"), ("--key", "key-bad"), (old,), (new,)):
+        first, second = run("trace", *words, *here).out.split("redriven as")
+        assert (f"message {old} " in first, f"message {new} " in second) == (True, True)
+        assert "now  billing  settled" in first
+        assert "now  billing  ready" in second
 
 
 def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> None:
@@ -337,11 +396,22 @@ def test_dead_letters_are_listed_shown_and_redriven(run: Run, queue: Queue) -> N
     shown = run("dlq", "show", letter["dead_letter_sequence"], *here)
     assert "key-bad" in shown.out
     assert "no dead letter" in run("dlq", "show", 1, *here, expect=3).err
+    assert "--message-id id-bad" in run("dlq", "show", "id-bad", *here, expect=2).err
+    assert run("dlq", "show", "--message-id", "id-bad", *here).out == shown.out
+    assert "no dead letter" in run("dlq", "show", "--message-id", "it's", *here, expect=3).err
+    table = run("dlq", "list", *here, "--where", "message_id IN ('id-bad', 'x')").out.splitlines()
+    assert table[0].split()[:3] == ["LETTER", "SEQUENCE", "ID"]
+    assert table[1].split()[1:3] == [str(letter["sequence"]), "id-bad"]
+    by_sequence = f"sequence IN ({letter['sequence']}, 7)"
+    assert run("dlq", "list", *here, "--where", by_sequence, "-o", "json").row == letter
     (same,) = run("dlq", "redrive", *here, "--dry-run", "-o", "json").rows
     assert same == letter
     assert "--yes" in run("dlq", "redrive", *here, expect=2).err
     wrong = run("dlq", "redrive", *here, "--where", "nope = 1", "--yes", expect=2)
     assert "nope" in wrong.err
+    untyped = run("dlq", "redrive", *here, "--where", "key = 7", "--dry-run", expect=2).err
+    assert "values of different types" in untyped
+    assert "External" not in untyped
     none = run("dlq", "redrive", *here, "--where", "reason = 'other'", "-y", "-o", "json")
     assert none.row["redriven"] == 0
     done = run("dlq", "redrive", *here, "--where", "reason = 'rejected'", "-y", "-o", "json")
@@ -364,11 +434,45 @@ def test_work_calls_a_function_until_the_queue_is_empty(
         assert "cannot be used" in run("work", wrong, *here, expect=2).err
 
 
-def test_work_creates_no_group_if_told_so(run: Run, queue: Queue, handlers: str) -> None:
+def test_work_creates_no_group_if_asked_so(run: Run, queue: Queue, handlers: str) -> None:
     words = ("work", "handlers:good", "-q", queue.path, "--until-empty", "--no-create-group")
     assert "'billing'" in run(*words, "-g", "biling", expect=3).err
     assert "biling" not in queue.groups()
     run(*words, "-g", "billing")
+
+
+def test_work_with_a_wrong_option_creates_no_group(run: Run, queue: Queue, handlers: str) -> None:
+    words = ("work", "handlers:good", "-q", queue.path, "-g", "new", "--until-empty")
+    for name, value in (("--on-error", "nak"), ("--ack", "nak"), ("--visibility-timeout", "x")):
+        assert value in run(*words, name, value, expect=2).err
+        assert "new" not in queue.groups()
+
+
+def test_work_calls_a_function_for_each_message_until_all_are_settled(
+    run: Run, queue: Queue, handlers: str
+) -> None:
+    words = ("work", "-q", queue.path, "--each", "message", "-o", "json")
+    how = {"one": ("--threads", 4), "one_async": ("--concurrency", 4)}
+    for function, more in how.items():
+        group = ("-g", f"new-{function}", "--until", "settled")
+        row = run(*words, f"handlers:{function}", *group, *more).row
+        assert (row["acked"], row["rejected"]) == (4, 1)
+    for wrong in (("--until", "never"), ("--until", "settled", "--until-empty"), ("--each", "x")):
+        assert wrong[1] in run(*words, "handlers:one", "-g", "not", *wrong, expect=2).err
+    assert "not" not in queue.groups()
+
+
+def test_work_that_leaves_messages_exits_with_1_and_the_cause(
+    run: Run, queue: Queue, handlers: str
+) -> None:
+    words = ("work", "handlers:good", "-q", queue.path, "-g", "new", "--until-empty", "-o", "json")
+    queue.group("new").pause("migration")
+    done = run(*words, expect=1)
+    assert "migration" in done.row["blocked_because"]
+    assert "migration" in done.err
+    assert "Ready: 5 messages" in done.err
+    queue.group("new").resume()
+    assert run(*words).row["blocked_because"] == ""
 
 
 def test_work_and_sweep_end_cleanly_after_sigterm(
@@ -414,8 +518,10 @@ def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
 
 
 def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
-    text = run("top", "-q", queue.path).out
-    assert "published 5" in text
+    text = run("top", "-q", queue.path, "--interval", "10ms").out
+    assert "published 5 (0/s)" in text
+    billing = next(line for line in text.splitlines() if line.startswith("billing")).split()
+    assert billing[6:8] == ["0.0", "0.0"], "ACKED/S and DEAD/S, although the output is a pipe"
     for word in ("billing", "audit", "worker-7", "no luck", "BLOCKED BECAUSE"):
         assert word in text
     one, two = run("top", "-q", queue.path, "-o", "json", "--count", 2, "--interval", "10ms").rows
@@ -424,6 +530,21 @@ def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
     busiest = two["groups"][0]
     assert (busiest["group"], busiest["acked_per_second"]) == ("billing", 0)
     assert [row["worker_id"] for row in two["workers"]] == ["worker-7"]
+
+
+def test_throughput_counts_in_intervals(run: Run, queue: Queue) -> None:
+    here = ("throughput", "-q", queue.path)
+    rows = run(*here, "--every", "1h", "--since", "2h", "-o", "json").rows
+    assert sum(row["published"] for row in rows) == 5
+    assert sum(row["acked"] for row in rows if row["consumer_group"] == "audit") == 5
+    own = run(*here, "-g", "billing", "-o", "json").rows
+    assert {row["consumer_group"] for row in own} == {None, "billing"}
+    assert sum(row["failed"] for row in own) == 2
+    table = run(*here).out.splitlines()
+    assert table[0].split()[:5] == ["AT", "GROUP", "PUBLISHED", "LEASED", "FAILED"]
+    assert len(table) > 2
+    assert "billing" in run(*here, "-g", "biling", expect=3).err
+    assert "never" in run(*here, "--since", "never", expect=2).err
 
 
 def test_check_exits_with_1_and_the_reason(run: Run, queue: Queue) -> None:

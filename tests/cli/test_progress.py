@@ -130,9 +130,11 @@ def test_a_worker_that_ends_counts_its_messages(
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(workers, "track", Track)
-    group = queue.group().ensure()
+    group = queue.group()
     handled: list[Any] = []
-    with workers._progress(group, handled.append, until_empty) as counted:
+    with workers._progress(
+        handled.append, until_empty, lambda: workers._waiting(queue, group)
+    ) as counted:
         group.work(counted, max_messages=2, until_empty=True)
     assert len(handled) == 2
     assert shown == ([2, 3] if until_empty else [])

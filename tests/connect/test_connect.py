@@ -242,7 +242,7 @@ def test_a_query_that_is_stopped_in_mid_batch_runs_the_batch_again(
     assert stream.group.stats().acked == ROWS
 
 
-def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_told(
+def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_reported(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
     queue.publish(numbered(ROWS))
@@ -281,7 +281,7 @@ def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
     assert published(target) == [*numbered(ROWS), "more"]
 
 
-def test_wrong_options_are_told_to_the_client(spark: Any, tmp_path: Path) -> None:
+def test_wrong_options_are_reported_to_the_client(spark: Any, tmp_path: Path) -> None:
     attempts: list[tuple[str, Callable[[], Any]]] = [
         (
             "QueueNotFound",
@@ -297,6 +297,6 @@ def test_wrong_options_are_told_to_the_client(spark: Any, tmp_path: Path) -> Non
             ),
         ),
     ]
-    for told, attempt in attempts:
-        with pytest.raises(Exception, match=told):
+    for reported, attempt in attempts:
+        with pytest.raises(Exception, match=reported):
             attempt()

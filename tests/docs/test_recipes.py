@@ -12,7 +12,7 @@ from support.blocks import ROOT
 RECIPES = ROOT / "examples"
 
 PLAIN = {
-    "python_worker": ["settled 3, nacked 1, rejected 1", "routed: 1"],
+    "python_worker": ["acked 1, nacked 1, rejected 1", "routed: 1"],
     "publish_once": ["day-0.txt: published", "day-2.txt: published"],
     "outbox": ["published 2\n", "published 0 in a second run"],
 }

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from support.blocks import ROOT, pages
 
-from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, errors
+from spark_mq import GroupSettings, GroupStats, Queue, QueueSettings, WorkSummary, errors
 
 REFERENCE = ROOT / "docs" / "reference"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -70,6 +70,14 @@ def test_every_command_and_option_of_the_command_line_has_its_place() -> None:
     assert options <= documented
     for command in _commands():
         assert any(code == command or code.startswith(f"{command} ") for code in words), command
+
+
+def test_every_output_of_work_and_publish_has_its_place() -> None:
+    source = (ROOT / "spark_mq" / "cli" / "publishing.py").read_text(encoding="utf-8")
+    (row,) = re.findall(r"emit_one\(\{(.*?)\}", source)
+    published = set(re.findall(r'"(\w+)":', row))
+    assert "skipped_lines" in published
+    assert published | {field.name for field in fields(WorkSummary)} <= in_code("cli.md")
 
 
 def _commands() -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 import threading
 from collections.abc import Callable
 
@@ -68,6 +70,10 @@ def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]
     assert [one.error for one in other.dead_letter_reasons().reasons] == ["foreign"]
 
 
+def own_user() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
 def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
     with_letters(queue)
     group = queue.group("billing")
@@ -82,7 +88,7 @@ def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
     assert ("pause", "alice", False) in made
     assert ("seek", "alice", False) in made
     assert ("redriven", "bob�", True) in made
-    assert ("resume", None, False) in made
+    assert ("resume", own_user(), False) in made, "the user of this process"
     assert all("lease" not in operation for operation, _, _ in made)
     queue.sweep()  # the archive has the same
     assert set(made) <= {(c.operation, c.user, c.in_dead_letters) for c in queue.changes()}
@@ -122,4 +128,41 @@ def test_a_user_is_noted_with_the_own_operation_only(queue: Queue) -> None:
         if "pause" in one.operation:
             assert one.user == "alice"
         elif one.operation == "configure":
-            assert one.user is None
+            assert one.user == own_user()
+
+
+def test_changes_show_what_was_asked_for(queue: Queue) -> None:
+    sequence = queue.publish(["a", "b"]).sequences[0]
+    group = queue.group("g").ensure()
+    group.configure(visibility_timeout="90s", max_in_flight=9)
+    queue.configure(retention="3d")
+    group.pause("repairs")
+    group.resume()
+    group.discard(sequence, reason="spam")
+    group.dead_letter(sequence + 1, reason="no customer")
+    group.seek("latest")
+    for _ in range(2):
+        made = {one.operation: one.detail for one in queue.changes()}
+        assert made.pop("configure") == "visibility_timeout=1m 30s, max_in_flight=9"
+        assert made == {
+            "create group": None, "configure queue": "retention=3d", "pause": "repairs", "resume": None, "discard": "spam",
+            "dead letter": "no customer", "seek": "to latest",
+        }  # fmt: skip
+        queue.sweep()  # the archive has the same
+
+
+def test_each_change_names_the_user_of_this_process(queue: Queue) -> None:
+    with_letters(queue)
+    group = queue.group("billing")
+    group.configure(max_in_flight=9)
+    group.pause()
+    group.resume()
+    group.seek("earliest")
+    assert queue.redrive().messages
+    queue.group("old").ensure()
+    queue.drop_group("old")
+    queue.purge(queue.name)
+    made = {one.operation: one.user for one in queue.changes(since="1d")}
+    assert "freeze redrive" not in made, "a step of the redrive, which stands there itself"
+    wanted = ("configure", "pause", "resume", "seek", "redriven", "drop group", "trim")
+    assert {name: made[name] for name in wanted} == dict.fromkeys(wanted, own_user())

@@ -136,9 +136,9 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) ->
 
 @pytest.mark.parametrize("job", ["publish", "worker", "sweep"])
 def test_help_shows_examples(start, job: str) -> None:
-    told = ended(start(sys.executable, JOBS / f"{job}.py", "--help", JAVA_HOME="/nowhere"), 0)
-    assert "examples:" in told
-    assert "exit code:" in told
+    reported = ended(start(sys.executable, JOBS / f"{job}.py", "--help", JAVA_HOME="/nowhere"), 0)
+    assert "examples:" in reported
+    assert "exit code:" in reported
 
 
 WORKER = ("worker", "--checkpoint", "c", "--queue")
@@ -191,15 +191,15 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
         ((*WORKER, "nowhere", "--handler", "handler:two"), "there is no queue at"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_line(
+def test_wrong_arguments_are_reported_in_one_line(
     start, queue: Queue, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     (tmp_path / "handler.py").write_text("def one(batch): ...\ndef two(batch, lease): ...\n")
     job, *rest = arguments
-    told = ended(start(sys.executable, JOBS / f"{job}.py", *rest, JAVA_HOME="/nowhere"), 2)
-    assert words in told
-    assert told.startswith(f"{job}.py: error: ")
-    assert told.count("\n") == 1
+    reported = ended(start(sys.executable, JOBS / f"{job}.py", *rest, JAVA_HOME="/nowhere"), 2)
+    assert words in reported
+    assert reported.startswith(f"{job}.py: error: ")
+    assert reported.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
     program = (
         f"import sys; sys.path.insert(0, {str(JOBS)!r}); sys.argv = {arguments!r}; import worker; "
     )
-    told = ended(
+    reported = ended(
         start(
             sys.executable,
             "-c",
@@ -225,7 +225,7 @@ def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
         ),
         0,
     )
-    assert told.split() == [str(mode)]
+    assert reported.split() == [str(mode)]
 
 
 # -- with Spark
@@ -300,18 +300,18 @@ def test_publish_json_lines(start, tmp_path: Path) -> None:
     ],
     ids=["a missing input", "a field that a line lacks", "a column that is not there"],
 )
-def test_wrong_inputs_are_told_and_nothing_is_published(
+def test_wrong_inputs_are_reported_and_nothing_is_published(
     start, queue: Queue, tmp_path: Path, arguments: list[str], ends: tuple[int, str]
 ) -> None:
-    code, told = ends
+    code, reported = ends
     (tmp_path / "in.jsonl").write_text('{"body": "a"}\n{"text": "b"}\n')
     (tmp_path / "in.csv").write_text("id\n1\n")
     said = ended(
         start(sys.executable, JOBS / "publish.py", "--queue", queue.path, *arguments), code
     )
     (line,) = [line for line in said.splitlines() if "publish.py: error: " in line]
-    assert told in line
-    if told.startswith("INPUT"):
+    assert reported in line
+    if reported.startswith("INPUT"):
         assert "\tat " not in said, "no stack traces of Spark's"
     assert queue.stats()["published"] == 0
 
@@ -385,8 +385,8 @@ def test_sigterm_lets_the_batch_in_hand_finish(
     )  # fmt: skip
     wait_for((tmp_path / "begun").exists, worker)
     worker.send_signal(signal.SIGTERM)
-    told = ended(worker, 143 if launcher == "spark-submit" else 0, within=45)
-    assert "worker w1 has ended after SIGTERM" in told
+    reported = ended(worker, 143 if launcher == "spark-submit" else 0, within=45)
+    assert "worker w1 has ended after SIGTERM" in reported
     assert (tmp_path / "begun").read_text().count("\n") == 1
     assert (tmp_path / "ended").read_text() == "10\n"
     assert (tmp_path / "checkpoint" / "commits" / "0").exists()
@@ -414,8 +414,8 @@ def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     )  # fmt: skip
     wait_for((tmp_path / "begun").exists, worker)
     worker.send_signal(signal.SIGTERM)
-    told = ended(worker, 143, within=45)
-    assert "runs again" in told
+    reported = ended(worker, 143, within=45)
+    assert "runs again" in reported
     assert not (tmp_path / "ended").exists()
     for where, messages in ((queue, 2), (other, 1)):
         (held,) = where.group("g")._ledger.current()
@@ -481,8 +481,8 @@ def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path
     wait_for(lambda: queue.group("g").ensure().stats().dead_lettered == 1, sweep)
     time.sleep(2)
     sweep.send_signal(signal.SIGTERM)
-    told = ended(sweep, 143, within=45)
-    reports = [line for line in told.splitlines() if line.startswith(f"swept {queue.path}: ")]
+    reported = ended(sweep, 143, within=45)
+    reports = [line for line in reported.splitlines() if line.startswith(f"swept {queue.path}: ")]
     assert len(reports) > 1
     assert "routed: 1" in reports[0]
     assert [

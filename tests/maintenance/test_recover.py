@@ -208,7 +208,8 @@ def test_commits_of_before_a_cleaning_lose_no_message(tmp_path: Path) -> None:
     lease(queue, 5).ack()
     held = lease(queue, 50)
     index_commits(queue)
-    assert queue._context.messages.clean(1, 0.0) > 100
+    # A thread writes the checkpoint at commit 100 or shortly after it.
+    assert queue._context.messages.clean(1, 0.0) >= 100
     shutil.rmtree(tmp_path / "queue" / "commits")
     shutil.copytree(tmp_path / "commits", tmp_path / "queue" / "commits")
     queue = late(tmp_path / "queue")
@@ -288,6 +289,7 @@ def test_a_queue_without_its_leases_starts_above_what_was_trimmed(tmp_path: Path
 
 # -- a backup while the queue is in use
 
+TEMPORARY = shutil.ignore_patterns(".spark_mq-*")
 BACKUP_ORDER = ("leases", "messages", "commits", "history", "dead_letters")
 
 
@@ -346,7 +348,7 @@ def copy_queue(source: Path, target: Path) -> None:
 
 def copy_table(source: Path, target: Path) -> None:
     """Copy a table as docs/howto/backup.md says: its log first, then its data files."""
-    shutil.copytree(source / "_delta_log", target / "_delta_log")
+    shutil.copytree(source / "_delta_log", target / "_delta_log", ignore=TEMPORARY)
     for root, folders, names in os.walk(source):
         folders[:] = [name for name in folders if name != "_delta_log"]
         for name in names:

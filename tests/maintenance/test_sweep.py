@@ -102,8 +102,13 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
         "spark_mq.last_leased_at": (started + timedelta(seconds=5)).isoformat(),
         "spark_mq.sequence": str(receipt.sequences[0]),
     }
-    told = queue.group().stats()
-    assert (told.dead, told.routing, told.dead_lettered, told.floor) == (0, 0, 1, told.tail)
+    reported = queue.group().stats()
+    assert (reported.dead, reported.routing, reported.dead_lettered, reported.floor) == (
+        0,
+        0,
+        1,
+        reported.tail,
+    )
 
 
 def test_routing_nothing_makes_no_commit(make: Make) -> None:
@@ -588,7 +593,7 @@ def test_housekeeping_goes_by_the_age_of_commits(delta_queue: Make) -> None:
 def test_a_sweeper_whose_clock_is_ahead_cleans_no_more(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is young is told by the store's own clock: a writer may be at work on what the sweeper takes for old."""
+    """The store's own clock decides how old a file is: a writer may still need it."""
     queue = delta_queue()
     queue.publish("a")
     cycle(queue, 5)
@@ -717,7 +722,7 @@ def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
     assert lease(queue).ack().settled == 1
 
 
-def test_a_checkpoint_that_cannot_be_read_is_told(
+def test_a_checkpoint_that_cannot_be_read_is_reported(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "SWEEP_INTERVAL", 0)  # each sweep reads the last checkpoint

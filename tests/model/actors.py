@@ -125,7 +125,7 @@ class Program:
     def key(self, proc: Proc, store: Store) -> Hashable:
         now = store.now
 
-        def told(value: Any) -> Hashable:
+        def reported(value: Any) -> Hashable:
             if isinstance(value, BatchPlan):
                 return (
                     value.lease_id,
@@ -133,11 +133,17 @@ class Program:
                     tuple((s.first, s.rows, r.delivery_count) for s, r in value.slices),
                 )
             if isinstance(value, tuple):
-                return tuple(told(one) for one in value)
+                return tuple(reported(one) for one in value)
             return stored_key(value, store)
 
-        tape = tuple((kind, told(value), type(error)) for kind, value, error in proc.tape)
-        return proc.pc, told(proc.local), told(proc.source) if proc.source else None, proc.ids, tape
+        tape = tuple((kind, reported(value), type(error)) for kind, value, error in proc.tape)
+        return (
+            proc.pc,
+            reported(proc.local),
+            reported(proc.source) if proc.source else None,
+            proc.ids,
+            tape,
+        )
 
 
 @dataclass

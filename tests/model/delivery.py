@@ -404,7 +404,7 @@ class Delivery(World):
             not program.late and self._other(state, at) is None
         )
 
-    def tell(self, state: State) -> str:
+    def report(self, state: State) -> str:
         lines = [f"    {r}" for _, book in state.store.books for r in book.rows]
         return "\n".join(
             [f"  from: now={state.store.now} {state.procs}", f"    notes {state.notes}", *lines]

@@ -57,7 +57,7 @@ class Tape:
 
     @property
     def kept(self) -> tuple[Entry, ...]:
-        """What the next step is told, where this one was suspended."""
+        """Return the answer to the next step, where this one was suspended."""
         return tuple(self.answers[: self._cut])
 
     def call(self, kind: str, do: Callable[[], Any]) -> Any:
@@ -148,7 +148,7 @@ class World:
         """Whether nothing that matters can happen any more to a finished world."""
         return False
 
-    def tell(self, state: State) -> str:
+    def report(self, state: State) -> str:
         return ""
 
 
@@ -217,7 +217,7 @@ def explore(world: World) -> Explored:
                 arrive(at, *passed)
         except Violation as violation:
             raise Violation(
-                violation.what, [*way(at), *violation.way, world.tell(state)]
+                violation.what, [*way(at), *violation.way, world.report(state)]
             ) from violation
     found.states, found.finished, found.depth = len(parents), len(done), max(depths)
     _all_can_finish(back, done, way)

@@ -35,7 +35,7 @@ class Breaker(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """By message, in the order of sequence, unless told otherwise."""
+    """By message, in the order of sequence, unless reported otherwise."""
 
     handed: tuple[int, ...]
     top: tuple[int, ...]
@@ -463,7 +463,7 @@ class _Noting:
         return self
 
     def full(self) -> None:
-        """A worker was told that a cap is reached."""
+        """A worker learned that a cap is reached."""
         live = sum(row is not None and row.state == LEASED for row in self.view)
         if self.onlooker.cap is None or live < self.onlooker.cap:
             raise Violation(f"nothing may be leased, though only {live} messages are in flight")

@@ -85,7 +85,7 @@ FLAKY_LATE = """    write(ctx, batch, lease, rows)
 LEDGER, SOURCE, SETTLING, LETTERS, TRIM, ORDER = "4", "6", "7", "8", "3", "order"
 
 # Not here, for nothing is seen of their absence alone; what stands behind each keeps the promise without it:
-# - a replay is refused once a later batch was leased: what the batch held was settled, or given back, before that. It gives an operator the reason.
+# - a replay is refused once a later batch was leased: the batch's messages were settled, or given back, before that. It gives an operator the reason.
 # - a driver acks no successor's lease: Spark lets it ask for more only once its own sink holds the batch; until then its query is ended.
 # - a replay gives back an innocent on its last attempt: such a one was leased alone, unless the limit was another then (tests/unit/streaming/test_source.py).
 # - a replay does not fold what it takes over: a stream's lease keeps one attempt back, so that nothing in it is past its limit.

@@ -596,8 +596,8 @@ class Naive:
             assert limit < 1 or not (due or reads), (
                 "something is due and no cap is reached, yet nothing was granted"
             )
-            told = bool(due or unread) or (blocked < 2**63 and not why.startswith("max"))
-            assert bool(why) == told, (
+            reported = bool(due or unread) or (blocked < 2**63 and not why.startswith("max"))
+            assert bool(why) == reported, (
                 f"{why=} with {len(due)} due and {len(unread)} unread, {len(behind)} behind what blocks"
             )
             assert why in ("", "max_in_flight", "max_ledger_ranges") or str(blocked) in why

@@ -81,7 +81,7 @@ class Book:
         return rows[0] if rows else None
 
     def key(self, now: int) -> Hashable:
-        """What it holds, with instants told from `now`; what is past counts only as alike or not."""
+        """What it holds, with instants counted from `now`; what is past counts only as alike or not."""
         if now not in self._keys:
             past: dict[int, int] = {}
             texts: dict[str, int] = {}
@@ -168,7 +168,7 @@ class Store(NamedTuple):
 
 
 class Clock:
-    """The time of the state; an operation that is run again is told what it was told before."""
+    """The time of the state; an operation that is run again gets the same answers."""
 
     def __init__(self) -> None:
         self.now, self.tape = BEGIN, Tape((), False, ())

@@ -98,7 +98,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.batches: dict[str, int] = {}  # of a stream: how often it was replayed
         self.routings: list[str] = []
         self.ids = 0
-        self.told: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
         self.version = 2
         self.publish(1, [(rows, 1)])
 
@@ -312,10 +312,10 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         assert (outcome.settled, outcome.already_settled) == (settled, already)
         known = {m.seq for m in self.naive.messages}
-        told = [seq for first, last, _ in outcome.lost for seq in range(first, last + 1)]
-        assert len(told) == len(set(told))
+        reported = [seq for first, last, _ in outcome.lost for seq in range(first, last + 1)]
+        assert len(reported) == len(set(reported))
         # A holder's own intervals may end in gaps.
-        assert set(told) == {seq for seq in lost if seq in known or not whole}
+        assert set(reported) == {seq for seq in lost if seq in known or not whole}
         assert outcome.lost == sorted(outcome.lost)
         assert sum(self.index.count(first, last) for first, last in outcome.ranges) == settled
 
@@ -504,7 +504,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def round_trip(self):
-        """As stored, so read; and what was told of the step ends all that it settled."""
+        """The stored events are read back, and a settle's events end all that it settled."""
         if hasattr(self, "ledger"):
             ended: Counter[str] = Counter()
             for event, r in self.ledger.events:
@@ -513,11 +513,11 @@ class LedgerMachine(RuleBasedStateMachine):
                     ended[end_reason_of(event)] += r.message_count
             counted = self.ledger.head.counters
             assert {
-                name: counted[name] - self.told.get(name, 0)
+                name: counted[name] - self.reported.get(name, 0)
                 for name in counted
-                if counted[name] != self.told.get(name, 0)
+                if counted[name] != self.reported.get(name, 0)
             } == ended
-            self.told = dict(counted)
+            self.reported = dict(counted)
             rows = to_rows("group", self.ledger)
             self.ledger = self.ledger.replaced(self.ledger.head, ())
             if self.ids % 7 == 0:

@@ -44,13 +44,15 @@ def contents(root: Path | str) -> dict[str, int]:
     }
 
 
-def refused(root: Path | str, kind: type[Exception], call: Callable[[], Any], *told: str) -> Any:
+def refused(
+    root: Path | str, kind: type[Exception], call: Callable[[], Any], *reported: str
+) -> Any:
     """The error of a call that must fail without changing a file; its message has the expected words."""
     before = contents(root)
     with pytest.raises(kind) as caught:
         call()
     assert contents(root) == before
-    for part in told:
+    for part in reported:
         assert part in str(caught.value)
     return caught.value
 
@@ -198,13 +200,13 @@ def test_a_folder_with_other_files_is_not_made_a_queue(tmp_path: Path) -> None:
     )
     for name in ("a.csv", "b.csv", "c.csv", "d.csv"):
         (tmp_path / name).touch()
-    told = ("a.csv, b.csv, c.csv and 2 more", "folder of its own")
+    reported = ("a.csv, b.csv, c.csv and 2 more", "folder of its own")
     error = refused(
         tmp_path,
         errors.NotAQueue,
         lambda: Queue.create(tmp_path, exist_ok=True),
         str(tmp_path),
-        *told,
+        *reported,
     )
     assert error.path == str(tmp_path)
 
@@ -597,7 +599,7 @@ def test_instants_without_a_time_zone(tmp_path: Path, queue: Queue, clock: Manua
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("messages", "reported"),
     [
         (5, ["int", "bytes, str, Message", "queue.publish(str(value))"]),
         (True, ["bool", "bytes, str, Message"]),
@@ -630,8 +632,8 @@ def test_instants_without_a_time_zone(tmp_path: Path, queue: Queue, clock: Manua
     ],
     ids=repr,
 )
-def test_bad_messages(tmp_path: Path, queue: Queue, messages: Any, told: list[str]) -> None:
-    error = refused(tmp_path, errors.InvalidOption, lambda: queue.publish(messages), *told)
+def test_bad_messages(tmp_path: Path, queue: Queue, messages: Any, reported: list[str]) -> None:
+    error = refused(tmp_path, errors.InvalidOption, lambda: queue.publish(messages), *reported)
     assert error.option == "messages"
 
 
@@ -639,7 +641,7 @@ INSTANTS = pa.array([AWARE], pa.timestamp("us", "UTC"))
 
 
 @pytest.mark.parametrize(
-    ("columns", "column", "told"),
+    ("columns", "column", "reported"),
     [
         ({"body": ["a"]}, "value", ["no column 'value'"]),
         ({"values": ["a"]}, "value", ["no column 'value'", "rename 'values'"]),
@@ -664,9 +666,11 @@ INSTANTS = pa.array([AWARE], pa.timestamp("us", "UTC"))
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_tables(
-    tmp_path: Path, queue: Queue, columns: dict[str, Any], column: str, told: list[str]
+    tmp_path: Path, queue: Queue, columns: dict[str, Any], column: str, reported: list[str]
 ) -> None:
-    error = refused(tmp_path, errors.InvalidSchema, lambda: queue.publish(pa.table(columns)), *told)
+    error = refused(
+        tmp_path, errors.InvalidSchema, lambda: queue.publish(pa.table(columns)), *reported
+    )
     assert error.column == column
 
 
@@ -742,17 +746,17 @@ def test_lease_ids_that_are_none(tmp_path: Path, queue: Queue, lease_id: Any) ->
 
 # -- secrets
 
-SECRET = "s3cr3t-never-told"
+SECRET = "s3cr3t-never-reported"
 
 
-def test_secrets_of_storage_options_are_never_told(
+def test_secrets_of_storage_options_are_never_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"AWS_SECRET_ACCESS_KEY": SECRET, "azure_storage_account_key": SECRET}
     queue = Queue.create(tmp_path / "q", storage_options=options)
     queue.publish("a")
     held = lease(queue)
-    told = [
+    reported = [
         repr(thing) + str(thing)
         for thing in (
             queue,
@@ -777,7 +781,7 @@ def test_secrets_of_storage_options_are_never_told(
     for call in calls:
         with pytest.raises(Exception) as caught:  # noqa: PT011 - any error
             call()
-        told += [
+        reported += [
             repr(caught.value),
             str(getattr(caught.value, "data", "")),
             "".join(traceback.format_exception(caught.value)),
@@ -785,8 +789,8 @@ def test_secrets_of_storage_options_are_never_told(
     shutil.rmtree(queue._context.messages.path)
     with pytest.raises(Exception) as caught:  # noqa: PT011
         queue.publish("b")
-    told += ["".join(traceback.format_exception(caught.value)), caplog.text]
-    assert not [text for text in told if SECRET in text]
+    reported += ["".join(traceback.format_exception(caught.value)), caplog.text]
+    assert not [text for text in reported if SECRET in text]
 
 
 def test_payloads_are_not_in_errors_of_the_door(queue: Queue) -> None:

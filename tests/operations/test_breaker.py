@@ -255,9 +255,37 @@ def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> Non
 
 
 def test_a_worker_on_a_paused_group_with_until_empty_ends(queue: Queue) -> None:
-    numbers(queue)
     queue.group().pause()
+    assert queue.group().work(lambda _: None, until_empty=True).blocked_because == ""
+    numbers(queue)
     assert queue.group().work(lambda _: None, until_empty=True).leases == 0
+
+
+@pytest.mark.parametrize("each", ["lease", "message"])
+def test_a_worker_says_why_it_ends_before_the_group_is_empty(
+    queue: Queue, each: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers(queue)
+    group, other = queue.group(), queue.group("other")
+    ready = group.ensure().stats().ready
+    group.pause("migration")
+    summary = group.work(lambda _: None, each=each, until="empty", threads=3)
+    assert (summary.leases, summary.blocked_because) == (0, group.blocked_because)
+    assert "migration" in summary.blocked_because
+    (said,) = [r.getMessage() for r in caplog.records if "the work ends" in r.getMessage()]
+    assert f"migration. Ready: {ready} messages" in said
+    group.resume()
+    assert group.work(lambda _: None, each=each, until="empty").blocked_because == ""
+    numbers(queue)
+    group.pause("migration")
+    stop = threading.Event()
+    stop.set()
+    assert group.work(lambda _: None, each=each, until="empty", stop=stop).blocked_because == ""
+    both = other.work(lambda _: None, each="message", also=[group], until="empty")
+    assert (both.acked > 0, both.blocked_because) == (
+        True,
+        f"group default: {group.blocked_because}",
+    )
 
 
 def test_a_pause_while_a_worker_works_ends_its_leases_not_its_handler(queue: Queue) -> None:

@@ -64,7 +64,7 @@ def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fence
     assert (queue.group().stats().acked, ahead.group().stats().ready) == (2, 0)
 
 
-def test_a_worker_whose_clock_is_behind_loses_its_leases_to_the_others_and_is_told(
+def test_a_worker_whose_clock_is_behind_loses_its_leases_to_the_others_and_is_reported(
     queue: Queue, clock: ManualClock
 ) -> None:
     behind, _ = apart(queue, clock, -5)

@@ -115,7 +115,7 @@ def test_a_call_that_is_interrupted_while_it_waits_does_not_run(
     assert gate.calls == [[1], [3]]
 
 
-def test_contention_is_told_to_all_alike_and_not_waited_for_again() -> None:
+def test_contention_is_reported_to_all_alike_and_not_waited_for_again() -> None:
     class Busy(Gate):
         def __call__(self, items: Any) -> list[Any]:
             super().__call__(items)
@@ -200,7 +200,7 @@ def test_one_call_settles_parts_of_several_leases(queue: Queue) -> None:
     assert queue.group().stats().ready == 2
 
 
-def test_what_one_of_several_leases_has_lost_is_told_after_the_rest_is_settled(
+def test_what_one_of_several_leases_has_lost_is_reported_after_the_rest_is_settled(
     queue: Queue,
 ) -> None:
     a, b, _, seqs = three(queue)
@@ -223,7 +223,7 @@ def test_by_message_id_all_held_messages_with_it_are_settled(queue: Queue) -> No
     assert (stats.acked, stats.in_flight) == (4, 2)
 
 
-def test_an_id_that_is_not_held_is_told_after_the_rest_is_settled(queue: Queue) -> None:
+def test_an_id_that_is_not_held_is_reported_after_the_rest_is_settled(queue: Queue) -> None:
     a, *_ = three(queue)
     with pytest.raises(LeaseLost, match="id-3") as caught:
         a.reject(message_ids=["id-0", "id-3"], error="no")

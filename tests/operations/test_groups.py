@@ -70,7 +70,7 @@ def test_what_is_not_changed_stays(queue: Queue) -> None:
     assert queue.group().settings.max_in_flight is None
 
 
-def test_a_group_that_is_made_is_told_once_and_warned_of_if_it_looks_misspelt(
+def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspelt(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "spark_mq.operations.group_ledger")
@@ -80,12 +80,12 @@ def test_a_group_that_is_made_is_told_once_and_warned_of_if_it_looks_misspelt(
     queue.group("biling", start="latest").lease("w")
     for number in (9, 10):
         queue.group(f"nightly-{number}").ensure()
-    told = [(r.levelname, r.getMessage()) for r in caplog.records]
-    assert [level for level, _ in told] == ["INFO", "INFO", "WARNING", "INFO", "INFO"]
-    assert told[0][1] == f"group 'billing' is made in {queue.path}, at earliest"
-    assert "'biling'" in told[2][1]
-    assert "latest" in told[2][1]
-    assert "is 'billing' meant" in told[2][1]
+    reported = [(r.levelname, r.getMessage()) for r in caplog.records]
+    assert [level for level, _ in reported] == ["INFO", "INFO", "WARNING", "INFO", "INFO"]
+    assert reported[0][1] == f"group 'billing' is made in {queue.path}, at earliest"
+    assert "'biling'" in reported[2][1]
+    assert "latest" in reported[2][1]
+    assert "is 'billing' meant" in reported[2][1]
 
 
 def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_tells(
@@ -201,7 +201,7 @@ def test_groups_have_settings_of_their_own(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"retry": "sometimes"}, "exponential, linear, constant, none"),
         ({"on_exhausted": "explode"}, "dead_letter, drop, block"),
@@ -213,9 +213,9 @@ def test_groups_have_settings_of_their_own(queue: Queue) -> None:
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_and_makes_no_group(
-    queue: Queue, given: dict[str, object], told: str
+    queue: Queue, given: dict[str, object], reported: str
 ) -> None:
-    with pytest.raises(InvalidOption, match=told) as caught:
+    with pytest.raises(InvalidOption, match=reported) as caught:
         queue.group("new").configure(**given)
     assert caught.value.data["option"] == next(iter(given))
     assert queue.groups() == []
@@ -514,7 +514,7 @@ def cut_off(make: Make, clock: ManualClock) -> Queue:
     return queue
 
 
-def test_a_group_that_a_hard_limit_cut_is_told_until_it_accepts_the_loss(
+def test_a_group_that_a_hard_limit_cut_is_reported_until_it_accepts_the_loss(
     make: Make, clock: ManualClock
 ) -> None:
     queue = cut_off(make, clock)
@@ -527,7 +527,7 @@ def test_a_group_that_a_hard_limit_cut_is_told_until_it_accepts_the_loss(
     assert [m.value for m in found.messages] == [b"d"]
     assert queue.group().stats().lost == 2
     found.release()
-    assert held(again(queue)) == [b"d"], "told and accepted once, it is the past"
+    assert held(again(queue)) == [b"d"], "reported and accepted once, it is the past"
 
 
 def test_a_seek_accepts_a_loss(make: Make, clock: ManualClock) -> None:
@@ -644,7 +644,7 @@ def test_stats_tell_the_ages_of_the_oldest_message_and_lease(
     assert queue.group().stats().oldest_lease_age is None
 
 
-def test_settings_that_an_existing_queue_does_not_take_are_told(
+def test_settings_that_an_existing_queue_does_not_take_are_reported(
     delta_queue: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = delta_queue(visibility_timeout="30s")

@@ -26,6 +26,8 @@ from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.outcomes import show_outcomes
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
+from spark_mq.util.clock import to_datetime
+from spark_mq.util.user import acting_as
 
 Make = Callable[..., Queue]
 
@@ -34,7 +36,7 @@ class Killed(BaseException):
     """The process dies here."""
 
 
-def told(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:
+def reported(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:
     """(event, state, outcome, messages) of the history."""
     rows = history(queue, **which).to_pylist()
     return [
@@ -57,7 +59,7 @@ def lived(queue: Queue) -> Queue:
 
 def test_each_commit_tells_what_happened_to_which_messages(queue: Queue) -> None:
     lived(queue)
-    assert told(queue) == [
+    assert reported(queue) == [
         ("leased", "leased", None, 4),
         ("acked", "settled", "acked", 1),
         ("rejected", "dead", None, 1),
@@ -234,18 +236,18 @@ def test_what_lay_before_a_group_has_no_outcome(queue: Queue) -> None:
     assert shown(queue) == [("settled", 2, 0, None)]
 
 
-def test_what_is_archived_and_what_is_not_yet_is_told_alike(delta_queue: Make) -> None:
+def test_what_is_archived_and_what_is_not_yet_is_reported_alike(delta_queue: Make) -> None:
     queue = delta_queue()
     s = queue.publish([str(n) for n in range(3)]).sequences
     taken = lease(queue, 3)
-    before = told(queue)
+    before = reported(queue)
     assert archive(queue) == archived(queue) + 1  # type: ignore[operator]
-    assert told(queue) == before
+    assert reported(queue) == before
     taken.ack([s[0]])
-    assert told(queue) == [*before, ("acked", "settled", "acked", 1)]
+    assert reported(queue) == [*before, ("acked", "settled", "acked", 1)]
     assert archive(again(queue)) == 1
     assert archive(queue) == 0
-    assert len(told(queue)) == len(before) + 1
+    assert len(reported(queue)) == len(before) + 1
 
 
 def test_some_columns_are_those_of_the_whole_history(queue: Queue) -> None:
@@ -312,8 +314,8 @@ def test_a_group_or_a_message_has_its_own_history(queue: Queue) -> None:
     s = queue.publish(["a", "b"]).sequences
     lease(queue, 1, group="one").ack()
     lease(queue, 2, group="two")
-    assert [event for event, *_ in told(queue, group="one")] == ["leased", "acked"]
-    assert len(told(queue, sequence=s[1])) == 1
+    assert [event for event, *_ in reported(queue, group="one")] == ["leased", "acked"]
+    assert len(reported(queue, sequence=s[1])) == 1
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
@@ -323,7 +325,7 @@ def test_killed_at_its_commit_each_version_is_archived_once(
     queue = delta_queue()
     queue.publish(["a"])
     lease(queue).ack()
-    expected = told(queue)
+    expected = reported(queue)
 
     def die() -> None:
         raise Killed
@@ -332,9 +334,9 @@ def test_killed_at_its_commit_each_version_is_archived_once(
         on_commit(patch, "history", **{place: die})
         archive(queue)
         pytest.fail("it was to be killed")
-    assert told(queue) == expected
+    assert reported(queue) == expected
     archive(again(queue))
-    assert told(queue) == expected
+    assert reported(queue) == expected
 
 
 def test_a_commit_that_landed_but_failed_is_not_archived_again(
@@ -343,11 +345,11 @@ def test_a_commit_that_landed_but_failed_is_not_archived_again(
     queue = delta_queue()
     queue.publish(["a"])
     lease(queue).ack()
-    expected = told(queue)
+    expected = reported(queue)
     wrapper = on_commit(monkeypatch, "history", fail=OSError("reset"))
     archive(queue)
     assert wrapper.calls == 1
-    assert told(queue) == expected
+    assert reported(queue) == expected
 
 
 def test_two_archives_at_once_archive_each_version_once(
@@ -356,12 +358,12 @@ def test_two_archives_at_once_archive_each_version_once(
     queue = delta_queue()
     queue.publish(["a"])
     lease(queue).ack()
-    expected, other = told(queue), again(queue)
+    expected, other = reported(queue), again(queue)
     done: list[int] = []
     on_commit(monkeypatch, "history", before=lambda: done.append(archive(other)))
     assert archive(queue) == 0
     assert done[0] > 0
-    assert told(queue) == expected
+    assert reported(queue) == expected
 
 
 def test_nothing_is_cleaned_that_has_not_been_archived(
@@ -371,12 +373,12 @@ def test_nothing_is_cleaned_that_has_not_been_archived(
     queue.publish(["a"])
     for _ in range(30):
         lease(queue).release()
-    expected = told(queue)
+    expected = reported(queue)
     queue._context.ledgers.clean(0, 0, archived=archived(queue))
-    assert told(queue) == expected
+    assert reported(queue) == expected
     archive(queue)
     assert queue._context.ledgers.clean(0, 0, archived=archived(queue)) > 30
-    assert told(again(queue)) == expected
+    assert reported(again(queue)) == expected
 
 
 def test_an_archive_longer_than_a_batch_is_whole(
@@ -387,9 +389,9 @@ def test_an_archive_longer_than_a_batch_is_whole(
     queue.publish(["a"])
     for _ in range(7):
         lease(queue).release()
-    expected = told(queue)
+    expected = reported(queue)
     assert archive(queue) == 16
-    assert told(queue) == expected
+    assert reported(queue) == expected
     assert Counter(event for event, *_ in expected) == {"leased": 7, "released": 7}
 
 
@@ -402,7 +404,7 @@ def test_two_sweeps_that_put_files_together_at_once_double_nothing(
     for _ in range(6):
         lease(queue, 5).ack()
         archive(queue)
-    before = told(queue)
+    before = reported(queue)
     monkeypatch.setattr(history_of, "MAX_FILES", 3)
     other = again(queue)
     files: list[int] = []
@@ -415,7 +417,7 @@ def test_two_sweeps_that_put_files_together_at_once_double_nothing(
     on_commit(monkeypatch, "history", before=meanwhile)
     archive(queue)
     assert files[1] < files[0]
-    assert told(again(queue)) == before
+    assert reported(again(queue)) == before
     assert DeltaTable(f"{queue.path}/history").to_pyarrow_table().num_rows == len(history(queue))
 
 
@@ -429,7 +431,7 @@ def test_the_files_of_the_archive_are_put_together(
         lease(queue).release()
         archive(queue)
     assert len(DeltaTable(f"{queue.path}/history").file_uris()) <= 6
-    assert len(told(queue)) == 24
+    assert len(reported(queue)) == 24
 
 
 def test_what_is_older_than_its_retention_is_dropped_day_by_day(
@@ -448,7 +450,7 @@ def test_what_is_older_than_its_retention_is_dropped_day_by_day(
     monkeypatch.setattr(history_of, "datetime", Later)
     lease(queue).release()
     archive(queue)
-    assert told(queue) == []
+    assert reported(queue) == []
 
 
 def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
@@ -468,13 +470,13 @@ def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
         lease(queue).release()
         archive(queue)
     assert not old.exists()
-    assert len(told(queue)) > 0
+    assert len(reported(queue)) > 0
 
 
 # -- one message
 
 
-def test_a_message_has_its_whole_life_told(queue: Queue, clock: ManualClock) -> None:
+def test_a_message_has_its_whole_life_in_its_trace(queue: Queue, clock: ManualClock) -> None:
     lived(queue)
     s = queue._context.messages.index().files[0].first
     trace = queue.trace(s + 1)
@@ -525,7 +527,7 @@ def test_a_sequence_that_no_message_has_is_refused(queue: Queue, sequence: Any) 
         queue.trace(sequence)
 
 
-def test_a_trimmed_message_is_told_of_without_its_payload(make: Make, clock: ManualClock) -> None:
+def test_a_trimmed_message_is_reported_without_its_payload(make: Make, clock: ManualClock) -> None:
     queue = make(retention=0)
     s = queue.publish([Message("a", message_id="id")]).sequences[0]
     lease(queue).ack()
@@ -544,7 +546,7 @@ def test_a_trimmed_message_is_told_of_without_its_payload(make: Make, clock: Man
 # -- what finished
 
 
-def test_finished_messages_are_told_with_how_and_when(queue: Queue, clock: ManualClock) -> None:
+def test_finished_messages_are_reported_with_how_and_when(queue: Queue, clock: ManualClock) -> None:
     s = queue.publish([Message(str(n), key="k", message_id=f"id-{n}") for n in range(3)]).sequences
     started = clock()
     lease(queue, 3).nack([s[0]], delay=0)
@@ -614,7 +616,7 @@ def test_a_message_made_unread_again_counts_by_its_last_end(queue: Queue) -> Non
     assert queue.finished()["outcome"].to_pylist() == ["dead_lettered"]
 
 
-def test_finished_messages_are_told_within_bounds_and_of_each_group(queue: Queue) -> None:
+def test_finished_messages_are_reported_within_bounds_and_of_each_group(queue: Queue) -> None:
     s = queue.publish([str(n) for n in range(5)]).sequences
     lease(queue, 5).ack()
     assert queue.finished(first=s[1], last=s[3])["sequence"].to_pylist() == list(s[1:4])
@@ -679,6 +681,37 @@ def test_a_trace_follows_redrives_in_both_directions(queue: Queue, own_id: bool)
         assert ("no 0" in text, "no 1" in text) == (True, True)
 
 
+def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) -> None:
+    before = queue.publish([Message("bad", message_id="m")]).sequences[0]
+    published = queue.trace(before).published_at
+    lease(queue).reject(error="no")
+    queue.sweep()
+    clock.advance("1h")
+    with acting_as("alice"):
+        queue.redrive()
+    after = queue.find(message_id="m")[0]
+    clock.advance("1h")
+    lease(queue).ack()
+    queue = again(queue)
+    copy = queue.trace(after)
+    redriven, *_, acked = copy.events
+    assert (redriven.event, redriven.state, redriven.user) == ("redriven", "unread", "alice")
+    assert redriven.version == after >> 32
+    (piece,) = queue._context.messages.index(after).slices(after, after)
+    assert redriven.at == to_datetime(piece.committed_at) != published
+    assert (copy.redriven_at, copy.published_at) == (redriven.at, published)
+    assert acked.event == "acked"
+    assert [one.sequence for one in copy.chain()] == [before, after]
+    assert queue.trace(before).later[0].events == copy.events
+    assert queue.trace(before).redriven_at is None
+    first, second = str(copy).split("redriven as")
+    assert "first published" not in first
+    assert "first published" in second
+    assert "user alice" in second
+    html = copy._repr_html_()
+    assert html.index(f"message {before} ") < html.index("no") < html.index(f"message {after} ")
+
+
 def test_a_trace_follows_a_redrive_whose_dead_letter_is_gone(queue: Queue) -> None:
     before = queue.publish([Message("bad", message_id="m")]).sequences[0]
     lease(queue).reject()
@@ -701,6 +734,7 @@ def test_forged_headers_lead_a_trace_nowhere(queue: Queue) -> None:
     for sequence in [m.sequence for m in lease(queue).messages]:
         assert queue.trace(sequence).sequence == sequence
     assert (queue.trace(own).earlier, queue.trace(own).later) == (None, ())
+    assert "redriven" not in [one.event for one in queue.trace(own).events]
 
 
 def test_a_trace_finds_its_message_by_id_or_key(queue: Queue) -> None:

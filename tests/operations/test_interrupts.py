@@ -180,7 +180,9 @@ def interrupt(call: str, fresh: Callable[[], Queue], chosen: Callable[[int, Line
         seen.run(functools.partial(act, queue, given))
     lines = [line for number, line in enumerate(seen.lines) if chosen(number, line)]
     assert len(seen.lines) > 100
-    for line in lines:
+    for number, line in enumerate(lines):
+        if number % 50 == 49:  # a queue that grows gets slow
+            queue = fresh()
         given = prepare(queue)
         interrupter = Interrupter(line)
         interrupter.run(functools.partial(act, queue, given))
@@ -229,15 +231,22 @@ def test_an_interrupt_leaves_a_handle_that_works(tmp_path: Path, call: str, step
     interrupt(call, on_delta(tmp_path), chosen)
 
 
+PARTS = [(call, part) for call in CALLS for part in range(16 if call in SPARSE else 1)]
+"""Long calls are interrupted in several tests: none may last five minutes."""
+
+
+# An interrupted walk through a folder is closed only when Python collects it.
+@pytest.mark.filterwarnings("ignore:.*ScandirIterator:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(os.environ.get("INTERRUPTS") != "all", reason="in make fault: it takes minutes")
 @pytest.mark.parametrize("storage", ["memory", "delta"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("call", "part"), PARTS)
 def test_an_interrupt_at_any_line_leaves_a_handle_that_works(
-    tmp_path: Path, call: str, storage: str
+    tmp_path: Path, call: str, part: int, storage: str
 ) -> None:
     in_memory = functools.partial(memory_queue, max_delivery_attempts=None, breaker_threshold=None)
     fresh = on_delta(tmp_path) if storage == "delta" else in_memory
-    interrupt(call, fresh, lambda number, line: True)
+    parts = sum(name == call for name, _ in PARTS)
+    interrupt(call, fresh, lambda number, line: number % parts == part)
 
 
 @contextlib.contextmanager

@@ -156,6 +156,14 @@ def test_the_history_says_who_did_it(delta_queue: Make) -> None:
         ("fenced", held.lease_id, "alice"),
         ("discarded", held.lease_id, "alice"),
     ]
+    last = queue.trace(s[0]).events[-1]
+    assert (last.reason, last.error) == ("requested", "test data")
+    row = queue.finished(outcome="dropped").to_pylist()[0]
+    assert (row["sequence"], row["error"]) == (s[0], "test data")
+    *_, fenced, discarded = str(queue.trace(s[0])).splitlines()
+    assert "fenced -> waiting  from w  user alice" in fenced
+    assert "discarded -> settled  user alice" in discarded, "the worker did not discard it"
+    assert "reason: requested  error: test data" in discarded
     (made_dead,) = queue.trace(s[1]).events
     assert made_dead.event == "made_dead"
     assert "@" in str(made_dead.user), "the user and the host of this process"

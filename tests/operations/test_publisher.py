@@ -210,10 +210,10 @@ def test_after_close_nothing_is_taken_any_more(queue: Queue) -> None:
     assert commits(queue) == [1]
 
 
-def test_who_waits_for_room_when_it_is_closed_is_told(
+def test_who_waits_for_room_when_it_is_closed_is_reported(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, told = Gate(queue, monkeypatch), []
+    gate, reported = Gate(queue, monkeypatch), []
     publisher = queue.publisher(max_messages=1, max_age="1d")
 
     def fill() -> None:
@@ -221,7 +221,7 @@ def test_who_waits_for_room_when_it_is_closed_is_told(
             while True:
                 pending.append(publisher.publish("a"))
         except errors.PublisherClosed as error:
-            told.append(error)
+            reported.append(error)
 
     pending: list[Any] = []
     thread = threading.Thread(target=fill)
@@ -232,7 +232,7 @@ def test_who_waits_for_room_when_it_is_closed_is_told(
     thread.join(60)
     gate.open.set()
     closing.join(60)
-    assert len(told) == 1
+    assert len(reported) == 1
     assert sum(commits(queue)) == len(pending), "what was taken is published"
 
 
@@ -322,10 +322,10 @@ def test_each_message_of_a_batch_that_failed_for_good_has_the_error_and_the_next
     failing(queue, monkeypatch, OSError("disk full"), times=1)
     with queue.publisher(**NEVER, retry_timeout=0) as publisher:
         bad = [publisher.publish(str(n)) for n in range(1000)]
-        told = [p.exception(60) for p in bad]
-        assert {str(error) for error in told} == {"disk full"}
+        reported = [p.exception(60) for p in bad]
+        assert {str(error) for error in reported} == {"disk full"}
         good = publisher.publish("good")
-        publisher.flush()  # all have been told
+        publisher.flush()  # all have their results
     assert found(queue) == {good.result(): b"good"}
 
 
@@ -356,7 +356,7 @@ def test_close_raises_what_nobody_asked_for(queue: Queue, monkeypatch: pytest.Mo
         asked.result()
 
 
-def test_an_error_that_no_retry_mends_is_told_at_once(
+def test_an_error_that_no_retry_mends_is_reported_at_once(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = failing(queue, monkeypatch, errors.CorruptLog("gone", path="p", version=None))

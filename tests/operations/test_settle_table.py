@@ -127,11 +127,11 @@ def case(request: pytest.FixtureRequest, queue: Queue, clock: ManualClock) -> Ca
 
 
 def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
-    what, _, told = expected.partition(" ")
+    what, _, reported = expected.partition(" ")
     if what == "settled":
-        assert call() == SettleResult(int(told), 0)
+        assert call() == SettleResult(int(reported), 0)
     elif what == "already":
-        assert call() == SettleResult(0, int(told))
+        assert call() == SettleResult(0, int(reported))
     else:
         with pytest.raises(LeaseLost) as caught:
             call()
@@ -139,7 +139,7 @@ def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
         assert [(first, last) for first, last, _ in caught.value.data["lost"]] == (
             [(seq, seq)] if what == "lost" else []
         )
-        assert all(why.startswith(told) for _, _, why in caught.value.data["lost"])
+        assert all(why.startswith(reported) for _, _, why in caught.value.data["lost"])
 
 
 @pytest.mark.parametrize("verb", VERBS)

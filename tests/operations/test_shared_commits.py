@@ -93,6 +93,21 @@ def test_leases_of_several_threads_become_one_commit(
     assert [again(queue).group().ack(taken.lease_id) for taken in leases] == [SettleResult(1)] * 8
 
 
+def test_a_change_by_a_person_is_a_commit_of_its_own(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traces would name the person for what other threads did in the same commit."""
+    (sequence,) = queue.publish("a").sequences
+    queue.group().ensure()
+    before = version(queue)
+    with piled_up(queue, monkeypatch) as submit:
+        asked = submit(queue.group().lease, "w")
+        queue.group().configure(max_in_flight=9)
+    assert asked.result(30).worker_id == "w"
+    assert operations(queue, before) == ["configure", "lease"]
+    assert [(one.event, one.user) for one in queue.trace(sequence).events] == [("leased", None)]
+
+
 def test_settles_come_before_leases(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cap leaves room for a lease only after the settle, which came later."""
     queue = make(max_in_flight=1)
@@ -158,7 +173,7 @@ def test_what_settles_did_is_recorded_with_a_change_of_settings(
     held, before = lease(queue, 1), version(queue)
     with piled_up(queue, monkeypatch) as submit:
         submit(held.ack)
-        changed = submit(queue.group().configure, max_in_flight=7)
+        changed = submit(queue.group()._ledger.configure, {"max_in_flight": 7})
     assert changed.result(30).max_in_flight == 7
     (commit,) = queue._context.ledgers.commits(before + 1, version(queue))
     assert commit.operation == "ack+configure"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from support.handles import again, lease, trim, until
 
-from spark_mq import Lease, Message, Queue, SettleResult, WorkSummary
+from spark_mq import Lease, Message, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
 from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, InvalidOption
 from spark_mq.testing import ManualClock
 
@@ -71,7 +71,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     def fail(_: Lease) -> None:
         raise ValueError("boom")
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         lines = [
             r.getMessage()
             for r in caplog.records
@@ -83,22 +83,22 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     queue.publish(["a", "b"])
     drain(queue, fail, max_messages=2)
     due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S} UTC"
-    assert told() == [
+    assert reported() == [
         "group default: the handler failed with 2 messages in hand (delivery 1 of 2)",
         f"group default: 2 messages nacked: 2 due again from {due}",
     ]
     clock.advance("10s")
     drain(queue, fail)
-    assert told()[:2] == [
+    assert reported()[:2] == [
         "group default: the handler failed with 1 message in hand (delivery 2 of 2)",
         "group default: 1 message nacked: 1 dead",
     ]
     queue.publish("c")
     drain(queue, fail, on_error="reject")
-    assert told()[1] == "group default: 1 message rejected: 1 dead"
+    assert reported()[1] == "group default: 1 message rejected: 1 dead"
     queue.publish("d")
     drain(queue, fail, ack="manual")
-    assert told()[1].startswith("group default: 1 message nacked: 1 due again"), (
+    assert reported()[1].startswith("group default: 1 message nacked: 1 due again"), (
         "as the policy says of a handler that fails"
     )
 
@@ -172,11 +172,11 @@ def test_a_handler_says_what_becomes_of_single_messages(
 
     queue.group().work(handle, max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
-    told = {
+    reported = {
         (r.state, r.error, r.available_at and (r.available_at - queue._context.now()) // 1_000_000)
         for r in queue.group()._ledger.current()
     }
-    assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= told
+    assert {("dead", "never", None), ("waiting", None, 0), ("waiting", "later", 300)} <= reported
 
 
 @pytest.mark.parametrize(
@@ -225,6 +225,18 @@ def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(
     receipt = queue.publish(["a"])
     with pytest.raises(InvalidHandlerResult):
         drain(queue, lambda _: wrong(receipt.sequences[0]) if callable(wrong) else wrong)
+    assert counts(queue) == {"in_flight": 1}
+
+
+def _reject(_: object) -> None:
+    raise Reject("no customer")
+
+
+@pytest.mark.parametrize("handler", [_reject, lambda _: Snooze("1m"), lambda _: Retry])
+def test_a_decision_about_one_message_ends_a_loop_of_leases(queue: Queue, handler: Any) -> None:
+    queue.publish(["a"])
+    with pytest.raises(InvalidHandlerResult, match="use each='message'"):
+        drain(queue, handler)
     assert counts(queue) == {"in_flight": 1}
 
 
@@ -295,7 +307,7 @@ def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
     assert others[0] is not None
 
 
-def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(
+def test_asked_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(
     queue: Queue,
 ) -> None:
     queue.publish(["a", "b"])
@@ -310,7 +322,7 @@ def test_told_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish
     assert counts(queue) == {"acked": 1, "ready": 1}
 
 
-def test_an_idle_loop_ends_when_told(queue: Queue) -> None:
+def test_an_idle_loop_ends_when_asked(queue: Queue) -> None:
     stop = threading.Event()
     thread = threading.Thread(
         target=queue.group().work,

@@ -246,8 +246,9 @@ async def _nothing() -> None:
         lambda _: _nothing(),
         lambda _: {"sequence": 1, "outcome": "nack"},
         lambda _: (n for n in "a"),
+        lambda _: "nack",
     ],
-    ids=["a coroutine that nobody runs", "a verdict of a lease's handler", "a generator"],
+    ids=["a coroutine that nobody runs", "a lease's verdict", "a generator", "an outcome"],
 )
 def test_what_would_ack_by_mistake_ends_the_loop_and_settles_nothing(
     queue: Queue, handler: Handler
@@ -288,9 +289,10 @@ def test_a_bug_opens_the_breaker_before_a_message_is_dead(queue: Queue) -> None:
     def typo(_: ReceivedMessage) -> None:
         raise KeyError("ammount")
 
-    drain(queue, typo, threads=4)
+    summary = drain(queue, typo, threads=4)
     stats = queue.group().stats()
     assert (stats.breaker, stats.dead) == ("open", 0)
+    assert summary.blocked_because.startswith("breaker open since")
 
 
 # -- coroutines
@@ -439,7 +441,7 @@ def test_until_settled_waits_for_leases_of_others(queue: Queue) -> None:
     assert seen == [2]
 
 
-def test_told_to_stop_it_releases_what_no_handler_got(queue: Queue) -> None:
+def test_asked_to_stop_it_releases_what_no_handler_got(queue: Queue) -> None:
     queue.publish([str(n) for n in range(100)])
     stop, seen = threading.Event(), list[int]()
 

@@ -78,7 +78,7 @@ def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
     faulty.once(fault, "PUT", "leases/_delta_log")
     assert getattr(lease, verb)().settled == 2
     assert faulty.met() == 1
-    (told,) = {(r.state, r.delivery_count) for r in other.group()._ledger.current()} or {
+    (reported,) = {(r.state, r.delivery_count) for r in other.group()._ledger.current()} or {
         ("settled", 1)
     }
     expected = {
@@ -88,7 +88,7 @@ def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
         "release": ("waiting", 0),
         "extend": ("leased", 1),
     }
-    assert told == expected[verb]
+    assert reported == expected[verb]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -256,7 +256,7 @@ def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_p
     assert queue._context.storage_options["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
 
 
-def test_a_store_that_refuses_is_told_without_the_secret(spark: Any, queue: Queue) -> None:
+def test_a_store_that_refuses_is_reported_without_the_secret(spark: Any, queue: Queue) -> None:
     options = {
         **spark_options(queue),
         "storageOptions.AWS_ENDPOINT_URL": "http://127.0.0.1:1",

@@ -43,10 +43,10 @@ def test_a_new_checkpoint_on_an_old_sink_skips_nothing(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
     """Its batches count from 1 again, as those did that the sink has seen; its stream is another one."""
-    out, told = str(tmp_path / "out"), []
+    out, reported = str(tmp_path / "out"), []
 
     def process(batch: Any, lease: Any) -> None:
-        told.append(lease.delta_options)
+        reported.append(lease.delta_options)
         batch.select("value").write.format("delta").mode("append").options(
             **lease.delta_options
         ).save(out)
@@ -55,7 +55,7 @@ def test_a_new_checkpoint_on_an_old_sink_skips_nothing(
         queue.publish(numbered(6)[number * 3 : number * 3 + 3])
         Stream(spark, queue, tmp_path / f"checkpoint-{number}").settle_with(process)
     assert values(spark.read.format("delta").load(out)) == numbered(6)
-    assert [options["txnVersion"] for options in told] == ["1", "1"]
+    assert [options["txnVersion"] for options in reported] == ["1", "1"]
     assert queue.group("g").stats().acked == 6
 
 

@@ -140,14 +140,14 @@ def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(
     queue.publish("a")
     die(queue, "after lease")
     killed(mortal, lambda batch, _: None)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def process(batch: Any, lease: Any) -> None:
         (held,) = [r for r in mortal.group._ledger.current() if r.lease_id == lease.lease_id]
-        told.extend((row.delivery_count, held.delivery_count) for row in batch.collect())
+        reported.extend((row.delivery_count, held.delivery_count) for row in batch.collect())
 
     mortal.settle_with(process)
-    assert told == [(2, 2)]
+    assert reported == [(2, 2)]
 
 
 @pytest.mark.slow
@@ -373,7 +373,7 @@ def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(
     assert stream.group._ledger.current().ranges.equals(before)
 
 
-def test_a_frozen_driver_loses_its_lease_and_is_told_so(
+def test_a_frozen_driver_loses_its_lease_and_is_reported_so(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
     """Its runner lives and extends the lease, but not for ever. That others have its messages is no reason to end."""

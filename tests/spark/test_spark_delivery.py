@@ -231,7 +231,7 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
     blocked = Stream(spark, queue, tmp_path / "checkpoint")
     query = blocked.start(lambda batch, _: None, available_now=False)
 
-    def told() -> Any:
+    def reported() -> Any:
         latest = [
             json.loads(p["sources"][0]["latestOffset"] or "{}")
             for p in query.recentProgress
@@ -239,7 +239,7 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
         ]
         return next((said for said in latest if said.get("blocked_because")), None)
 
-    said = until(told, "the progress says what blocks")
+    said = until(reported, "the progress says what blocks")
     assert said.pop("oldest_unsettled_age") >= 0
     assert said == {
         "source": "spark_mq",

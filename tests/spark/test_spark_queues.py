@@ -110,7 +110,7 @@ def test_a_batch_read_of_two_queues_shows_all_messages_with_their_queue(
     )
 
 
-def test_a_group_that_is_not_told_of_ends_the_query_with_the_fix(
+def test_a_group_that_is_not_reported_ends_the_query_with_the_fix(
     spark: Any, both: tuple[Queue, Queue], tmp_path: Path
 ) -> None:
     one = both[0].group("g").for_each_batch(lambda batch, lease: None)
@@ -141,9 +141,9 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
         ).where("error <> 'why 005'")
 
     stream.run(stream.group.for_each_batch(process, on_error="nack"), frame=stream.frame().limit(6))
-    told = {(r.state, r.error) for r in stream.group._ledger.current()}
-    assert ("dead", "why 002") in told
-    assert {("waiting", "why 001"), ("waiting", "why 003")} <= told
+    reported = {(r.state, r.error) for r in stream.group._ledger.current()}
+    assert ("dead", "why 002") in reported
+    assert {("waiting", "why 001"), ("waiting", "why 003")} <= reported
     stats = stream.group.stats()
     assert (stats.acked, stats.dead, stats.delayed) == (2, 1, 1), (
         "000 as it said, and 005, of which nothing was said"
@@ -151,7 +151,7 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "reported"),
     [
         (["sequence", "'later' AS outcome"], "ack, nack or reject"),
         slow(["sequence", "-1 AS delay"], "delay"),
@@ -160,10 +160,10 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
     ],
 )
 def test_rows_that_say_nothing_of_messages_end_the_query_and_settle_nothing(
-    stream: Stream, columns: list[str], told: str
+    stream: Stream, columns: list[str], reported: str
 ) -> None:
     stream.queue.publish(numbered(2))
-    with pytest.raises(StreamingQueryException, match=told):
+    with pytest.raises(StreamingQueryException, match=reported):
         stream.run(stream.group.for_each_batch(lambda batch, lease: batch.selectExpr(*columns)))
     assert stream.group.stats().in_flight == 2
 

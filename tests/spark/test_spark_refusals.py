@@ -53,11 +53,11 @@ def filled(queue: Queue) -> Queue:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_stream_with_a_bad_option_is_refused(spark: Any, filled: Queue, name: str) -> None:
-    options, told = OPTIONS[name]
+    options, reported = OPTIONS[name]
     before = versions(filled)
     with pytest.raises(Exception, match="InvalidOption") as caught:
         spark.readStream.format("spark_mq").options(**{"path": filled.path, **options}).load()
-    for words in told:
+    for words in reported:
         assert words in str(caught.value)
     assert versions(filled) == before
     assert filled.groups() == []
@@ -150,14 +150,14 @@ def test_two_attempts_are_too_few_for_a_stream(spark: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "reported"),
     [
         ("sequense LONG", "no column 'sequense'"),
         ("value STRING", "'value' is binary, not string. Cast it"),
     ],
 )
 def test_a_schema_that_the_source_cannot_give_is_refused(
-    spark: Any, stream: Stream, filled: Queue, schema: str, told: str
+    spark: Any, stream: Stream, filled: Queue, schema: str, reported: str
 ) -> None:
     before = versions(filled)
     frame = (
@@ -168,7 +168,7 @@ def test_a_schema_that_the_source_cannot_give_is_refused(
     )
     with pytest.raises(Exception, match="InvalidSchema") as caught:
         stream.run(lambda batch, _: None, frame=frame)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert versions(filled) == before
 
 
@@ -209,13 +209,13 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_cannot_be_published_is_refused(spark: Any, filled: Queue, name: str) -> None:
-    columns, options, told = WRITES[name]
+    columns, options, reported = WRITES[name]
     before = versions(filled)
-    with pytest.raises(Exception, match=told[0]) as caught:
+    with pytest.raises(Exception, match=reported[0]) as caught:
         spark.range(2).selectExpr(*columns).write.format("spark_mq").mode("append").options(
             **options
         ).save(filled.path)
-    for words in told:
+    for words in reported:
         assert words in str(caught.value)
     assert versions(filled) == before
 

@@ -258,7 +258,9 @@ def test_a_queue_that_was_made_anew_is_noticed(delta_queue: Make, longer: bool) 
         old._context.messages.index()
 
 
-def test_a_publisher_whose_queue_was_made_anew_is_told_and_does_no_harm(delta_queue: Make) -> None:
+def test_a_publisher_whose_queue_was_made_anew_is_reported_and_does_no_harm(
+    delta_queue: Make,
+) -> None:
     """A commit after the last one that it knew would tear a hole into the new log."""
     old = delta_queue()
     for value in "abc":
@@ -324,7 +326,7 @@ def test_a_slow_publish_that_landed_stays(queue: Queue, monkeypatch: pytest.Monk
     assert queue.stats()["published"] == 2
 
 
-def test_a_commit_that_is_gone_and_not_written_down_is_told(queue: Queue) -> None:
+def test_a_commit_that_is_gone_and_not_written_down_is_reported(queue: Queue) -> None:
     queue.publish("a")
     index_commits(queue)
     queue.publish("b")

@@ -440,7 +440,7 @@ def test_a_message_without_headers_has_null_in_tables_and_an_empty_dict_in_pytho
     assert [m.headers for m in taken.messages] == [{}, {}, {}, {"h": "1"}, {}, {}]
 
 
-def test_a_group_starts_where_it_is_told(queue: Queue, clock: ManualClock) -> None:
+def test_a_group_starts_where_it_is_asked_to(queue: Queue, clock: ManualClock) -> None:
     receipts = []
     for value in "abc":
         receipts.append(queue.publish(value))
@@ -552,8 +552,15 @@ def test_stats_tell_every_message_once(queue: Queue, clock: ManualClock) -> None
     lease.nack(sequences[1:2], delay="1h")
     lease.nack(sequences[2:3], delay=0)
     lease.reject(sequences[3:4])
-    told = stats(queue)
-    assert (told.ready, told.unread, told.delayed, told.in_flight, told.dead, told.acked) == (
+    reported = stats(queue)
+    assert (
+        reported.ready,
+        reported.unread,
+        reported.delayed,
+        reported.in_flight,
+        reported.dead,
+        reported.acked,
+    ) == (
         6,
         5,
         1,
@@ -561,13 +568,13 @@ def test_stats_tell_every_message_once(queue: Queue, clock: ManualClock) -> None
         1,
         1,
     )
-    assert (told.floor, told.tail) == (sequences[0], receipt.sequences[-1])
+    assert (reported.floor, reported.tail) == (sequences[0], receipt.sequences[-1])
     whole = queue.stats()
     assert (whole["published"], whole["tail"], whole["horizon"], whole["groups"]) == (
         10,
-        told.tail,
+        reported.tail,
         -1,
-        {"default": told},
+        {"default": reported},
     )
 
 

@@ -1,4 +1,4 @@
-"""A store that is full or read-only, at each step: the caller is told, nothing is lost, and with space again everything goes on."""
+"""A store that is full or read-only, at each step: the caller gets an error, nothing is lost, and with space again everything goes on."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ STEPS: dict[str, Callable[[World], object]] = {
 ONE_COMMIT = set(list(STEPS)[:10])
 
 
-def told(error: errors.StorageError, world: World, *, of: str) -> None:
+def reported(error: errors.StorageError, world: World, *, of: str) -> None:
     assert isinstance(error, OSError)
     assert str(world.disk.path) in str(error)
     assert of in str(error)
@@ -133,7 +133,7 @@ def told(error: errors.StorageError, world: World, *, of: str) -> None:
     + [("limited", step) for step in ("publish", "ack", "sweep")],
     indirect=["disk"],
 )
-def test_a_full_disk_at_any_page_is_told_and_loses_nothing(
+def test_a_full_disk_at_any_page_is_reported_and_loses_nothing(
     disk: TmpFs | SizeLimit, clock: ManualClock, step: str
 ) -> None:
     world = World(disk, clock)
@@ -149,7 +149,7 @@ def test_a_full_disk_at_any_page_is_told_and_loses_nothing(
                 STEPS[step](world)
             break
         except errors.StorageError as error:
-            told(error, world, of="full")
+            reported(error, world, of="full")
             failures += 1
         if step in ONE_COMMIT:
             assert world.facts() == before, "nothing was changed"
@@ -171,7 +171,7 @@ def test_a_full_disk_is_not_filled_by_what_could_not_be_published(
     assert {path for path in disk.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_read_only_store_is_told_at_each_step_and_can_be_looked_at(
+def test_a_read_only_store_is_reported_at_each_step_and_can_be_looked_at(
     disk: TmpFs | SizeLimit, clock: ManualClock
 ) -> None:
     world = World(disk, clock)
@@ -182,7 +182,7 @@ def test_a_read_only_store_is_told_at_each_step_and_can_be_looked_at(
                 continue
             with pytest.raises(errors.StorageError) as caught:
                 step(world)
-            told(caught.value, world, of="writable for this user")
+            reported(caught.value, world, of="writable for this user")
         assert world.facts() == before
         assert again(world.queue).stats()["published"] == 8
         assert [m.value for m in world.held.messages] == VALUES[2:6]

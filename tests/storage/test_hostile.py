@@ -44,7 +44,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> None:
-    """Published, leased, settled by id, dead-lettered, told of, redriven: as id, key, value, header's name and value, and error."""
+    """Published, leased, settled by id, dead-lettered, traced, redriven: as id, key, value, header's name and value, and error."""
     queue = make()
     headers = {text: text, "other": text}
     queue.publish([Message(text, key=text, headers=headers, message_id=text), "another"])
@@ -123,7 +123,7 @@ def test_texts_are_no_names(delta_queue: Make, text: str) -> None:
         with pytest.raises(errors.InvalidOption) as caught:
             call()
         assert caught.value.option == option
-        assert len(str(caught.value)) < 1_000, "a long one is not told at length"
+        assert len(str(caught.value)) < 1_000, "a long one is not reported at length"
     assert sorted(Path(queue.path).rglob("*")) == before
 
 

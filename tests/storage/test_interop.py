@@ -178,7 +178,7 @@ def test_a_rewrite_under_a_lease_changes_nothing(queue: Queue, optimize: str) ->
     assert queue.stats()["published"] == 6
 
 
-def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_told_of(
+def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_reported(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only with retention checks switched off: the files of a lagging group's messages go. No lease and no handle stops at it."""
@@ -197,9 +197,9 @@ def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_told_of(
     for handle in (queue, seen):
         assert drain(handle) == ([b"d"] if handle is queue else [])
     assert drain(seen, "other") == [b"d"]
-    told = dead(queue)
-    assert [value for value, _ in told] == [None] * 11
-    assert all("part-" in why and "missing" in why for _, why in told)
+    reported = dead(queue)
+    assert [value for value, _ in reported] == [None] * 11
+    assert all("part-" in why and "missing" in why for _, why in reported)
     assert "cannot be read and are dead" in caplog.text
     assert queue.group().stats().acked == 1
 
@@ -402,9 +402,13 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
     for step in steps:
         step()
         for handle in (worker, queue):
-            told = handle.group().ensure().stats()
+            reported = handle.group().ensure().stats()
             assert (
-                told.acked + told.dead_lettered + told.dead + told.ready + told.in_flight
+                reported.acked
+                + reported.dead_lettered
+                + reported.dead
+                + reported.ready
+                + reported.in_flight
                 == published
             )
         groups = [name for name in ("default", "other") if name in queue.groups()]
@@ -561,7 +565,7 @@ def test_a_broken_commit_without_a_backup_can_be_given_up(queue: Queue) -> None:
     assert queue.sweep().indexed_commits == 5
 
 
-def test_the_last_commit_deleted_under_a_handle_is_told_not_replaced(queue: Queue) -> None:
+def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: Queue) -> None:
     queue.publish("a")
     queue.publish("b")
     reader, publisher = again(queue), queue
@@ -681,9 +685,9 @@ def test_messages_of_a_broken_file_are_dead_at_once_and_the_others_go_on(
     assert taken.ack().settled == 2
     stats = queue.group().stats()
     assert (stats.acked, stats.dead) == (2, 2)
-    told = dead(queue)
-    assert [value for value, _ in told] == [None, None]
-    assert all(path.name in why for _, why in told)
+    reported = dead(queue)
+    assert [value for value, _ in reported] == [None, None]
+    assert all(path.name in why for _, why in reported)
     assert drain(queue) == []
 
 
@@ -782,7 +786,7 @@ def _live(queue: Queue) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["deleted", "truncated"])
-def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_told(
+def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_reported(
     queue: Queue, how: str
 ) -> None:
     queue.publish(["a", "b", "c"])
@@ -809,7 +813,7 @@ def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_told(
     worker.sweep()
 
 
-def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_told(queue: Queue) -> None:
+def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_reported(queue: Queue) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
     held = lease(queue, 1)
@@ -854,7 +858,7 @@ def test_the_archive_or_the_index_deleted_is_made_anew(queue: Queue) -> None:
     assert drain(queue) == [b"b", b"c"]
 
 
-def test_a_dead_letter_queue_made_anew_under_a_handle_is_told(
+def test_a_dead_letter_queue_made_anew_under_a_handle_is_reported(
     queue: Queue, clock: ManualClock
 ) -> None:
     queue.publish(["a", "b"])

@@ -1,4 +1,4 @@
-"""Publishing: what a producer that repeats itself is told, and the times that a queue gives its messages."""
+"""Publishing: what a producer that repeats itself gets, and the times that a queue gives its messages."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def values(queue: Queue) -> list[bytes]:
 # -- idempotence
 
 
-def test_a_repeat_of_the_latest_number_is_told_the_first_calls_receipt(queue: Queue) -> None:
+def test_a_repeat_of_the_latest_number_is_reported_the_first_calls_receipt(queue: Queue) -> None:
     first = queue.publish(["a", "b"], producer_id="p", producer_sequence=7)
     queue.publish("between", producer_id="q", producer_sequence=7)
     queue.publish("between")
     for handle in (queue, again(queue)):
-        told = duplicate(handle, 7)
-        assert (told.producer_id, told.last_sequence, told.receipt) == ("p", 7, first)
+        reported = duplicate(handle, 7)
+        assert (reported.producer_id, reported.last_sequence, reported.receipt) == ("p", 7, first)
     assert payloads(queue) == [b"a", b"b", b"between", b"between"]
 
 
-def test_an_older_number_is_told_the_last_one_accepted(queue: Queue) -> None:
+def test_an_older_number_is_reported_the_last_one_accepted(queue: Queue) -> None:
     queue.publish("a", producer_id="p", producer_sequence=3)
     queue.publish("b", producer_id="p", producer_sequence=10)
     for older in (0, 3, 9):
-        told = duplicate(again(queue), older)
-        assert (told.last_sequence, told.receipt) == (10, None)
+        reported = duplicate(again(queue), older)
+        assert (reported.last_sequence, reported.receipt) == (10, None)
     assert payloads(queue) == [b"a", b"b"]
 
 
-def test_skip_returns_what_the_error_would_have_told(queue: Queue) -> None:
+def test_skip_returns_what_the_error_would_have_reported(queue: Queue) -> None:
     queue.publish("a", producer_id="p", producer_sequence=1)
     first = queue.publish(["b", "c"], producer_id="p", producer_sequence=2, on_duplicate="skip")
     assert not first.duplicate
@@ -120,7 +120,7 @@ def test_a_duplicate_leaves_no_file_behind(queue: Queue) -> None:
     assert queue._context.messages.files.list("") == before
 
 
-def test_of_two_handles_that_race_with_one_number_one_lands_and_the_other_is_told(
+def test_of_two_handles_that_race_with_one_number_one_lands_and_the_other_is_reported(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, landed = delta_queue(), []
@@ -155,9 +155,9 @@ def test_a_producer_that_died_after_its_commit_learns_so_when_it_repeats_it(
         with pytest.raises(KeyboardInterrupt):
             queue.publish("a", producer_id="p", producer_sequence=1)
     restarted = again(queue)
-    told = restarted.publish("a", producer_id="p", producer_sequence=1, on_duplicate="skip")
-    assert told.duplicate
-    assert list(told.sequences) == [m.sequence for m in lease(restarted).messages]
+    reported = restarted.publish("a", producer_id="p", producer_sequence=1, on_duplicate="skip")
+    assert reported.duplicate
+    assert list(reported.sequences) == [m.sequence for m in lease(restarted).messages]
 
 
 def test_marks_outlive_a_checkpoint(delta_queue: Make) -> None:
@@ -169,16 +169,16 @@ def test_marks_outlive_a_checkpoint(delta_queue: Make) -> None:
 
 
 def _publish_all(path: str, numbers: int) -> list[tuple[int, ...]]:
-    """Publishes as the same producer as others; what landed, and what was told of where it had landed."""
+    """Publishes as the same producer as others; what landed, and what was reported of where it had landed."""
     queue = Queue.open(path)
-    told = []
+    reported = []
     for number in range(numbers):
         try:
             receipt = queue.publish([f"{number}"], producer_id="p", producer_sequence=number)
         except DuplicatePublish as error:
             receipt = error.receipt
-        told.append(() if receipt is None else tuple(receipt.sequences))
-    return told
+        reported.append(() if receipt is None else tuple(receipt.sequences))
+    return reported
 
 
 @pytest.mark.slow
@@ -187,11 +187,11 @@ def test_processes_that_all_publish_as_one_producer_publish_each_number_at_most_
 ) -> None:
     queue, numbers = delta_queue(), 15
     with multiprocessing.get_context("spawn").Pool(3) as pool:
-        told = pool.starmap(_publish_all, [(queue.path, numbers)] * 3)
+        reported = pool.starmap(_publish_all, [(queue.path, numbers)] * 3)
     found = {m.value: m.sequence for m in lease(queue, 1000).messages}
     assert len(found) == queue.stats()["published"], "no number twice"
     assert str(numbers - 1).encode() in found
-    for answers in told:
+    for answers in reported:
         for number, sequences in enumerate(answers):
             assert sequences in ((), (found.get(str(number).encode()),)), (
                 "a receipt is that of the commit that landed"
@@ -276,10 +276,10 @@ def test_the_defaults_are_kept_with_the_queue(delta_queue: Make, clock: ManualCl
 
 
 def test_a_queue_made_before_there_were_such_defaults_opens_without(delta_queue: Make) -> None:
-    told = json.loads(delta_queue(durable=True)._context.settings.to_json())
+    reported = json.loads(delta_queue(durable=True)._context.settings.to_json())
     for name in ("delivery_delay", "message_ttl", "hard_retention"):
-        del told[name]
-    assert QueueSettings.from_json(json.dumps(told)) == QueueSettings()
+        del reported[name]
+    assert QueueSettings.from_json(json.dumps(reported)) == QueueSettings()
 
 
 def test_what_goes_to_the_dead_letter_queue_and_back_has_no_time_of_its_own(

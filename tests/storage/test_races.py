@@ -34,7 +34,7 @@ def queue(delta_queue: Make) -> Queue:
 
 
 def commits(path: str) -> list[dict[str, Any]]:
-    """What spark_mq told of each commit of a table (its userMetadata), oldest first."""
+    """What spark_mq reported of each commit of a table (its userMetadata), oldest first."""
     logs = sorted(Path(path, "_delta_log").glob("*.json"))
     infos = [
         next(
@@ -50,9 +50,9 @@ def commits(path: str) -> list[dict[str, Any]]:
 def operations(queue: Queue, group: str = "default") -> list[str]:
     """What the commits of a group's ledger did, oldest first."""
     return [
-        told["operation"]
-        for told in commits(queue._context.ledgers.path)
-        if told.get("group") == group
+        reported["operation"]
+        for reported in commits(queue._context.ledgers.path)
+        if reported.get("group") == group
     ]
 
 
@@ -302,7 +302,7 @@ def test_a_publish_that_landed_is_not_repeated(
     assert wrapper.calls == 1
     assert queue.stats()["published"] == 2
     assert [m.sequence for m in lease(queue).messages] == list(receipt.sequences)
-    assert [told.get("operation") for told in commits(queue._context.messages.path)].count(
+    assert [reported.get("operation") for reported in commits(queue._context.messages.path)].count(
         "publish"
     ) == 1
 
@@ -522,9 +522,9 @@ def test_four_processes_lose_no_update(queue: Queue, workers: Any) -> None:
     queue.publish([str(n) for n in range(100)])
     queue.group().ensure()
     done = workers.starmap(_lease_and_ack, [(queue.path, 25)] * 4)
-    told = queue.group().stats()
+    reported = queue.group().stats()
     assert done == [25] * 4
-    assert (told.acked, told.ready, told.in_flight) == (100, 0, 0)
+    assert (reported.acked, reported.ready, reported.in_flight) == (100, 0, 0)
     assert sorted(operations(queue)) == ["ack"] * 100 + ["create group"] + ["lease"] * 100
 
 

@@ -190,11 +190,11 @@ def history(path: str | Path, options: Options = NONE) -> list[Row]:
 def dead_letters(path: str | Path, options: Options = NONE) -> Counter[tuple[str, int]]:
     """How often each message of each group lies in the DLQ."""
     table = DeltaTable(f"{path}/dead_letters/messages", storage_options=dict(options))
-    told = [
+    reported = [
         dict(headers)
         for headers in table.to_pyarrow_table(columns=["headers"])["headers"].to_pylist()
     ]
-    return Counter((one["spark_mq.group"], int(one["spark_mq.sequence"])) for one in told)
+    return Counter((one["spark_mq.group"], int(one["spark_mq.sequence"])) for one in reported)
 
 
 def check_queue(

@@ -142,9 +142,9 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 def _processes() -> Iterator[tuple[int, int, str]]:
     """(pid, parent, command) of every process."""
-    told = subprocess.run(
+    reported = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True
     ).stdout
-    for line in told.splitlines():
+    for line in reported.splitlines():
         pid, parent, command = [*line.split(None, 2), ""][:3]
         yield int(pid), int(parent), command

@@ -29,7 +29,7 @@ from spark_mq.streaming.options import StreamOptions
 from spark_mq.streaming.source import StreamSource
 from support.handles import expire, housekeep
 
-Tell = Callable[[Any], None]
+Report = Callable[[Any], None]
 NO_NAME = 70
 """The exit code of a process that came to a step without a name."""
 TABLES = {"messages", "leases", "commits", "history"}
@@ -159,7 +159,7 @@ class Case:
     """
 
     name: str
-    act: Callable[[Queue, Tell], Any]
+    act: Callable[[Queue, Report], Any]
     prepare: Callable[[Queue], Any] = lambda queue: None
     restart: Callable[[Queue], Any] = lambda queue: None
     settings: dict[str, Any] | None = None
@@ -176,32 +176,32 @@ def publish(queue: Queue, count: int = 12) -> None:
     queue.publish([Message(f"m{n}", message_id=f"m{n}") for n in range(count)])
 
 
-def numbered(queue: Queue, tell: Tell) -> None:
+def numbered(queue: Queue, report: Report) -> None:
     for number in range(3):
         receipt = queue.publish(
             [f"p{number}"] * 4, producer_id="p", producer_sequence=number, on_duplicate="skip"
         )
-        tell(list(receipt.sequences))
+        report(list(receipt.sequences))
 
 
-def plain(queue: Queue, tell: Tell) -> None:
-    tell(list(queue.publish(["plain"] * 5).sequences))
+def plain(queue: Queue, report: Report) -> None:
+    report(list(queue.publish(["plain"] * 5).sequences))
 
 
-def buffered(queue: Queue, tell: Tell) -> None:
+def buffered(queue: Queue, report: Report) -> None:
     with queue.publisher(max_messages=4, max_age="1h") as publisher:
         for _ in range(3):
             waiting = [publisher.publish("x") for _ in range(4)]
             publisher.flush()
-            tell([one.result(30) for one in waiting])
+            report([one.result(30) for one in waiting])
 
 
-def lease_and_extend(queue: Queue, tell: Tell) -> None:
+def lease_and_extend(queue: Queue, report: Report) -> None:
     lease = take(queue, 5)
     lease.extend()
 
 
-def settle(queue: Queue, tell: Tell) -> None:
+def settle(queue: Queue, report: Report) -> None:
     """Every verb, also on parts of a lease."""
     lease = take(queue, 6)
     one = [m.sequence for m in lease.messages]
@@ -216,8 +216,8 @@ def settle(queue: Queue, tell: Tell) -> None:
     take(queue, 3).nack(delay=0)
 
 
-def work(queue: Queue, tell: Tell) -> None:
-    """A worker that is told to stop with a lease in hand."""
+def work(queue: Queue, report: Report) -> None:
+    """A worker that is asked to stop with a lease in hand."""
 
     class Handled:
         count = 0
@@ -234,7 +234,7 @@ def nearly_a_checkpoint(queue: Queue) -> None:
         take(queue, 1).release()
 
 
-def across_a_checkpoint(queue: Queue, tell: Tell) -> None:
+def across_a_checkpoint(queue: Queue, report: Report) -> None:
     """The commit of version 100 writes a checkpoint, in a thread: one after the other here, so that each run is alike."""
     for _ in range(2):
         lease = take(queue, 3)
@@ -243,11 +243,11 @@ def across_a_checkpoint(queue: Queue, tell: Tell) -> None:
         wait_for_checkpoints()
 
 
-def seek(queue: Queue, tell: Tell) -> None:
+def seek(queue: Queue, report: Report) -> None:
     queue.group().seek("latest")
 
 
-def route_all(queue: Queue, tell: Tell = lambda _: None) -> None:
+def route_all(queue: Queue, report: Report = lambda _: None) -> None:
     for name in queue.groups():
         route_dead_letters(queue._context, queue._context.group(name))
 
@@ -276,7 +276,7 @@ def blocked(queue: Queue) -> None:
     lease.nack([m.sequence for m in lease.messages])
 
 
-def unblock(queue: Queue, tell: Tell = lambda _: None) -> None:
+def unblock(queue: Queue, report: Report = lambda _: None) -> None:
     queue.group().unblock("drop")
 
 
@@ -288,7 +288,7 @@ def left_alone(queue: Queue) -> None:
 # -- a stream, as Spark drives it
 
 
-def stream(queue: Queue, tell: Tell = lambda _: None) -> None:
+def stream(queue: Queue, report: Report = lambda _: None) -> None:
     """Runs a query with a checkpoint and an idempotent sink until the queue is empty, from wherever the last run died."""
     driver = Driver(queue)
     driver.run()
@@ -419,7 +419,10 @@ def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:
         Queue.create(path)
     else:
         case = next(case for case in CASES if case.name == name)
-        case.act(Queue.open(path, clock=Clock(case.ahead)), lambda told: pipe.send(("told", told)))
+        case.act(
+            Queue.open(path, clock=Clock(case.ahead)),
+            lambda reported: pipe.send(("reported", reported)),
+        )
     wait_for_checkpoints()
     pipe.send(("points", points.names))
     pipe.close()

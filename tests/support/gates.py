@@ -87,9 +87,9 @@ class _Gated:
         self.gate = gate
 
     def write(self, iterator: Iterator[Any]) -> FilesWritten:
-        told: FilesWritten = super().write(iterator)  # type: ignore[misc]
+        reported: FilesWritten = super().write(iterator)  # type: ignore[misc]
         self.gate.arrive()
-        return told
+        return reported
 
 
 class GatedWriter(_Gated, QueueWriter):

@@ -16,7 +16,7 @@ from spark_mq.errors import ContentionTimeout, LeaseLost
 SPAWN: Final = multiprocessing.get_context("spawn")
 SKEW: Final = "100ms"
 SLOW: Final = (LeaseLost, ContentionTimeout)
-"""On a slow store a lease of one second runs out, and one process may lose races for half a minute: that is told rightly."""
+"""On a slow store a lease of one second runs out, and one process may lose races for half a minute: both are reported as they are."""
 
 
 def publish(path: str, options: dict[str, str], size: int, enough: Any) -> None:

@@ -1,4 +1,4 @@
-"""An S3 endpoint on this machine, a process of its own (moto), and what proxies in front of it are made of. For the benchmarks, too."""
+"""Start an S3 endpoint on this machine (moto), and proxies in front of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -28,7 +29,7 @@ def moto() -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     quiet = subprocess.DEVNULL
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)],
+        [sys.executable, str(Path(__file__).with_name("s3_server.py")), str(port)],
         stdout=quiet,
         stderr=quiet,
         stdin=quiet,

@@ -314,6 +314,6 @@ def test_a_good_ledger_is_understood() -> None:
 
 
 @pytest.mark.parametrize("data", [None, 5, [], {"retry": "none", "invented": 1}])
-def test_settings_of_a_later_version_are_told(data: Any) -> None:
+def test_settings_of_a_later_version_are_reported(data: Any) -> None:
     with pytest.raises(errors.UnsupportedTable, match="update spark_mq"):
         GroupSettings.from_stored(data)

@@ -190,6 +190,20 @@ def test_a_message_shows_its_value_and_whole_life(visit: Visit, queue: Queue) ->
     assert get(client, "/message/orders", 400)
 
 
+def test_a_message_links_to_its_redrives_in_both_directions(visit: Visit, queue: Queue) -> None:
+    client, old = visit(), sequence_of(queue, "bad")
+    queue.sweep()
+    queue.redrive()
+    new = queue.find(message_id="id-bad")[0]
+    for one, how, other in ((old, "Redriven as", new), (new, "Redriven from", old)):
+        life = get(client, "/message/orders", sequence=one, part="life")
+        assert f"{how}  {other}" in life.text
+        (link,) = [href for href in life.links() if f"sequence={other}" in href]
+        assert f"Message {other}" in client.get(link).text
+    innocent = get(client, "/message/orders", sequence=sequence_of(queue, "acked"), part="life")
+    assert "Redriven" not in innocent.text
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "shown"),
     [
@@ -227,6 +241,7 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     none = get(client, "/letters/orders", where="reason = 'x'' or 1=1'")
     assert "0 letters" in none.text
     assert "nope" in get(client, "/letters/orders", 400, where="nope = 1").text
+    assert "different types" in get(client, "/letters/orders", 400, where="key = 7").text
     assert get(client, "/letters/orders", 400, where="true", limit=10_001)
     (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
     assert '"name": "bad"' in get(client, "/letters/orders", letter=letter).text

@@ -6,7 +6,7 @@ from typing import Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import STATE_NAMES, MessagePosition, PeekedMessage
-from spark_mq.operations.trace import TraceEvent
+from spark_mq.operations.trace import Trace, TraceEvent
 from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_time, show_value
 from spark_mq.web.layout import facts, field, href, lazy, page, payload, table, when
@@ -148,11 +148,20 @@ def _life(view: View, sequence: int) -> Html:
         _cut(len(positions), MAX_GROUPS, "groups"),
         [el("p", f"Group {group} leases nothing: {why}", class_="warn")
          for group, why in trace.blocked[:MAX_GROUPS]],
+        _redrives(view, trace),
         el("h3", "Events"),
         el("p", published, class_="note"),
         table(headings, [_event(one) for one in events], empty="No event."),
         _cut(len(trace.events), MAX_EVENTS, "events"),
     )  # fmt: skip
+
+
+def _redrives(view: View, trace: Trace) -> list[Html]:
+    """Return links to what the message was before a redrive, and to what redrives made of it."""
+    linked = [("Redriven from", trace.earlier), *(("Redriven as", one) for one in trace.later)]
+    return [
+        el("p", f"{how} ", _link(view, one.sequence), ".") for how, one in linked if one is not None
+    ]
 
 
 def _position(view: View, one: MessagePosition) -> list[Child]:
@@ -165,12 +174,17 @@ def _position(view: View, one: MessagePosition) -> list[Child]:
 
 
 def _event(one: TraceEvent) -> list[Child]:
-    who = ", ".join(filter(None, (one.worker_id, one.user and f"user {one.user}")))
+    who = ", ".join(filter(None, (_worker(one), one.user and f"user {one.user}")))
     error = ": ".join(filter(None, (one.reason, one.shown_error)))
     return [
         show_time(one.at), one.group, one.event, one.outcome or one.state, one.delivery_count,
         one.failure_count, who, el("code", (one.lease_id or "")[:8], title=one.lease_id), error,
     ]  # fmt: skip
+
+
+def _worker(one: TraceEvent) -> str:
+    """Return the worker without "by", which the heading says."""
+    return one.shown_worker.removeprefix("by ")
 
 
 def _cut(there: int, shown: int, what: str) -> Child:

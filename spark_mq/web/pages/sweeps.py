@@ -62,7 +62,7 @@ def changes_page(view: View) -> Html:
     rows: list[list[Child]] = [
         [
             when(one.at, view.now), one.operation, one.group or "", one.user or "",
-            one.messages, "dead letters" if one.in_dead_letters else "queue",
+            one.detail or "", one.messages, "dead letters" if one.in_dead_letters else "queue",
         ]
         for one in view.queue.changes(MAX_CHANGES, since=since)
     ]  # fmt: skip
@@ -73,7 +73,7 @@ def changes_page(view: View) -> Html:
         action=href("changes", view.name),
         class_="row",
     )
-    headings = ("At", "What", "Group", "User", "Messages", "In")
+    headings = ("At", "What", "Group", "User", "Detail", "Messages", "In")
     done = el("p", "Done.", class_="result good") if view.text("done") else None
     return page(
         "Changes",

@@ -552,7 +552,7 @@ def test_a_commit_that_landed_before_a_cleaning_counts(
     assert "part=a/mine.parquet" in paths(DeltaLog(store))
 
 
-def test_a_stray_right_below_the_kept_log_is_told_apart_by_its_successor(
+def test_a_stray_right_below_the_kept_log_is_reported_apart_by_its_successor(
     store: InjectedStore, log: DeltaLog
 ) -> None:
     base = log.refresh().version

@@ -67,7 +67,7 @@ def test_a_delay_is_rounded_up_to_a_second_never_down(queue: Queue, clock: Manua
     assert values(queue) == ["x"]
 
 
-def test_a_time_may_be_told_from_now(queue: Queue, clock: ManualClock) -> None:
+def test_a_time_may_be_reported_from_now(queue: Queue, clock: ManualClock) -> None:
     in_5, in_10 = timedelta(seconds=5), timedelta(seconds=10)
     queue.publish(
         [Message("a", deliver_at=in_5), Message("short", expires_at=in_5), Message("b")],

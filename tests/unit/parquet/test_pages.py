@@ -205,9 +205,9 @@ def test_more_rows_than_the_file_has_are_an_error(written: Written) -> None:
         MessageReader(written.files).try_read(written.slice(ROWS - 1, 2))
 
 
-@pytest.mark.parametrize(("last", "told"), [(None, True), ([], False), ([("a", None)], False)])
+@pytest.mark.parametrize(("last", "reported"), [(None, True), ([], False), ([("a", None)], False)])
 def test_headers_that_nobody_set_are_not_read(
-    tmp_path: Path, last: list[tuple[str, str]] | None, told: bool
+    tmp_path: Path, last: list[tuple[str, str]] | None, reported: bool
 ) -> None:
     """But one empty map among a million, or one without a value, is none of these."""
     rows = 60_000
@@ -215,7 +215,7 @@ def test_headers_that_nobody_set_are_not_read(
     write_deltalake(tmp_path, pa.table({"value": pa.array([b"x"] * rows), "headers": headers}))
     name = next(p.name for p in tmp_path.glob("*.parquet"))
     column = PageReader(pa.OSFile(str(tmp_path / name))).column(0, "headers", rows - 2, rows)
-    assert (column is not None) == told
+    assert (column is not None) == reported
     found = (
         MessageReader(ObjectStore(str(tmp_path)))
         .read(FileSlice(name, rows - 2, 2, 0, 0, 0))["headers"]
@@ -307,8 +307,8 @@ def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path, st
     raw = PageReader(pa.OSFile(str(file)))
     column = thrift.get(thrift.get(raw.index.meta, 4)[0], 1)[0]
     at, size = thrift.get(column, 4), thrift.get(column, 5)
-    told = thrift.get(thrift.decode(good, at)[0], 1)
-    first = thrift.get(told[len(told) // 2], 3)
+    reported = thrift.get(thrift.decode(good, at)[0], 1)
+    first = thrift.get(reported[len(reported) // 2], 3)
     piece = FileSlice("f", first - 5, 10, first - 5, 0, 0)  # in two pages
     wanted = values["value"].slice(first - 5, 10).to_pylist()
     for place in range(at, at + size, step):
@@ -326,7 +326,7 @@ def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path, st
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_struct_are_told(data: bytes) -> None:
+def test_bytes_that_are_no_struct_are_reported(data: bytes) -> None:
     try:
         found, at = thrift.decode(data)
     except ValueError:

@@ -272,7 +272,7 @@ def test_progress_tells_of_each_queue(clock: ManualClock) -> None:
     both[1].publish(["x"])
     runner = Runner(both)
     runner.offer()
-    assert {path: told["ready"] for path, told in runner.source.progress().items()} == {
+    assert {path: reported["ready"] for path, reported in runner.source.progress().items()} == {
         "memory/0": 0,
         "memory/1": 1,
     }
@@ -281,7 +281,7 @@ def test_progress_tells_of_each_queue(clock: ManualClock) -> None:
 # -- a hard limit
 
 
-def test_a_group_that_a_hard_limit_cut_is_told_by_the_stream_or_counts_the_loss(
+def test_a_group_that_a_hard_limit_cut_is_reported_by_the_stream_or_counts_the_loss(
     clock: ManualClock,
 ) -> None:
     both = queues(clock, hard_retention="1h")

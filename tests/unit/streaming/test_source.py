@@ -927,9 +927,9 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
     runner = Runner(queue)
     assert runner.source.progress() == {}
     assert runner.offer()
-    told = runner.source.progress()
-    assert told.pop("oldest_unsettled_age") == 0
-    assert told == {
+    reported = runner.source.progress()
+    assert reported.pop("oldest_unsettled_age") == 0
+    assert reported == {
         "source": "spark_mq",
         "queue": queue.path,
         "group": "g",
@@ -945,8 +945,13 @@ def test_progress_says_what_is_ready_delayed_in_flight_and_blocked(clock: Manual
     runner.commit()
     blocked = Runner(queue)
     assert not blocked.offer()
-    told = blocked.source.progress()
-    assert (told["ready"], told["delayed"], told["in_flight"], told["blocked_because"]) == (
+    reported = blocked.source.progress()
+    assert (
+        reported["ready"],
+        reported["delayed"],
+        reported["in_flight"],
+        reported["blocked_because"],
+    ) == (
         2,
         1,
         2,

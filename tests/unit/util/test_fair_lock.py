@@ -210,3 +210,7 @@ def test_the_process_that_is_next_tries_often(
     assert waiter.acquire(5.0)
     waiter.release()
     assert max(pauses) <= 0.0005
+
+
+def test_a_lock_whose_creation_was_interrupted_releases_nothing() -> None:
+    FileLock.__new__(FileLock).release()

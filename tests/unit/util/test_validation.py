@@ -48,7 +48,7 @@ class Callable:
         dict.update,
     ],
 )
-def test_a_function_that_can_be_called_so_is_taken_and_one_of_which_that_cannot_be_told(good):
+def test_a_function_that_can_be_called_so_is_taken_and_one_of_which_that_cannot_be_reported(good):
     validate_callable("process", good, "batch", "lease")
 
 
