@@ -133,6 +133,23 @@ class LogFollower:
             self._sure_at = started
             return self._accept(state)
 
+    def step(self) -> TableState:
+        """Return the table after at most one more commit. Over a store it is one request.
+
+        It has fewer guards than :meth:`refresh`. Raises as that.
+        """
+        with self._lock:
+            if self._state is None or self._local:
+                return self.refresh()
+            state = self._state
+            try:
+                self._apply(state, self.read_commit(state.version + 1))
+            except FileNotFoundError:
+                return state
+            except LogReplaced:
+                return self.refresh()
+            return self._accept(state)
+
     def _accept(self, state: TableState) -> TableState:
         """Keep a state that was brought up to date. Raise CorruptLog if the log went back."""
         if state.version < self._highest:
