@@ -142,8 +142,13 @@ def lease_operation(
         return found.ledger if infos else None, acquired, join_commit_info(infos)
 
     watch = partial(lease_signals, options.worker_id)
-    posted = Posted({"lease": asdict(options)}, _encode_acquired, _decode_acquired)
-    return LedgerOperation(compute, priority=Priority.LEASE, watch=watch, post=posted)
+    post = partial(_post_lease, options)
+    return LedgerOperation(compute, priority=Priority.LEASE, watch=watch, post=post)
+
+
+def _post_lease(options: LeaseOptions) -> Posted[Acquired]:
+    """Return a lease as JSON."""
+    return Posted({"lease": asdict(options)}, _encode_acquired, _decode_acquired)
 
 
 def _encode_acquired(acquired: Acquired) -> dict[str, Any] | None:

@@ -6,12 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from spark_mq.ledger.held_messages import SettleOutcome
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.posted_requests import PostedRequest
 
-__all__ = ["Guests", "Posted", "PostedOperation", "decode_outcomes", "encode_outcomes"]
+__all__ = [
+    "Guests",
+    "Posted",
+    "PostedOperation",
+    "decode_outcomes",
+    "encode_outcomes",
+    "post_settles",
+]
 
 T = TypeVar("T")
 
@@ -39,8 +46,8 @@ class PostedOperation(Protocol):
     """An operation of a ledger, as far as this module needs it."""
 
     @property
-    def post(self) -> Posted[Any] | None:
-        """Return the operation as JSON."""
+    def post(self) -> Callable[[], Posted[Any]] | None:
+        """Return what returns the operation as JSON."""
 
     @property
     def lease_ids(self) -> frozenset[str]:
@@ -99,8 +106,7 @@ class Guests:
             after, outcomes, of_request = snapshot, list[Any](), list[Mapping[str, Any]]()
             for operation in operations:
                 ledger, result, info = run(operation, after)
-                fails = isinstance(result, Exception) or operation.post is None
-                outcomes.append(None if fails else operation.post.encode(result))  # type: ignore[union-attr]
+                outcomes.append(_encoded(operation, result))
                 if ledger is not None:
                     after = replace(after, ledger=ledger)
                     of_request.append(info)
@@ -108,6 +114,19 @@ class Guests:
                 snapshot, self.served[request_id] = after, outcomes
                 infos += of_request
         return snapshot, infos
+
+
+def _encoded(operation: PostedOperation, result: Any) -> Any:
+    """Return the outcome of an operation. None if its own writer must run it."""
+    if isinstance(result, Exception) or operation.post is None:
+        return None
+    return operation.post().encode(result)
+
+
+def post_settles(commands: Sequence[SettleCommand]) -> Posted[list[SettleOutcome]]:
+    """Return settles as JSON."""
+    data = {"settle": [asdict(one) for one in commands]}
+    return Posted(data, encode_outcomes, decode_outcomes)
 
 
 def encode_outcomes(outcomes: Sequence[SettleOutcome]) -> list[dict[str, Any]]:

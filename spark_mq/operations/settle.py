@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -171,7 +172,9 @@ def extend(
     of = [one.lease_id for one in selected]
     targets = [(one.lease_id, one.intervals) for one in selected if one.intervals != []]
     operation = extend_operation(ledger, targets, timeout)
-    outcomes, deadline = ledger.run(operation)
+    outcomes, deadline = ledger.update(
+        operation.compute, lease_ids=operation.lease_ids, post=operation.post
+    )
     return _result([lease_id for lease_id, _ in targets], outcomes, missing, of=of), deadline
 
 
@@ -203,12 +206,19 @@ def extend_operation(
         changed = any(outcome.settled for outcome in outcomes)
         return after if changed else None, (outcomes, deadline), info
 
-    posted = Posted(
+    post = partial(_post_extension, targets, timeout)
+    return LedgerOperation(compute, lease_ids=frozenset(lease_ids), post=post)
+
+
+def _post_extension(
+    targets: Sequence[ExtendTarget], timeout: int | None
+) -> Posted[tuple[list[SettleOutcome], int]]:
+    """Return an extension as JSON."""
+    return Posted(
         {"extend": {"targets": targets, "timeout": timeout}},
         lambda result: {"outcomes": encode_outcomes(result[0]), "deadline": result[1]},
         lambda data: (decode_outcomes(data["outcomes"]), int(data["deadline"])),
     )
-    return LedgerOperation(compute, lease_ids=frozenset(lease_ids), post=posted)
 
 
 def _resolve(

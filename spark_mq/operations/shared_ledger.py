@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -32,7 +32,7 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.payloads import PayloadFiles
-from spark_mq.operations.posted_work import Guests, Posted, decode_outcomes, encode_outcomes
+from spark_mq.operations.posted_work import Guests, Posted, post_settles
 from spark_mq.operations.signals import destination_of, settle_signals
 from spark_mq.storage.history_table import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
@@ -92,7 +92,7 @@ class LedgerOperation(Generic[T]):
     watch
         Returns what the telemetry says about the operation. Default: nothing.
     post
-        The operation as JSON, if the commit of another writer may run it. Default: None.
+        Returns the operation as JSON, if the commit of another writer may run it. Default: None.
     """
 
     compute: Callable[[GroupView], Update[T]]
@@ -100,7 +100,7 @@ class LedgerOperation(Generic[T]):
     priority: Priority = Priority.SETTLE
     lease_ids: frozenset[str] = frozenset()
     watch: Watch | None = None
-    post: Posted[T] | None = None
+    post: Callable[[], Posted[T]] | None = None
 
 
 _Asked = tuple["SharedLedger", LedgerOperation[Any]]
@@ -333,9 +333,10 @@ class SharedLedger:
         priority: Priority = Priority.SETTLE,
         lease_ids: frozenset[str] = frozenset(),
         watch: Watch | None = None,
+        post: Callable[[], Posted[T]] | None = None,
     ) -> T:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
-        operation = LedgerOperation(compute, txn, priority, lease_ids, watch)
+        operation = LedgerOperation(compute, txn, priority, lease_ids, watch, post)
         if current_user() is None or watch is not None:
             return self.run(operation)
         # Not shared: the commit names the person, and others must not get the name.
@@ -360,10 +361,8 @@ class SharedLedger:
 
         lease_ids = frozenset(one.lease_id for one in commands)
         watch = partial(settle_signals, commands)
-        posted = Posted(
-            {"settle": [asdict(one) for one in commands]}, encode_outcomes, decode_outcomes
-        )
-        return LedgerOperation(compute, lease_ids=lease_ids, watch=watch, post=posted)
+        post = partial(post_settles, commands)
+        return LedgerOperation(compute, lease_ids=lease_ids, watch=watch, post=post)
 
     def settle_all(
         self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]
@@ -420,7 +419,7 @@ class _SharedCommit:
         group = self.asked[0][0]
         if group.open_posted is None or current_user() is not None:
             return None
-        found = [one.post.data for _, one in self.asked if one.post is not None]
+        found = [one.post().data for _, one in self.asked if one.post is not None]
         return found if len(found) == len(self.asked) else None
 
     def take(self, guests: Sequence[PostedRequest]) -> None:
@@ -436,7 +435,7 @@ class _SharedCommit:
     def accept(self, outcome: Any) -> list[Any]:
         """Return the own results as the commit of another writer names them."""
         return [
-            one.post.decode(result)
+            one.post().decode(result)
             for (_, one), result in zip(self.asked, outcome, strict=True)
             if one.post is not None
         ]

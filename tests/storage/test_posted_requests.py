@@ -71,7 +71,7 @@ def group_of(queue: Queue) -> GroupLedger:
 
 def post(queue: Queue, *operations: LedgerOperation[Any]) -> RequestTurn:
     """Post operations and do no more, as a writer does that waits."""
-    data = [one.post.data for one in operations if one.post is not None]
+    data = [one.post().data for one in operations if one.post is not None]
     assert len(data) == len(operations)
     ledgers = queue._context.ledgers
     assert isinstance(ledgers, LedgerTable)
@@ -115,7 +115,7 @@ def test_a_commit_runs_the_lease_that_another_writer_has_posted(queue: Queue) ->
     assert queue._context.ledgers.version() == before + 1, "one commit for both"
     assert posted.post is not None
     (result,) = outcome(turn)
-    theirs = posted.post.decode(result)
+    theirs = posted.post().decode(result)
     assert len(sequences(theirs)) == 5
     assert not sequences(theirs) & sequences(own)
     assert queue.group().stats().in_flight == 10
@@ -153,8 +153,8 @@ def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
     outcomes = outcome(turn)
     assert settle.post is not None
     assert following.post is not None
-    assert settle.post.decode(outcomes[0])[0].settled == 5
-    got = sequences(following.post.decode(outcomes[1]))
+    assert settle.post().decode(outcomes[0])[0].settled == 5
+    got = sequences(following.post().decode(outcomes[1]))
     assert len(got) == 5
     assert not got & sequences(own)
 
