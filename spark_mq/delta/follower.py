@@ -92,6 +92,11 @@ class LogFollower:
         return self._own_streak >= 2 and time.monotonic() - self._sure_at < BASE_CHECK_SECONDS
 
     @property
+    def seconds_since_look(self) -> float:
+        """Return the seconds since the state was certainly the latest."""
+        return time.monotonic() - self._sure_at
+
+    @property
     def state(self) -> TableState:
         """The table as of the last look; looks if there was none yet."""
         return self._state or self.refresh()

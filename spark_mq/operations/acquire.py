@@ -124,7 +124,7 @@ def lease_operation(
         )
         expired = expire_leases(view.ledger, view.now, view.settings)
         kept = settle_lost_messages(ledger, expired, options.fail_on_data_loss)
-        index, damage = ledger.index_or_damage(view.ledger)
+        index, damage = ledger.index_or_damage(view.ledger, options.max_messages)
         found = acquire_readable(
             ledger.payloads, kept, index,
             now=view.now, rules=view.settings, request=request, seen=checks,

@@ -277,10 +277,19 @@ class SharedLedger:
             reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
             raise tables_disagree(messages.path, reason)
 
-    def index_or_damage(self, ledger: Ledger) -> tuple[MessageIndex, CorruptLog | None]:
-        """Return the message index and the damage behind it, if there is any."""
+    def index_or_damage(
+        self, ledger: Ledger, wanted: int | None = None
+    ) -> tuple[MessageIndex, CorruptLog | None]:
+        """Return the message index and the damage behind it, if there is any.
+
+        `wanted` is the number of messages of a lease: a known index may have enough.
+        """
         try:
-            return self.index_for(ledger), None
+            if wanted is None:
+                return self.index_for(ledger), None
+            index = self._messages.index_to_lease(ledger.tracked_up_to, wanted)
+            self.check_same_log(ledger, index)
+            return index, None
         except CorruptLog as error:
             known = self._messages.known()
             if error.data["version"] is None or error.data["version"] <= known.version:

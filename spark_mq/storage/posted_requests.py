@@ -48,7 +48,9 @@ REQUESTS_OF_A_COMMIT: Final = 5
 """Requests in a row of a writer that commits: nobody looks for its commit before."""
 POLL_SECONDS: Final = 0.05
 _KNOWN_COMMITS: Final = 100
-_THREADS: Final = 8
+_THREADS: Final = 32
+_CALM: Final = 32
+"""With more requests than this, each writer looks less often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class RequestTurn:
         self._posted = False
         self._latency = 0.0  # of the last post, in seconds
         self._is_behind = False
+        self._waiting = 0  # requests at the last look
         self._others_share = False
         self._names: list[str] = []
         """The requests to run with the next own commit."""
@@ -174,7 +177,7 @@ class RequestTurn:
             if time.monotonic() > min(until, started + PATIENCE_SECONDS):
                 return
             time.sleep(pause)
-            pause = POLL_SECONDS
+            pause = POLL_SECONDS * max(1.0, self._waiting / _CALM)
             with wrap_store_errors(self._files.root, "reading"):
                 self._take_notes(self._log.step().version)
             self._is_behind = self._is_behind and self._log.state.version > version
@@ -209,6 +212,7 @@ class RequestTurn:
         own = next((one for one in listed if one.path.endswith(self._request.name)), None)
         now = time.time() if own is None else own.modified
         known_after, self._names, self._stale = self._known_after(), [], []
+        self._waiting = len(listed)
         before = 0
         for info in listed:
             name = info.path.rpartition("/")[2]
