@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import CommitConflict, CorruptLog
+from spark_mq.errors import CommitConflict, CorruptLog, StorageError
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commit_info import join_commit_info, settle_info
@@ -443,11 +443,20 @@ class _SharedCommit:
 
     def accept(self, outcome: Any) -> list[Any]:
         """Return the own results as the commit of another writer names them."""
-        return [
-            one.post().decode(result)
-            for (_, one), result in zip(self.asked, outcome, strict=True)
-            if one.post is not None
-        ]
+        try:
+            return [
+                one.post().decode(result)
+                for (_, one), result in zip(self.asked, outcome, strict=True)
+                if one.post is not None
+            ]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            group = self.asked[0][0]
+            raise StorageError(
+                f"changing group {group.name!r}: the commit of another worker ran the operation, "
+                "and its outcome cannot be read. Use one version of spark_mq in all workers.",
+                path=group.queue_path,
+                landed=True,
+            ) from error
 
     def compute(self, snapshot: LedgerSnapshot) -> Update[list[Any]]:
         """Run all operations on a snapshot. Returns the result or the error of each."""

@@ -264,6 +264,18 @@ class RequestTurn:
             found = list(pool.map(self._read, names))
         return [one for one in found if one is not None]
 
+    def not_run(self, guests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+        """Return the requests that no known commit ran.
+
+        Another thread may have brought the log up to date since :meth:`wait` read its notes.
+        """
+        self._take_notes(self._log.state.version)
+        return [one for one in guests if one.request_id not in self._ran]
+
+    def outcome(self) -> Any | None:
+        """Return the outcome of the own request, if a known commit ran it."""
+        return self._ran.get(self.request_id)
+
     def _read(self, path: str) -> PostedRequest | None:
         try:
             return PostedRequest.decode(path.rpartition("/")[2], self._files.read(path))

@@ -190,6 +190,8 @@ class _Updating:
             began = time.monotonic()
             try:
                 snapshot = self._read(look)
+                if (outcome := self._check_requests()) is not None and self._share is not None:
+                    return self._share.accept(outcome)
                 done, result = self._attempt(snapshot, began)
             except CommitConflict as error:
                 self._losses, now = self._losses + 1, time.monotonic()
@@ -208,6 +210,16 @@ class _Updating:
         # The wait for the turn has just looked.
         found = self._store.read(self._group, blind=self._replace, look=False)
         return with_changes(found, looked=True)
+
+    def _check_requests(self) -> Any | None:
+        """Leave out the requests that a commit up to the snapshot ran. Return the own outcome."""
+        if self._turn is None or self._share is None:
+            return None
+        left = self._turn.not_run(self._guests)
+        if len(left) < len(self._guests):
+            self._guests = left
+            self._share.take(left)
+        return self._turn.outcome()
 
     def _wait(self, pace: Pace, until: float) -> Any | None:
         """Pause, or wait for a turn. Return the outcome if another writer ran the operations."""

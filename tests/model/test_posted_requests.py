@@ -27,7 +27,6 @@ from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.posted_requests import SERVED, PostedRequest, RequestTurn
 
@@ -43,7 +42,6 @@ class Writer:
     turn: RequestTurn | None = None
     leads: bool = False
     guests: Sequence[PostedRequest] = ()
-    snapshot: LedgerSnapshot | None = None
     deletes: list[Sequence[str]] = field(default_factory=list)
 
 
@@ -109,20 +107,25 @@ class Requests(RuleBasedStateMachine):
         elif writer.turn._is_turn(listed, 1e9):
             writer.leads = True
             writer.guests = writer.turn.guests(lambda: None)
-            writer.snapshot = writer.table.read(GROUP, look=False)
 
     def commit(self, at: int) -> None:
         """It commits its own request and those that it has read."""
         writer = self.writers[at]
-        if not writer.leads or writer.snapshot is None or writer.turn is None:
+        if writer.turn is None:
             return
         writer.leads = False
+        snapshot = writer.table.read(GROUP, look=False)
+        writer.guests = writer.turn.not_run(writer.guests)
+        if writer.turn.outcome() is not None:
+            self.accepted.add(writer.turn.request_id)
+            writer.turn = None
+            return
         self.revision += 1
         served: dict[str, Any] = {one.request_id: ["done"] for one in writer.guests}
         note = {"group": GROUP, SERVED: {writer.turn.request_id: None, **served}}
         try:
             writer.table.write(
-                writer.snapshot,
+                snapshot,
                 Ledger(LedgerHeader(revision=self.revision)),
                 operation_id=f"op{self.revision}",
                 note=note,
@@ -134,6 +137,11 @@ class Requests(RuleBasedStateMachine):
         paths = [f"_requests/{GROUP}/{one.name}" for one in (writer.turn._request, *writer.guests)]
         writer.deletes.append(paths)
         writer.turn = None
+
+    @rule(at=WRITERS)
+    def another_thread_looks(self, at: int) -> None:
+        """Its process works for other groups too."""
+        self.writers[at].table.log.refresh()
 
     @rule(at=WRITERS)
     def delete(self, at: int) -> None:
@@ -180,8 +188,17 @@ def _reads_no_note(_: RequestTurn, __: Commit) -> None:
     """Read nothing."""
 
 
+def _finds_all_new(_: RequestTurn, guests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+    return guests
+
+
 @pytest.mark.parametrize(
-    ("name", "wrong"), [("_known_after", _knows_all), ("_read_note", _reads_no_note)]
+    ("name", "wrong"),
+    [
+        ("_known_after", _knows_all),
+        ("_read_note", _reads_no_note),
+        ("not_run", _finds_all_new),
+    ],
 )
 def test_no_rule_can_be_missed(
     name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -257,6 +257,15 @@ def test_a_file_that_is_no_request_is_ignored(queue: Queue, data: bytes) -> None
     assert len(sequences(leased(queue, 5))) == 5
 
 
+def test_an_outcome_that_cannot_be_read_is_an_error(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = leased(queue, 5)
+    monkeypatch.setattr(RequestTurn, "wait", lambda *_: [{"settled": "all"}])
+    with pytest.raises(errors.StorageError, match="one version of spark_mq"):
+        held.ack()
+
+
 def test_a_settle_of_a_lost_lease_fails_at_its_own_caller(queue: Queue) -> None:
     other = again(queue)
     held = leased(other, 5)
