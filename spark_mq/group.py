@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from spark_mq.errors import GroupBlocked, InvalidOption
-from spark_mq.inspect.views import GroupViews
+from spark_mq.inspect.group_views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
 from spark_mq.ledger.settings import GroupSettingsOptions
@@ -420,7 +420,8 @@ class ConsumerGroup(GroupViews):
             the message. Any other return acks it, and any other exception is a failure.
         each
             "lease" (default) or "message". With "message", many messages are leased and settled
-            together, but no more than the handlers need for about a second.
+            together, but no more than the handlers need for about a second. In a group with
+            ``order="key"`` the messages of a lane are handled one after the other.
         also
             With ``each="message"``: more groups, also of other queues, for the same handler or
             each with its own: ``{group: handler}``.

@@ -26,6 +26,8 @@ HINTS: Final = (
      "raise the cap with `spark-mq group configure`; what blocks needs `spark-mq group unblock`"),
     (r"name messages by one of sequences, message_id or key",
      "name messages by one of SEQUENCES, --message-id and --key"),
+    (r"Create a queue with lanes=64", "Create a queue with `spark-mq queue create --lanes 64`"),
+    (r"group\.lanes\(\) lists", "`spark-mq lanes` lists"),
     (r"force=True", "--force"),
 )  # fmt: skip
 """Advice of the Python API, as regular expressions, and the same advice for the command line."""
