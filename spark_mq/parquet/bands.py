@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -47,8 +48,8 @@ def sort_by_band(table: pa.Table, lanes: int) -> Banded:
     numbers = _numbers(table, BandLayout(lanes))
     runs, places = pc.run_end_encode(numbers), None
     if not _is_sorted(runs.values):
-        order = pc.sort_indices(numbers)  # stable
-        table, places = table.take(order), pc.sort_indices(order)
+        order = pc.sort_indices(numbers).cast(pa.int64())  # stable
+        table, places = table.take(order), pc.inverse_permutation(order)
         runs = pc.run_end_encode(numbers.take(order))
     bands = encode_bands(lanes, _counted(runs)) if table.num_rows else ""
     return Banded(table, bands, places)
@@ -69,7 +70,7 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
         if not pa.types.is_dictionary(keys.type):
             keys = keys.dictionary_encode()
         texts = keys.dictionary.cast(pa.binary()).to_pylist()
-        lanes = pa.array([crc32(text) % layout.lanes for text in texts], pa.int32())
+        lanes = _lanes(texts, layout.lanes)
         lane = pc.fill_null(lanes.take(keys.indices), layout.lanes)
     level: Any = MAX_PRIORITY
     if "priority" in names:
@@ -79,6 +80,14 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
     if isinstance(numbers, pa.Scalar):
         return pa.repeat(pa.scalar(numbers.as_py(), pa.int32()), rows)
     return numbers.cast(pa.int32())
+
+
+def _lanes(keys: Iterable[bytes], lanes: int) -> pa.Array:
+    """Return the lane of each key."""
+    hashes = array("I", map(crc32, keys))
+    found = pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)])
+    whole = pc.multiply(pc.divide(found, lanes), lanes)
+    return pc.subtract(found, whole).cast(pa.int32())
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
