@@ -29,13 +29,9 @@ def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
 
 def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
     """Return the set of the lanes of which a lease holds a message."""
-    bands, every = 0, index.layout.of_lanes((1 << index.layout.lanes) - 1)
+    bands, firsts, lasts = 0, ledger.first_sequences, ledger.last_sequences
     for row in ledger.find((LEASED,)):
-        more = bands | _bands_of(ledger, index, row)
-        if more != bands:
-            bands = more
-            if index.layout.of_lanes(index.layout.lanes_in(bands)) == every:
-                break
+        bands |= index.bands_in(firsts[row], lasts[row])
     return index.layout.lanes_in(bands)
 
 
@@ -45,7 +41,7 @@ def _bands_of(ledger: Ledger, index: MessageIndex, row: int) -> int:
 
 def leases_held(ledger: Ledger) -> int:
     """Return the number of leases that hold messages."""
-    return len({r.lease_id for r in ledger.ranges_at(ledger.find((LEASED,)))})
+    return len(ledger.distinct("lease_id", (LEASED,)))
 
 
 def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int]:
