@@ -21,6 +21,8 @@ __all__ = ["BAND_COLUMNS", "Banded", "may_have_priorities", "read_bands", "sort_
 
 BAND_COLUMNS: Final = ("key", "priority")
 _BATCH_ROWS: Final = 2**16
+_SAMPLE: Final = 1_000
+"""Keys that show whether many rows share a key."""
 
 
 class Banded(NamedTuple):
@@ -66,12 +68,7 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
     rows, names = table.num_rows, table.schema.names
     lane: Any = layout.lanes
     if layout.lanes and "key" in names:
-        keys = _whole(table["key"])
-        if not pa.types.is_dictionary(keys.type):
-            keys = keys.dictionary_encode()
-        texts = keys.dictionary.cast(pa.binary()).to_pylist()
-        lanes = _lanes(texts, layout.lanes)
-        lane = pc.fill_null(lanes.take(keys.indices), layout.lanes)
+        lane = _lanes(_whole(table["key"]), layout.lanes)
     level: Any = MAX_PRIORITY
     if "priority" in names:
         given = pc.fill_null(_whole(table["priority"]).cast(pa.int32()), 0)
@@ -82,9 +79,23 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
     return numbers.cast(pa.int32())
 
 
-def _lanes(keys: Iterable[bytes], lanes: int) -> pa.Array:
-    """Return the lane of each key."""
-    hashes = array("I", map(crc32, keys))
+def _lanes(keys: pa.Array, lanes: int) -> pa.Array:
+    """Return the lane of each key. Keys of many rows are hashed once."""
+    if not pa.types.is_dictionary(keys.type):
+        if not keys.null_count and _mostly_differ(keys):
+            return _hashed(keys, lanes)
+        keys = keys.dictionary_encode()
+    return pc.fill_null(_hashed(keys.dictionary, lanes).take(keys.indices), lanes)
+
+
+def _mostly_differ(keys: pa.Array) -> bool:
+    """Return whether most of the first keys are different ones."""
+    return bool(2 * pc.count_distinct(keys[:_SAMPLE]).as_py() > len(keys[:_SAMPLE]))
+
+
+def _hashed(keys: pa.Array, lanes: int) -> pa.Array:
+    """Return the lane of each of some keys without null."""
+    hashes = array("I", map(crc32, keys.cast(pa.binary()).to_pylist()))
     found = pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)])
     whole = pc.multiply(pc.divide(found, lanes), lanes)
     return pc.subtract(found, whole).cast(pa.int32())
