@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -17,7 +17,14 @@ from spark_mq.ledger.bands import MAX_PRIORITY, BandLayout, encode_bands
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.read_errors import unreadable_reason
 
-__all__ = ["BAND_COLUMNS", "Banded", "may_have_priorities", "read_bands", "sort_by_band"]
+__all__ = [
+    "BAND_COLUMNS",
+    "Banded",
+    "may_have_priorities",
+    "mostly_differ",
+    "read_bands",
+    "sort_by_band",
+]
 
 BAND_COLUMNS: Final = ("key", "priority")
 _BATCH_ROWS: Final = 2**16
@@ -82,15 +89,17 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
 def _lanes(keys: pa.Array, lanes: int) -> pa.Array:
     """Return the lane of each key. Keys of many rows are hashed once."""
     if not pa.types.is_dictionary(keys.type):
-        if not keys.null_count and _mostly_differ(keys):
+        if not keys.null_count and mostly_differ(keys):
             return _hashed(keys, lanes)
         keys = keys.dictionary_encode()
     return pc.fill_null(_hashed(keys.dictionary, lanes).take(keys.indices), lanes)
 
 
-def _mostly_differ(keys: pa.Array) -> bool:
-    """Return whether most of the first keys are different ones."""
-    return bool(2 * pc.count_distinct(keys[:_SAMPLE]).as_py() > len(keys[:_SAMPLE]))
+def mostly_differ(keys: pa.Array | pa.ChunkedArray) -> bool:
+    """Return whether most keys of a sample are different ones."""
+    step = max(1, len(keys) // _SAMPLE)
+    some = keys.take(pa.array(range(0, len(keys), step), pa.int64()))
+    return bool(2 * pc.count_distinct(some).as_py() > len(some))
 
 
 def _hashed(keys: pa.Array, lanes: int) -> pa.Array:
