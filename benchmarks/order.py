@@ -53,7 +53,9 @@ def table(at: int, *, size: int = 100, hot: bool = False) -> pa.Table:
     return pa.table({"value": pa.array(values, pa.binary()), "key": keys})
 
 
-def filled(path: Path, sizes: Sizes, commits: int, *, hot: bool = False, lanes: int = LANES) -> Queue:
+def filled(
+    path: Path, sizes: Sizes, commits: int, *, hot: bool = False, lanes: int = LANES
+) -> Queue:
     queue = Queue.create(path, lanes=lanes, durable=sizes.durable)
     for at in range(commits):
         queue.publish(table(at, hot=hot))
@@ -142,7 +144,9 @@ def lease(sizes: Sizes) -> Iterator[Result]:
         yield Result(f"{what}: commit", ms["key"], "ms", beside, "<= 1.5x")
         beside = f"{acks['none']:.2f} ms unordered: {acks['key'] / acks['none']:.2f}x"
         yield Result(f"{what}: ack", acks["key"], "ms", beside)
-        yield Result(f"{what}: bytes of the commit", size["key"], "B", f"{size['none']:,.0f} B unordered")
+        yield Result(
+            f"{what}: bytes of the commit", size["key"], "B", f"{size['none']:,.0f} B unordered"
+        )
         most = max(s for r in runs["key"] for s in r.share)
         yield Result(f"{what}: ledger ranges a file and worker, at most", most, "", goal="<= 10")
 
@@ -238,7 +242,10 @@ def cold_rate(group: Any, wanted: int) -> float:
 
 def publish(sizes: Sizes) -> Iterator[Result]:
     """An Arrow table of 10,000 messages of 100 bytes."""
-    queues = {n: Queue.create(sizes.folder / f"arrow{n}", lanes=n, durable=sizes.durable) for n in (0, LANES)}
+    queues = {
+        n: Queue.create(sizes.folder / f"arrow{n}", lanes=n, durable=sizes.durable)
+        for n in (0, LANES)
+    }
     seconds: dict[int, list[float]] = {lanes: [] for lanes in queues}
     for number in range(20 * sizes.rounds):
         rows = table(number)
@@ -315,7 +322,9 @@ def pgmq(sizes: Sizes) -> Iterator[Result]:
             names = [f"k{at % keys}" for at in numbers[first : first + ROWS]]
             queue.publish(pa.table({"value": [bytes(100)] * len(names), "key": names}))
         ours = messages / drained(group_of(queue, "ordered", "key"), messages, size, workers=1)
-        beside = f"{theirs:,.0f}/s with pgmq's FIFO read in PostgreSQL {version}: {ours / theirs:.1f}x"
+        beside = (
+            f"{theirs:,.0f}/s with pgmq's FIFO read in PostgreSQL {version}: {ours / theirs:.1f}x"
+        )
         yield Result(what, ours, "/s", beside, ">= 3x")
 
 
@@ -346,7 +355,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART")
-    parser.add_argument("--commits", type=int, default=1_000, help="of 10,000, in the backlog of leases")
+    parser.add_argument(
+        "--commits", type=int, default=1_000, help="of 10,000, in the backlog of leases"
+    )
     parser.add_argument("--drained", type=int, default=300, help="commits of a drain")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--not-durable", action="store_true", help="no syncs")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, cast
 
 from spark_mq.ledger.bands import BandLayout, FileBands, decode_bands
 from spark_mq.ledger.data_files import FileList
@@ -16,7 +16,7 @@ from spark_mq.ledger.intervals import Interval
 
 __all__ = ["BandIndex"]
 
-_REMEMBERED_SETS: Final = 20_000
+_REMEMBERED_SETS: Final = 50_000
 _REMEMBERED_FILES: Final = 1_000
 
 
@@ -56,6 +56,24 @@ class BandIndex:
                     self._sets.clear()
                 self._sets[first, last] = found
         return found
+
+    def bands_of(
+        self, firsts: Sequence[int], lasts: Sequence[int], rows: Sequence[int]
+    ) -> list[int]:
+        """Return the set of the bands of each of some rows of a ledger.
+
+        Parameters
+        ----------
+        firsts, lasts
+            The first and the last sequence of every row.
+        rows
+            The rows to look at.
+        """
+        known, places = self._sets.get, [(firsts[row], lasts[row]) for row in rows]
+        found = [known(place) for place in places]
+        if None in found:
+            return [self.bands_in(*place) for place in places]
+        return cast(list[int], found)
 
     def banded_pieces(self, first: int, last: int) -> Iterator[tuple[int, FileBands, int, int]]:
         """Yield each file's first sequence, its bands, and the first and last row in it."""

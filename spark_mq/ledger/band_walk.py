@@ -6,7 +6,7 @@ lane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from spark_mq.ledger.bands import FileBands, lowest_of
@@ -19,6 +19,9 @@ __all__ = ["MAX_PIECES", "BandWalk", "Piece"]
 
 MAX_PIECES: Final = 1_000
 """Pieces that a lease may take. More would make its commit large."""
+
+
+_CHUNK: Final = 500
 
 
 class Piece(NamedTuple):
@@ -78,6 +81,7 @@ class BandWalk:
         self._own = self._no_lane  # the bands of the lanes that were taken from
         self._allowed = index.layout.everything  # the bands that the lease may still take from
         self._unsettled = ledger.find((WAITING, BLOCKED)) if ordered else []
+        self._bands: list[int] = []  # of the first of these rows
 
     @property
     def full(self) -> bool:
@@ -111,11 +115,9 @@ class BandWalk:
         chosen = set(rows)
         last = rows[-1] if rows else -1
         firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
-        bands_in = self._index.bands_in
-        for row in self._unsettled if self._ordered else rows:
+        for row, bands in self.visited(rows):
             if self.full or not is_open or (row > last and not to_end):
                 break
-            bands = bands_in(firsts[row], lasts[row])
             if not bands & is_open:
                 continue
             if row in chosen:
@@ -123,6 +125,20 @@ class BandWalk:
             else:
                 is_open = self._closed(is_open, bands)
         return is_open
+
+    def visited(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield each row that a walk visits, and the set of its bands.
+
+        In an ordered group these are all rows that close their bands. Otherwise they are `rows`.
+        """
+        index, known = self._index, self._bands if self._ordered else []
+        firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
+        rows = self._unsettled if self._ordered else rows
+        for at in range(0, len(rows), _CHUNK):
+            some = rows[at : at + _CHUNK]
+            if at >= len(known):
+                known += index.bands_of(firsts, lasts, some)
+            yield from zip(some, known[at : at + _CHUNK], strict=True)
 
     def _closed(self, is_open: int, bands: int) -> int:
         """Return what is open after messages of some bands that are not taken."""

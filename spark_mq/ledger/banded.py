@@ -96,12 +96,10 @@ class BandedAcquisition(Acquisition):
         if not due:
             return found
         no_lane = self.index.layout.without_lane
-        firsts, lasts = self.ledger.first_sequences, self.ledger.last_sequences
-        rows = self.ledger.find((WAITING, BLOCKED)) if self._ordered else sorted(due)
-        for row in rows:
+        for row, in_row in self._walk.visited(sorted(due)):
             if not is_open:
                 break
-            bands = is_open & self.index.bands_in(firsts[row], lasts[row])
+            bands = is_open & in_row
             if bands and row in due:
                 found[row] = bands
             if self._ordered:

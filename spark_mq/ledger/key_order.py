@@ -5,6 +5,9 @@ Nothing is stored for it. The ranges of the ledger and the bands of the index sa
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
@@ -29,10 +32,9 @@ def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
 
 def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
     """Return the set of the lanes of which a lease holds a message."""
-    bands, firsts, lasts = 0, ledger.first_sequences, ledger.last_sequences
-    for row in ledger.find((LEASED,)):
-        bands |= index.bands_in(firsts[row], lasts[row])
-    return index.layout.lanes_in(bands)
+    rows = ledger.find((LEASED,))
+    sets = set(index.bands_of(ledger.first_sequences, ledger.last_sequences, rows))
+    return index.layout.lanes_in(reduce(or_, sets, 0))
 
 
 def _bands_of(ledger: Ledger, index: MessageIndex, row: int) -> int:
