@@ -13,7 +13,7 @@ from spark_mq.ledger.acquisition import (
     due_cutoff,
     isolation_size,
 )
-from spark_mq.ledger.banded import BandedAcquisition, needs_bands
+from spark_mq.ledger.banded import BandedAcquisition, has_priorities
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, Ledger
@@ -62,10 +62,12 @@ def acquire(
     if probes:
         request = replace(request, max_messages=1)
     blocked = ""
-    if not is_ordered(index, rules):  # else a blocked message stops only its band
+    ordered = rules.order == "key" and is_ordered(index, rules)
+    if not ordered:  # else a blocked message stops only its band
         request, blocked = _limit_to_unblocked(ledger, request)
     split = split_due(ledger, index, now, due_cutoff(now, request))
-    selection = BandedAcquisition if needs_bands(split, index, rules) else Acquisition
+    by_band = ordered or (index.files.prioritised and has_priorities(split, index))
+    selection = BandedAcquisition if by_band else Acquisition
     acquiring = selection(split, index, now, rules, request)
     if acquiring.limit < 1:
         if not acquiring.has_due():

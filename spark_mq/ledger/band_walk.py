@@ -6,21 +6,32 @@ lane.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
+from spark_mq.ledger.bands import FileBands, lowest_of
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, UNREAD, WAITING, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
 
-__all__ = ["MAX_PIECES", "BandWalk"]
+__all__ = ["MAX_PIECES", "BandWalk", "Piece"]
 
 MAX_PIECES: Final = 1_000
 """Pieces that a lease may take. More would make its commit large."""
 
-_READ_ROWS: Final = 200
+
+_CHUNK: Final = 500
+
+
+class Piece(NamedTuple):
+    """Messages that a lease takes."""
+
+    row: int | None
+    """The row of the ledger that they lie in. None for unread messages."""
+    first: int
+    last: int
+    messages: int
 
 
 class BandWalk:
@@ -42,8 +53,8 @@ class BandWalk:
         The set of the bands that are open at the start.
     ordered
         Whether a message that is not taken closes its band.
-    max_lanes
-        The most lanes to take from.
+    shares
+        Into how many blocks of neighbouring lanes the lanes are divided. The lease takes one.
     """
 
     def __init__(
@@ -57,19 +68,20 @@ class BandWalk:
         limit: int,
         is_open: int,
         ordered: bool,
-        max_lanes: int,
+        shares: int,
     ) -> None:
         self._ledger, self._index, self._now, self._cutoff = ledger, index, now, cutoff
         self._end, self.limit, self._is_open = end, limit, is_open
-        self._ordered, self._max_lanes = ordered, max_lanes
+        self._ordered, self._shares = ordered, shares
         self._no_lane = index.layout.without_lane
-        self.taken: list[tuple[int | None, Range]] = []
-        """The pieces, each with the row that it lies in. None for an unread one."""
+        self.taken: list[Piece] = []
         self.lanes = 0
         """The set of the lanes that were taken from."""
+        self._block = 0  # the lanes that the lease may take from
         self._own = self._no_lane  # the bands of the lanes that were taken from
-        self._bands: dict[int, int] = {}  # of rows
+        self._allowed = index.layout.everything  # the bands that the lease may still take from
         self._unsettled = ledger.find((WAITING, BLOCKED)) if ordered else []
+        self._bands: list[int] = []  # of the first of these rows
 
     @property
     def full(self) -> bool:
@@ -90,161 +102,151 @@ class BandWalk:
         all_lanes
             Whether to take from any number of lanes.
         """
-        lanes = self._max_lanes
+        shares = self._shares
         if all_lanes:
-            self._max_lanes = self._index.layout.lanes
+            self._shares, self._block, self._allowed = 1, 0, self._index.layout.everything
         is_open = self._visit_rows(self._is_open & bands, rows, to_end=reads)
         if reads and not self.full and is_open:
             self._visit_unread(is_open, self._index.layout.priorities_in(bands).bit_length() - 1)
-        self._max_lanes = lanes
+        self._shares = shares
 
     def _visit_rows(self, is_open: int, rows: Sequence[int], *, to_end: bool) -> int:
         """Take from some rows. The others close their bands. Return what is open."""
         chosen = set(rows)
         last = rows[-1] if rows else -1
-        ranges = _Ranges(self._ledger, rows)
-        for row in self._unsettled if self._ordered else rows:
+        firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
+        for row, bands in self.visited(rows):
             if self.full or not is_open or (row > last and not to_end):
                 break
+            if not bands & is_open:
+                continue
             if row in chosen:
-                is_open = self._take_range(row, ranges.at(row), is_open)
-            elif is_open & ~self._no_lane:
-                is_open = self._closed(is_open, self.bands_of_row(row))
+                is_open = self._take_range(row, firsts[row], lasts[row], is_open)
+            else:
+                is_open = self._closed(is_open, bands)
         return is_open
 
-    def bands_of_row(self, row: int) -> int:
-        """Return the set of the bands of a row."""
-        if row not in self._bands:
-            first, last = self._ledger.first_sequences[row], self._ledger.last_sequences[row]
-            self._bands[row] = self._index.bands_in(first, last)
-        return self._bands[row]
+    def visited(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield each row that a walk visits, and the set of its bands.
+
+        In an ordered group these are all rows that close their bands. Otherwise they are `rows`.
+        """
+        index, known = self._index, self._bands if self._ordered else []
+        firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
+        rows = self._unsettled if self._ordered else rows
+        for at in range(0, len(rows), _CHUNK):
+            some = rows[at : at + _CHUNK]
+            if at >= len(known):
+                known += index.bands_of(firsts, lasts, some)
+            yield from zip(some, known[at : at + _CHUNK], strict=True)
 
     def _closed(self, is_open: int, bands: int) -> int:
         """Return what is open after messages of some bands that are not taken."""
         return is_open & ~(bands & ~self._no_lane) if self._ordered else is_open
 
-    def _take_range(self, row: int | None, r: Range, is_open: int) -> int:
+    def _take_range(self, row: int | None, first: int, last: int, is_open: int) -> int:
         """Take the runs of a range that are open. Return what is open after it."""
-        end = min(r.last, self._end)
-        for begins, bands, low, high in self._index.banded_pieces(r.first, end):
+        end = min(last, self._end)
+        for begins, bands, low, high in self._index.banded_pieces(first, end):
             if self.full or not is_open:
                 return is_open
-            found = bands.mask_of(low, high)
-            wanted = found & is_open
-            if bands.is_sorted and self._admits_all(wanted):
-                for first, last in bands.stretches(low, high, wanted):
-                    if self.full:
-                        return is_open
-                    last = min(last, first + self.limit - 1)
-                    self._add(row, r, begins + first, begins + last)
-                is_open = self._closed(is_open, found & ~wanted)
-            else:
-                place = (begins + low, begins + high)
-                is_open = self._take_runs(row, r, place, is_open)
-        if r.last > end:
-            is_open = self._closed(is_open, self._index.bands_in(end + 1, r.last))
+            is_open = self._take_piece(row, begins, bands, (low, high), is_open)
+        if last > end:
+            is_open = self._closed(is_open, self._index.bands_in(end + 1, last))
         return is_open
 
-    def _admits_all(self, wanted: int) -> bool:
-        """Return whether the lease may take from all lanes of some bands, and note that it does."""
-        if not self._ordered:
-            return True
-        if not wanted & ~self._own:
-            return True
-        lanes = self.lanes | self._index.layout.lanes_in(wanted)
-        if lanes.bit_count() > self._max_lanes:
-            return False
-        self._set_lanes(lanes)
-        return True
+    def _take_piece(
+        self, row: int | None, begins: int, bands: FileBands, rows: Interval, is_open: int
+    ) -> int:
+        """Take the runs of some rows of a file that are open. Return what is open after them."""
+        if not bands.is_sorted:
+            return self._take_runs(row, begins, bands, rows, is_open)
+        found = bands.mask_of(*rows)
+        wanted = found & is_open
+        if wanted & ~self._own and self._ordered:
+            wanted = self._admitted(wanted, bands)
+        if wanted:
+            for low, high in bands.stretches(*rows, wanted):
+                if self.full:
+                    return is_open
+                last = begins + min(high, low + self.limit - 1)
+                self._add(row, begins, begins + low, last)
+        return self._closed(is_open, found & ~wanted) & self._allowed
 
-    def _set_lanes(self, lanes: int) -> None:
-        self.lanes = lanes
-        self._own = self._index.layout.of_lanes(lanes) | self._no_lane
+    def _admitted(self, wanted: int, bands: FileBands) -> int:
+        """Return those of some bands whose lanes the lease may take from, and note that it does.
 
-    def _take_runs(self, row: int | None, r: Range, place: Interval, is_open: int) -> int:
-        """Take the runs of a piece of one file, one by one. Return what is open after it."""
-        for number, first, last in self._index.band_runs(*place):
+        A lease takes neighbouring lanes, because each gap between its lanes costs a range of each
+        file. If its first file has few lanes, it takes any.
+        """
+        layout = self._index.layout
+        more, most = layout.lanes_in(wanted) & ~self.lanes, -(-layout.lanes // self._shares)
+        if not self._block:
+            sparse = layout.lanes_in(bands.mask).bit_count() <= most
+            self._block = layout.every_lane if sparse else layout.block_of(more, self._shares)
+        spare = most - self.lanes.bit_count()
+        self.lanes |= lowest_of(more & self._block, max(0, spare))
+        self._own = layout.of_lanes(self.lanes) | self._no_lane
+        rest = self._block if self.lanes.bit_count() < most else self.lanes
+        self._allowed = layout.of_lanes(rest) | self._own
+        return wanted & self._own
+
+    def _take_runs(
+        self, row: int | None, begins: int, bands: FileBands, rows: Interval, is_open: int
+    ) -> int:
+        """Take the runs of rows of an unsorted file, one by one. Return what is open after them."""
+        for number, low, high in bands.between(*rows):
             if self.full or not is_open:
                 return is_open
             bit = 1 << number
-            if not is_open & bit or not self._admits(number):
+            admitted = bit & is_open
+            if admitted & ~self._own and self._ordered:
+                admitted = self._admitted(bit, bands)
+            if admitted:
+                last = min(begins + high, begins + low + self.limit - 1)
+                self._add(row, begins, begins + low, last)
+            else:
                 is_open = self._closed(is_open, bit)
-                continue
-            last = min(last, first + self.limit - 1)
-            self._add(row, r, first, last)
         return is_open
 
-    def _admits(self, number: int) -> bool:
-        """Return whether the lease may take from the lane of a band, and note that it does."""
-        lane = self._index.layout.lane_of(number)
-        if lane is None or not self._ordered or self.lanes >> lane & 1:
-            return True
-        if self.lanes.bit_count() >= self._max_lanes:
-            return False
-        self._set_lanes(self.lanes | 1 << lane)
-        return True
+    def _add(self, row: int | None, begins: int, first: int, last: int) -> None:
+        """Add a run, joined with the last piece if nothing lies between them.
 
-    def _add(self, row: int | None, r: Range, first: int, last: int) -> None:
-        """Add a run, joined with the last piece if nothing lies between them."""
+        `begins` is the first sequence of its file.
+        """
         count = last - first + 1
         self.limit -= count
-        if self.taken and self.taken[-1][0] == row:
-            before = self.taken[-1][1]
-            if before.last < first and not self._index.count(before.last + 1, first - 1):
-                first, count = before.first, before.message_count + count
+        if self.taken and self.taken[-1].row == row:
+            before = self.taken[-1]
+            near = before.last + 1 == first or first == begins
+            if near and before.last < first and not self._index.count(before.last + 1, first - 1):
+                first, count = before.first, before.messages + count
                 self.taken.pop()
-        self.taken.append((row, r._replace(first=first, last=last, message_count=count)))
+        self.taken.append(Piece(row, first, last, count))
 
     def _visit_unread(self, is_open: int, priority: int) -> None:
         index = self._index
         start, end = self._ledger.tracked_up_to + 1, min(self._end, index.last_sequence)
+        timed = index.has_times(start, end)
         for first, last in index.files_with(priority, start, end):
             if self.full or not is_open:
                 return
-            unread = Range(first, last, UNREAD, last - first + 1)
-            if index.has_times(first, last):
-                is_open = self._visit_timed(unread, is_open)
-            elif is_open & index.bands_in(first, last):
-                is_open = self._take_range(None, unread, is_open)
+            if timed and index.has_times(first, last):
+                is_open = self._visit_timed(first, last, is_open)
+            else:
+                is_open = self._take_range(None, first, last, is_open)
 
-    def _visit_timed(self, unread: Range, is_open: int) -> int:
+    def _visit_timed(self, first: int, last: int, is_open: int) -> int:
         """Take from an unread file with times. Messages that are due later close their bands."""
+        unread = Range(first, last, UNREAD, last - first + 1)
         found = split_by_time(unread, self._index, self._now, self._cutoff)
         later = {r.first for r in found.later}
         for r in sorted((*found.due, *found.later), key=_first_of):
             if r.first in later:
                 is_open = self._closed(is_open, self._index.bands_in(r.first, r.last))
             else:
-                is_open = self._take_range(None, r, is_open)
+                is_open = self._take_range(None, r.first, r.last, is_open)
         return is_open
-
-    def pieces_by_row(self) -> dict[int, list[Interval]]:
-        """Return what was taken from each row of the ledger."""
-        found: dict[int, list[Interval]] = {}
-        for row, piece in self.taken:
-            if row is not None:
-                found.setdefault(row, []).append((piece.first, piece.last))
-        return found
-
-    def unread_pieces(self) -> Iterable[Interval]:
-        """Yield what was taken of unread messages."""
-        return ((piece.first, piece.last) for row, piece in self.taken if row is None)
-
-
-class _Ranges:
-    """Reads some rows of a ledger, many at once."""
-
-    def __init__(self, ledger: Ledger, rows: Sequence[int]) -> None:
-        self._ledger, self._rows = ledger, rows
-        self._known: dict[int, Range] = {}
-
-    def at(self, row: int) -> Range:
-        """Return the range in a row."""
-        if row not in self._known:
-            start = bisect_left(self._rows, row)
-            some = self._rows[start : start + _READ_ROWS]
-            self._known = dict(zip(some, self._ledger.ranges_at(some), strict=True))
-        return self._known[row]
 
 
 def _first_of(r: Range) -> int:

@@ -7,7 +7,7 @@ isolation, last attempts. In an ordered group only messages of open bands count 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_mq.ledger.acquisition import (
@@ -22,9 +22,9 @@ from spark_mq.ledger.acquisition import (
     last_readable,
     with_passed_over,
 )
-from spark_mq.ledger.band_walk import BandWalk
+from spark_mq.ledger.band_walk import BandWalk, Piece
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import subtract
+from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import claims_on_lanes, held_lanes, is_ordered, leases_held
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.message_range import range_between
@@ -34,12 +34,12 @@ from spark_mq.ledger.schedule import add_scheduled, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.taking import fitting_bytes
 
-__all__ = ["BandedAcquisition", "needs_bands"]
+__all__ = ["BandedAcquisition", "has_priorities"]
 
 
-def needs_bands(ledger: Ledger, index: MessageIndex, rules: GroupSettings) -> bool:
-    """Return whether the bands of messages decide what a lease takes."""
-    return is_ordered(index, rules) or index.priorities_after(ledger.head.ack_floor) != 1
+def has_priorities(ledger: Ledger, index: MessageIndex) -> bool:
+    """Return whether messages that may not be settled have a priority above 0."""
+    return index.priorities_after(ledger.head.ack_floor) != 1
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class BandedAcquisition(Acquisition):
             limit=self.limit,
             is_open=self._is_open,
             ordered=self._ordered,
-            max_lanes=-(-layout.lanes // shares),
+            shares=shares,
         )
         self._available = self._find_available()
 
@@ -93,16 +93,17 @@ class BandedAcquisition(Acquisition):
         """Return the bands of each due row that a lease could begin with."""
         found, is_open = dict[int, int](), self._is_open
         due = set(self.due.rows())
+        if not due:
+            return found
         no_lane = self.index.layout.without_lane
-        rows = self.ledger.find((WAITING, BLOCKED)) if self._ordered else sorted(due)
-        for row in rows:
+        for row, in_row in self._walk.visited(sorted(due)):
             if not is_open:
                 break
-            bands = self._walk.bands_of_row(row)
-            if row in due and is_open & bands:
-                found[row] = is_open & bands
+            bands = is_open & in_row
+            if bands and row in due:
+                found[row] = bands
             if self._ordered:
-                is_open &= ~(bands & ~no_lane)
+                is_open &= ~bands | no_lane
         return found
 
     def acquire(self) -> tuple[Ledger, Grant] | None:
@@ -171,49 +172,62 @@ class BandedAcquisition(Acquisition):
 
     def _finish(self, passes_over: bool) -> tuple[Ledger, Grant]:
         """Return the ledger with the lease."""
-        walk, editor = self._walk, LedgerEditor(self.ledger)
+        editor = LedgerEditor(self.ledger)
+        pieces = self._walk.taken
+        lost = set(claims_on_lanes(self.ledger, self.index, self._walk.lanes))
+        rows = sorted({*lost, *(piece.row for piece in pieces if piece.row is not None)})
+        ranges = dict(zip(rows, editor.remove(rows), strict=True))
+        taken = [_range_of(piece, ranges) for piece in pieces]
         if self.request.max_bytes is not None:
-            pieces = [piece for _, piece in walk.taken]
-            fitting = fitting_bytes(pieces, self.index, self.request.max_bytes)
-            walk.taken = [(walk.taken[at][0], piece) for at, piece in enumerate(fitting)]
-        self._give_back_rests(editor)
-        self._add_skipped(editor)
-        taken = sorted((piece for _, piece in walk.taken), key=_first_of)
+            taken = fitting_bytes(taken, self.index, self.request.max_bytes)
+        by_row: dict[int | None, list[Interval]] = {}
+        for piece, r in zip(pieces, taken, strict=False):  # without those that do not fit
+            by_row.setdefault(piece.row, []).append((r.first, r.last))
+        self._add_skipped(editor, by_row.pop(None, []))
+        for row, r in ranges.items():
+            left = r._replace(lease_id=None) if row in lost else r
+            for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
+                editor.add(left.slice(first, last, self.index), r)
+        taken.sort(key=_first_of)
         fresh = any(not r.delivery_count for r in taken)
         passed = min(MAX_PASSED_OVER, self.ledger.head.passed_over + 1) if passes_over else None
         editor.head = with_passed_over(self.ledger.head, passed, fresh=fresh)
         granted = add_leased(editor, taken, self.now, self.request)
         return editor.build(), Grant(granted)
 
-    def _give_back_rests(self, editor: LedgerEditor) -> None:
-        """Add what the lease leaves of its rows. Older leases lose their claims on its lanes."""
-        pieces = self._walk.pieces_by_row()
-        lost = set(claims_on_lanes(self.ledger, self.index, self._walk.lanes))
-        rows = sorted({*pieces, *lost})
-        for row, r in zip(rows, editor.remove(rows), strict=True):
-            left = r._replace(lease_id=None) if row in lost else r
-            for first, last in subtract([(r.first, r.last)], pieces.get(row, ())):
-                editor.add(left.slice(first, last, self.index), r)
-
-    def _add_skipped(self, editor: LedgerEditor) -> None:
+    def _add_skipped(self, editor: LedgerEditor, taken: list[Interval]) -> None:
         """Add the unread messages that lie before others that the lease took."""
-        taken = list(self._walk.unread_pieces())
         if not taken:
             return
         reach = (self.ledger.tracked_up_to + 1, max(last for _, last in taken))
+        timed = self.index.has_times(*reach)
         for first, last in subtract([reach], taken):
             skipped = range_between(self.index, first, last, UNREAD)
-            if skipped is not None:
-                for piece in self._scheduled(skipped):
-                    add_scheduled(editor, piece, skipped)
+            if skipped is None:
+                continue
+            for piece in self._scheduled(skipped) if timed else (_due_since_ever(skipped),):
+                add_scheduled(editor, piece, skipped)
 
     def _scheduled(self, skipped: Range) -> Iterable[Range]:
         """Yield skipped messages as waiting, each until it is due, or as expired."""
         cutoff = due_cutoff(self.now, self.request)
         found = split_by_time(skipped, self.index, self.now, cutoff)
         for r in found.due:
-            yield r._replace(state=WAITING, available_at=0)
+            yield _due_since_ever(r)
         yield from (*found.later, *found.expired)
+
+
+def _range_of(piece: Piece, ranges: Mapping[int, Range]) -> Range:
+    if piece.row is None:
+        return Range(piece.first, piece.last, UNREAD, piece.messages)
+    r = ranges[piece.row]
+    if piece.messages == r.message_count:
+        return r
+    return r._replace(first=piece.first, last=piece.last, message_count=piece.messages)
+
+
+def _due_since_ever(r: Range) -> Range:
+    return r._replace(state=WAITING, available_at=0)
 
 
 def _first_of(r: Range) -> int:

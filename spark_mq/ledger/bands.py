@@ -22,6 +22,7 @@ __all__ = [
     "FileBands",
     "decode_bands",
     "encode_bands",
+    "lowest_of",
     "priorities_of",
     "valid_bands",
 ]
@@ -90,10 +91,7 @@ class BandLayout:
 
     def of_lanes(self, lanes: int) -> int:
         """Return the set of the bands of a set of lanes, in all priorities."""
-        bands = 0
-        for level in range(MAX_PRIORITY + 1):
-            bands |= lanes << level * self.width
-        return bands
+        return lanes * _each_priority(self.width)
 
     def lanes_in(self, bands: int) -> int:
         """Return the set of the lanes of a set of bands."""
@@ -103,6 +101,31 @@ class BandLayout:
             bands >>= self.width
         return lanes
 
+    @property
+    def every_lane(self) -> int:
+        """Return the set of all lanes."""
+        return (1 << self.lanes) - 1
+
+    def block_of(self, lanes: int, blocks: int) -> int:
+        """Return the block of neighbouring lanes with the lowest lane of a set.
+
+        Parameters
+        ----------
+        lanes
+            A set of lanes, not empty.
+        blocks
+            Into how many blocks of about the same size all lanes are divided.
+
+        Examples
+        --------
+        >>> bin(BandLayout(8).block_of(0b101100, 3))
+        '0b11100'
+        """
+        lowest = (lanes & -lanes).bit_length() - 1
+        at = ((lowest + 1) * blocks - 1) // self.lanes
+        first, end = at * self.lanes // blocks, (at + 1) * self.lanes // blocks
+        return (1 << end) - (1 << first)
+
     def priorities_in(self, bands: int) -> int:
         """Return the set of the priorities of a set of bands."""
         found, whole = 0, (1 << self.width) - 1
@@ -111,6 +134,22 @@ class BandLayout:
                 found |= 1 << priority
             bands >>= self.width
         return found
+
+
+def lowest_of(numbers: int, most: int) -> int:
+    """Return the lowest numbers of a set, `most` at most."""
+    if numbers.bit_count() <= most:
+        return numbers
+    rest = numbers
+    for _ in range(most):
+        rest &= rest - 1
+    return numbers & ~rest
+
+
+@lru_cache
+def _each_priority(width: int) -> int:
+    """Return the set of the first band of each priority."""
+    return sum(1 << level * width for level in range(MAX_PRIORITY + 1))
 
 
 class FileBands:

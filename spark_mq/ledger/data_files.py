@@ -138,6 +138,12 @@ class FileList(Sequence[DataFile]):
         """Return the sequence of the last message of a file."""
         return self.firsts[at] + self.rows[at] - 1
 
+    def last_of(self, first: int) -> int:
+        """Return the last sequence of the file with this first sequence."""
+        at = bisect_left(self.firsts, first)
+        # Another thread may be about to add the file.
+        return self.last_at(at) if at < len(self.firsts) else first
+
     def __len__(self) -> int:
         return len(self.firsts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_mq.ledger.held_messages import HeldMessages, SettleOutcome
-from spark_mq.ledger.intervals import Interval, subtract
+from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.key_order import return_behind
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, WAITING, Ledger, Range
@@ -49,16 +49,26 @@ def extend(
     """
     extension = _Extension(ledger, index, lease_id, expires_at)
     extension.visit(intervals)
-    after, outcome = extension.editor.build(), extension.outcome
     if ordered_at is None or intervals is None:
-        return after, outcome
-    kept, lost = return_behind(after, index, ordered_at, lease_id)
-    extended = subtract(outcome.ranges, lost)
-    for first, last in subtract(outcome.ranges, extended):
-        outcome.add_lost(first, last, "behind an unsettled message of its key")
+        return extension.editor.build(), extension.outcome
+    kept, lost = return_behind(extension.editor.build(), index, ordered_at, lease_id)
+    if stay := _common(extension.revived, lost):
+        # An expiry has counted their delivery, so they stay as it left them.
+        extension = _Extension(ledger, index, lease_id, expires_at)
+        extension.visit(subtract(intervals, stay))
+        kept, lost = return_behind(extension.editor.build(), index, ordered_at, lease_id)
+    outcome = extension.outcome
+    for first, last in _common(outcome.ranges, lost):
         outcome.settled -= index.count(first, last)
-    outcome.ranges = extended
+    for first, last in normalise([*stay, *_common(outcome.ranges, lost)]):
+        outcome.add_lost(first, last, "behind an unsettled message of its key")
+    outcome.ranges = subtract(outcome.ranges, lost)
     return kept, outcome
+
+
+def _common(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """Return what is in both of two sets."""
+    return subtract(some, subtract(some, others))
 
 
 class _Extension(HeldMessages):
@@ -67,12 +77,15 @@ class _Extension(HeldMessages):
     def __init__(self, ledger: Ledger, index: MessageIndex, lease_id: str, expires_at: int) -> None:
         super().__init__(ledger, index, lease_id)
         self._expires_at = expires_at
+        self.revived: list[Interval] = []
+        """The messages that had expired."""
 
     def apply(self, r: Range) -> None:
         """Extend a range, and revive it if it has expired."""
         before, expires_at = r, self._expires_at
         if r.state == WAITING:
             r = _revived(r, expires_at)
+            self.revived.append((r.first, r.last))
             self.editor.record_event("extended", r)
         self.editor.add(r._replace(expires_at=max(expires_at, r.expires_at or 0)), before)
         self.outcome.settled += r.message_count

@@ -85,8 +85,21 @@ class HeldMessages:
         if intervals is None:
             for r in self.editor.remove(self.ledger.rows_held(self.lease_id)):
                 self.apply(r)
+            return
+        wanted = normalise(intervals)
+        held = self.ledger.rows_held(self.lease_id) if len(wanted) > 1 else []
+        if held and self._are(held, wanted):
+            for r in self.editor.remove(held):
+                self.apply(r)
         else:
-            self._visit_intervals(normalise(intervals))
+            self._visit_intervals(wanted)
+
+    def _are(self, rows: Sequence[int], intervals: Sequence[Interval]) -> bool:
+        """Return whether some rows are exactly some intervals. So it is with most whole leases."""
+        if len(rows) != len(intervals):
+            return False
+        firsts, lasts = self.ledger.first_sequences, self.ledger.last_sequences
+        return [(firsts[row], lasts[row]) for row in rows] == intervals
 
     def _visit_intervals(self, intervals: Sequence[Interval]) -> None:
         """Visit the messages of some intervals in ascending order."""

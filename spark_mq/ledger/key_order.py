@@ -5,6 +5,9 @@ Nothing is stored for it. The ranges of the ledger and the bands of the index sa
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
@@ -29,14 +32,9 @@ def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
 
 def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
     """Return the set of the lanes of which a lease holds a message."""
-    bands, every = 0, index.layout.of_lanes((1 << index.layout.lanes) - 1)
-    for row in ledger.find((LEASED,)):
-        more = bands | _bands_of(ledger, index, row)
-        if more != bands:
-            bands = more
-            if index.layout.of_lanes(index.layout.lanes_in(bands)) == every:
-                break
-    return index.layout.lanes_in(bands)
+    rows = ledger.find((LEASED,))
+    sets = set(index.bands_of(ledger.first_sequences, ledger.last_sequences, rows))
+    return index.layout.lanes_in(reduce(or_, sets, 0))
 
 
 def _bands_of(ledger: Ledger, index: MessageIndex, row: int) -> int:
@@ -45,7 +43,7 @@ def _bands_of(ledger: Ledger, index: MessageIndex, row: int) -> int:
 
 def leases_held(ledger: Ledger) -> int:
     """Return the number of leases that hold messages."""
-    return len({r.lease_id for r in ledger.ranges_at(ledger.find((LEASED,)))})
+    return len(ledger.distinct("lease_id", (LEASED,)))
 
 
 def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int]:

@@ -7,13 +7,13 @@ The ledger needs the index to count the messages of a range and to split it.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from spark_mq.ledger.bands import BandLayout, FileBands, decode_bands
+from spark_mq.ledger.band_index import BandIndex
+from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
 
@@ -59,7 +59,7 @@ class FileSlice:
         )
 
 
-class MessageIndex:
+class MessageIndex(BandIndex):
     """All published files in sequence order, but for those that are forgotten.
 
     Files that every group has settled and that were trimmed are forgotten, see
@@ -88,9 +88,7 @@ class MessageIndex:
         forgotten: int = 0,
         lanes: int = 0,
     ) -> None:
-        self.files = FileList(forgotten)
-        self.layout = BandLayout(lanes)
-        self._last_band = FileBands([self.layout.number(0, None)], [sys.maxsize])
+        super().__init__(FileList(forgotten), BandLayout(lanes))
         self.version = version
         self.forgotten_to = forgotten_to
         self.forgotten = forgotten
@@ -244,92 +242,35 @@ class MessageIndex:
                 path, committed_at = files.paths[at], files.committed_at[at]
                 yield FileSlice(path, start - begins, rows, start, committed_at, size)
 
+    def paths_in(self, first: int, last: int) -> Iterator[tuple[str, int]]:
+        """Yield the path of each file in ``first..last``, and its first sequence in there."""
+        firsts, paths = self.files.firsts, self.files.paths
+        low = max(0, bisect_right(firsts, first) - 1)
+        for at in range(low, bisect_left(firsts, last + 1)):
+            if self._last_at(at) >= first:
+                yield paths[at], max(first, firsts[at])
+
     def has_times(self, first: int, last: int) -> bool:
         """Return whether a file in ``first..last`` has a deliver_at or expires_at."""
         timed = self.files.timed
         at = max(0, bisect_right(timed, first) - 1)  # one file before and one file after
-        return any(seq <= last and self._last_of(seq) >= first for seq in timed[at : at + 2])
+        return any(seq <= last and self.files.last_of(seq) >= first for seq in timed[at : at + 2])
 
     def has_times_after(self, seq: int) -> bool:
         """Return whether a file with times ends after `seq`."""
         timed = self.files.timed
-        return bool(timed) and self._last_of(timed[-1]) > seq
+        return bool(timed) and self.files.last_of(timed[-1]) > seq
 
     def timed_files(self, after: int) -> list[DataFile]:
         """Return the files with times that end after a sequence."""
         timed = self.files.timed
         start = max(0, bisect_right(timed, after) - 1)
-        files = (self.file_at(seq) for seq in timed[start:] if self._last_of(seq) > after)
+        files = (self.file_at(seq) for seq in timed[start:] if self.files.last_of(seq) > after)
         return [file for file in files if file.times is not None]
-
-    def band_runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield ``(band, first, last)`` of the messages in ``first..last``, in order."""
-        for at, begins, low, high in self._pieces(first, last):
-            for number, start, end in self._bands_at(at).between(low, high):
-                yield number, begins + start, begins + end
-
-    def bands_in(self, first: int, last: int) -> int:
-        """Return the set of the bands of the messages in ``first..last``."""
-        bands = 0
-        for at, _, low, high in self._pieces(first, last):
-            bands |= self._bands_at(at).mask_of(low, high)
-        return bands
-
-    def banded_pieces(self, first: int, last: int) -> Iterator[tuple[int, FileBands, int, int]]:
-        """Yield each file's first sequence, its bands, and the first and last row in it."""
-        for at, begins, low, high in self._pieces(first, last):
-            yield begins, self._bands_at(at), low, high
-
-    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the place of each file, its first sequence, and the first and last row in it."""
-        firsts, rows = self.files.firsts, self.files.rows
-        low = max(0, bisect_right(firsts, first) - 1)
-        for at in range(low, bisect_left(firsts, last + 1)):
-            begins = firsts[at]
-            start, end = max(first - begins, 0), min(last - begins, rows[at] - 1)
-            if start <= end:
-                yield at, begins, start, end
-
-    def _bands_at(self, at: int) -> FileBands:
-        text = self.files.bands_of(self.files.firsts[at]) if self.files.banded else ""
-        return decode_bands(text) if text else self._last_band
-
-    def priorities_after(self, seq: int) -> int:
-        """Return the set of the priorities of the files that end after a sequence."""
-        found = 1
-        for at in range(max(0, bisect_right(self.files.prioritised, seq) - 1), self._prioritised()):
-            if self._last_of(self.files.prioritised[at]) > seq:
-                found |= self.files.priorities[at]
-        return found
-
-    def _prioritised(self) -> int:
-        return len(self.files.prioritised)
-
-    def files_with(self, priority: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the first and last sequence of files in ``first..last`` with a priority.
-
-        The files of priority 0 are all files.
-        """
-        if priority:
-            files = self.files
-            begin = max(0, bisect_right(files.prioritised, first) - 1)
-            for at in range(begin, bisect_left(files.prioritised, last + 1)):
-                start = files.prioritised[at]
-                if files.priorities[at] >> priority & 1 and self._last_of(start) >= first:
-                    yield max(first, start), min(last, self._last_of(start))
-            return
-        for _, begins, low, high in self._pieces(first, last):
-            yield begins + low, begins + high
 
     def file_at(self, seq: int) -> DataFile:
         """Return the file with a message. In a gap, return the file before it."""
         return self.files[bisect_right(self.files.firsts, seq) - 1]
-
-    def _last_of(self, first: int) -> int:
-        """Return the last sequence of the file with this first sequence."""
-        at = bisect_left(self.files.firsts, first)
-        # Another thread may be about to add the file.
-        return self._last_at(at) if at < len(self.files.firsts) else first
 
     def last_file_from(self, seq: int) -> DataFile | None:
         """Return the last file that begins at or before a sequence, or None."""

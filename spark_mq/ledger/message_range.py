@@ -74,7 +74,8 @@ class Range(NamedTuple):
             return self
         count = index.count(first, last)
         if 0 < count <= last - first:  # both ends must be messages, not gaps between commits
-            first, last = index.nth_from(first, 1), index.last_at_or_before(last) or last
+            first = index.first_at_or_after(first) or first
+            last = index.last_at_or_before(last) or last
         return self._replace(first=first, last=last, message_count=count)
 
     def as_settled(self) -> Range:
@@ -103,9 +104,10 @@ RANGE_SCHEMA: Final = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) f
 
 def range_between(index: MessageIndex, first: int, last: int, state: str) -> Range | None:
     """Return the messages of ``first..last`` as one range in a state, or None without any."""
-    if not (count := index.count(first, last)):
+    low, high = index.first_at_or_after(first), index.last_at_or_before(last)
+    if low is None or high is None or not (count := index.count(low, high)):
         return None
-    return Range(index.nth_from(first, 1), index.nth_from(first, count), state, count)
+    return Range(low, high, state, count)
 
 
 def to_table(ranges: Iterable[Range]) -> pa.Table:

@@ -251,6 +251,12 @@ class Ledger:
             return self.rows[row].state
         return cast(str, self._column("state")[row].as_py())
 
+    def states_at(self, rows: Sequence[int]) -> list[str]:
+        """Return the states of the ranges in some rows."""
+        if self.rows is not None:
+            return [self.rows[row].state for row in rows]
+        return cast(list[str], self._column("state").take(pa.array(rows, pa.int64())).to_pylist())
+
     def ranges_at(self, rows: Sequence[int]) -> list[Range]:
         """Return the ranges in some rows."""
         if self.rows is not None:
@@ -289,6 +295,13 @@ class Ledger:
         found = self.ranges_at(self.find(states, *conditions))
         values = (getattr(r, name) for r in found)
         return min((value for value in values if value is not None), default=None)
+
+    def distinct(self, name: str, states: Sequence[str]) -> set[Any]:
+        """Return the values of a field in the ranges of some states."""
+        if self.rows is None:
+            return set(pc.unique(self._column(name).filter(self._mask(states, ()))).to_pylist())
+        at = FIELDS.index(name)
+        return {r[at] for r in self.rows if r[_STATE] in states}
 
     def _mask(self, states: Sequence[str], conditions: Sequence[Condition]) -> pa.Array:
         """Return a mask of the table's rows. Null counts as false."""

@@ -109,7 +109,7 @@ def settle(
     tuple of Ledger and SettleOutcome
         The next ledger, and what the command did. ``lost`` lists all other sequences.
     """
-    ordered = is_ordered(index, rules)
+    ordered = rules.order == "key" and is_ordered(index, rules)
     if ordered and _has_expired_part(ledger, command.lease_id):
         ledger, _ = return_behind(ledger, index, now, command.lease_id)
     settling = _Settling(ledger, index, now, rules, command)

@@ -151,9 +151,12 @@ class PayloadFiles:
 
     def _unknown(self, index: MessageIndex, ranges: Iterable[Range]) -> list[tuple[str, int]]:
         """Return the paths of files that no check found readable, each with a sequence in it."""
-        pieces = (piece for r in ranges for piece in index.slices(r.first, r.last))
-        known = self.readable
-        return list({p.path: p.first for p in pieces if p.path not in known}.items())
+        known, found = self.readable, dict[str, int]()
+        for r in ranges:
+            for path, first in index.paths_in(r.first, r.last):
+                if path not in known:
+                    found[path] = first
+        return list(found.items())
 
     def forget(self, index: MessageIndex, ranges: Iterable[Range]) -> None:
         """Forget that the files of some messages were readable."""

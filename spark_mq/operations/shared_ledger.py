@@ -380,7 +380,7 @@ class SharedLedger:
         # A caller that names later messages than this process knows may know more.
         named = (last for command in commands for _, last in command.intervals or ())
         index = self.index_for(ledger, max([ledger.tracked_up_to, *named]))
-        if is_ordered(index, view.settings):
+        if view.settings.order == "key" and is_ordered(index, view.settings):
             return _settle_in_order(ledger, index, view, commands)
         outcomes = []
         for command in commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -16,10 +17,19 @@ from spark_mq.ledger.bands import MAX_PRIORITY, BandLayout, encode_bands
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.read_errors import unreadable_reason
 
-__all__ = ["BAND_COLUMNS", "Banded", "may_have_priorities", "read_bands", "sort_by_band"]
+__all__ = [
+    "BAND_COLUMNS",
+    "Banded",
+    "may_have_priorities",
+    "mostly_differ",
+    "read_bands",
+    "sort_by_band",
+]
 
 BAND_COLUMNS: Final = ("key", "priority")
 _BATCH_ROWS: Final = 2**16
+_SAMPLE: Final = 1_000
+"""Keys that show whether many rows share a key."""
 
 
 class Banded(NamedTuple):
@@ -47,8 +57,8 @@ def sort_by_band(table: pa.Table, lanes: int) -> Banded:
     numbers = _numbers(table, BandLayout(lanes))
     runs, places = pc.run_end_encode(numbers), None
     if not _is_sorted(runs.values):
-        order = pc.sort_indices(numbers)  # stable
-        table, places = table.take(order), pc.sort_indices(order)
+        order = pc.sort_indices(numbers).cast(pa.int64())  # stable
+        table, places = table.take(order), pc.inverse_permutation(order)
         runs = pc.run_end_encode(numbers.take(order))
     bands = encode_bands(lanes, _counted(runs)) if table.num_rows else ""
     return Banded(table, bands, places)
@@ -65,12 +75,7 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
     rows, names = table.num_rows, table.schema.names
     lane: Any = layout.lanes
     if layout.lanes and "key" in names:
-        keys = _whole(table["key"])
-        if not pa.types.is_dictionary(keys.type):
-            keys = keys.dictionary_encode()
-        texts = keys.dictionary.cast(pa.binary()).to_pylist()
-        lanes = pa.array([crc32(text) % layout.lanes for text in texts], pa.int32())
-        lane = pc.fill_null(lanes.take(keys.indices), layout.lanes)
+        lane = _lanes(_whole(table["key"]), layout.lanes)
     level: Any = MAX_PRIORITY
     if "priority" in names:
         given = pc.fill_null(_whole(table["priority"]).cast(pa.int32()), 0)
@@ -79,6 +84,30 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
     if isinstance(numbers, pa.Scalar):
         return pa.repeat(pa.scalar(numbers.as_py(), pa.int32()), rows)
     return numbers.cast(pa.int32())
+
+
+def _lanes(keys: pa.Array, lanes: int) -> pa.Array:
+    """Return the lane of each key. Keys of many rows are hashed once."""
+    if not pa.types.is_dictionary(keys.type):
+        if not keys.null_count and mostly_differ(keys):
+            return _hashed(keys, lanes)
+        keys = keys.dictionary_encode()
+    return pc.fill_null(_hashed(keys.dictionary, lanes).take(keys.indices), lanes)
+
+
+def mostly_differ(keys: pa.Array | pa.ChunkedArray) -> bool:
+    """Return whether most keys of a sample are different ones."""
+    step = max(1, len(keys) // _SAMPLE)
+    some = keys.take(pa.array(range(0, len(keys), step), pa.int64()))
+    return bool(2 * pc.count_distinct(some).as_py() > len(some))
+
+
+def _hashed(keys: pa.Array, lanes: int) -> pa.Array:
+    """Return the lane of each of some keys without null."""
+    hashes = array("I", map(crc32, keys.cast(pa.binary()).to_pylist()))
+    found = pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)])
+    whole = pc.multiply(pc.divide(found, lanes), lanes)
+    return pc.subtract(found, whole).cast(pa.int32())
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -168,7 +168,8 @@ def _levels(rows: int, level: int) -> bytes:
 def _mixed_levels(values: Sequence[Any]) -> bytes:
     """Return the definition levels of a column with some nulls, as bits."""
     groups = (len(values) + 7) // 8
-    bits = sum(1 << at for at, value in enumerate(values) if value is not None)
+    digits = ["0" if value is None else "1" for value in reversed(values)]
+    bits = int("".join(digits), 2)
     run = _unsigned(groups << 1 | 1) + bits.to_bytes(groups, "little")
     return struct.pack("<i", len(run)) + run
 
@@ -179,8 +180,9 @@ def _plain(kind: int, values: Sequence[Any]) -> bytes:
     if kind == _INT32:
         return struct.pack(f"<{len(values)}i", *values)
     if kind == _BYTES:
-        texts = [value.encode() for value in values]
-        return b"".join(struct.pack("<i", len(text)) + text for text in texts)
+        texts = {value: value.encode() for value in set(values)}  # most values repeat
+        parts = {value: struct.pack("<i", len(text)) + text for value, text in texts.items()}
+        return b"".join([parts[value] for value in values])
     bits = sum(1 << at for at, value in enumerate(values) if value)
     return bits.to_bytes((len(values) + 7) // 8, "little")
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.store_errors import wrap_store_errors
-from spark_mq.parquet.bands import sort_by_band
+from spark_mq.parquet.bands import mostly_differ, sort_by_band
 from spark_mq.parquet.files import FileStore
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 
@@ -135,7 +135,8 @@ def _encoded(table: pa.Table) -> bytes:
         buffer,
         compression=codecs,
         row_group_size=ROW_GROUP_ROWS,
-        use_dictionary=["key"],
+        # Each read of a few pages reads the whole dictionary too.
+        use_dictionary=[] if mostly_differ(table["key"]) else ["key"],
         # A reader skips a column if the statistics say that all of it is null.
         write_statistics=["message_id", "key", "published_at", "priority", *TIME_COLUMNS],
         write_page_checksum=True,  # Readers find flipped bits by it.

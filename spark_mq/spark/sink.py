@@ -77,8 +77,8 @@ def write_files(
                 pa.Table.from_batches(pending), now, queue.settings.default_times(now)
             )
             lanes = queue.messages.lanes
-            table = sort_by_band(table, lanes).table  # the ids are in the order of the file
             if "dedup_id" in table.schema.names:
+                table = sort_by_band(table, lanes).table  # the ids are in the order of the file
                 ids.extend(hashed_ids(table["dedup_id"]))
             files.append(write_file(queue.messages.files, table, lanes=lanes))
             pending.clear()

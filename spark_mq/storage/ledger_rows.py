@@ -65,7 +65,7 @@ def encode_ledger(ledger: Ledger) -> tuple[bytes | memoryview, int]:
     """Return the data file of a ledger, and its number of rows."""
     count = 1 + ledger.size + len(ledger.events)
     if ledger.rows is None or count > _SMALL_ROWS:
-        return _encode_table(to_rows("", ledger).select(_FILE_SCHEMA.names)), count
+        return _encode_table(_file_rows(ledger)), count
     header = (*_header_range(ledger.head), ledger.head.revision, ledger.head.to_json())
     rows: list[tuple[Any, ...]] = [header]
     rows += [(*r, None, None) for r in ledger.rows]
@@ -106,6 +106,21 @@ def _encode_table(rows: pa.Table) -> memoryview:
         row_group_size=1_000_000,
     )
     return memoryview(sink.getvalue())
+
+
+def _file_rows(ledger: Ledger) -> pa.Table:
+    """Return the rows of a data file. Their order does not matter."""
+    head, events = ledger.head, ledger.events
+    others = [_header_range(head), *(r._replace(state=EVENT) for _, r in events)]
+    details = [head.to_json(), *(f"{event}:{r.state}" for event, r in events)]
+    count, ranges = len(others), ledger.ranges
+    more = [
+        pa.array([head.revision, *[None] * (count - 1)], pa.int64()),
+        pa.array(details, pa.string()),
+    ]
+    nulls = [pa.nulls(len(ranges), array.type) for array in more]
+    parts = ([*to_table(others).columns, *more], [*ranges.columns, *nulls])
+    return pa.concat_tables([pa.table(columns, schema=_FILE_SCHEMA) for columns in parts])
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
@@ -168,7 +183,7 @@ def from_rows(rows: pa.Table) -> Ledger:
     ranges = rows.filter(
         pc.invert(pc.is_in(rows["state"], value_set=pa.array([FLOOR, EVENT])))
     ).select(RANGE_SCHEMA.names)
-    return Ledger(head, ranges.sort_by("first"))
+    return Ledger(head, ranges.take(pc.sort_indices(ranges["first"])))
 
 
 def _head(floor: Mapping[str, Any]) -> LedgerHeader:

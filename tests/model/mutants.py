@@ -178,7 +178,7 @@ ALL = [
     Mutant(LEDGER, "what is settled at the start lies below the floor", draft.LedgerEditor._raise_floor, "elif merged and merged[0].state == SETTLED:",
            "elif False:", "crashes"),
     # -- the order of keys (docs/explanation/order.md)
-    Mutant(ORDER, "no two leases hold one lane", key_order.held_lanes, "for row in ledger.find((LEASED,)):", "for row in ():", "ordered"),
+    Mutant(ORDER, "no two leases hold one lane", key_order.held_lanes, "rows = ledger.find((LEASED,))", "rows = []", "ordered"),
     Mutant(ORDER, "what waits holds back its lane", band_walk.BandWalk._closed, "is_open & ~(bands & ~self._no_lane) if self._ordered else is_open",
            "is_open", "ordered"),
     Mutant(ORDER, "a nack returns what stands behind", settling.settle, "if ordered and command.verb in (NACK, RELEASE):", "if False:", "ordered"),

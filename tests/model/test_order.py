@@ -296,6 +296,9 @@ class Order(RuleBasedStateMachine):
         now = self.states()
         for seq in self._inside(outcome.ranges):
             assert now[seq][:2] == ("leased", lease_id)
+        for seq, (state, _, _, count) in states.items():
+            if state == "waiting":
+                assert now[seq][3] == count, f"the expiry of {seq} was counted"
 
     def _inside(self, intervals):
         return {m.seq for m in self.messages for first, last in intervals if first <= m.seq <= last}

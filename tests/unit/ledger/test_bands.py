@@ -13,6 +13,7 @@ from spark_mq.ledger.bands import (
     FileBands,
     decode_bands,
     encode_bands,
+    lowest_of,
     priorities_of,
     valid_bands,
 )
@@ -34,6 +35,27 @@ def test_bands_are_numbered_in_the_order_of_delivery() -> None:
     assert numbers == sorted(numbers)
     assert [layout.priority(number) for number in numbers] == [9, 9, 9, 8, 8, 8, 0, 0, 0]
     assert [layout.lane_of(number) for number in numbers] == [0, 3, None] * 3
+
+
+@given(st.integers(1, 70), st.integers(1, 80))
+def test_blocks_divide_the_lanes(lanes: int, blocks: int) -> None:
+    layout, found = BandLayout(lanes), list[int]()
+    for lane in range(lanes):
+        block = layout.block_of(layout.every_lane >> lane << lane, blocks)
+        assert block >> lane & 1
+        assert "0" not in bin(block >> ((block & -block).bit_length() - 1))[2:]
+        if block not in found:
+            found.append(block)
+    assert sum(found) == layout.every_lane
+    sizes = [block.bit_count() for block in found]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= -(-lanes // blocks)
+
+
+@given(st.integers(0, 2**70), st.integers(0, 80))
+def test_the_lowest_numbers_of_a_set(numbers: int, most: int) -> None:
+    expected = [at for at in range(71) if numbers >> at & 1][:most]
+    assert lowest_of(numbers, most) == sum(1 << at for at in expected)
 
 
 def test_sets_of_bands_and_lanes_convert_to_each_other() -> None:

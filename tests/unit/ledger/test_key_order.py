@@ -63,6 +63,35 @@ def test_neighbouring_lanes_of_many_files_leave_one_hole_a_file() -> None:
     assert len(group.ledger) <= 3 * 10
 
 
+def test_leases_come_to_hold_neighbouring_lanes() -> None:
+    """Each gap between the lanes of a lease would cost a range of each file."""
+    lanes, workers, layout = 16, 4, BandLayout(16)
+    text = encode_bands(lanes, [(layout.number(0, lane), 1) for lane in range(lanes)])
+    files = [DataFile(sequence(v, 0), lanes, f"f{v}", 10, v, bands=text) for v in range(1, 201)]
+    group = ordered(*files)
+    group.index = MessageIndex(files, len(files), lanes=lanes)
+    held: list[str] = []
+    for number in range(40):
+        if len(held) == workers or group.lease(f"l{number}", 30) == []:
+            group.settle("ack", held.pop(0))
+            group.lease(f"l{number}", 30)
+        held.append(f"l{number}")
+    for lease_id in held:
+        pieces = [r for r in group.ledger.held(lease_id) if r.state == "leased"]
+        assert len(pieces) == len({r.first >> 32 for r in pieces})
+        own = {
+            layout.lane_of(n) for r in pieces for n, _, _ in group.index.band_runs(r.first, r.last)
+        }
+        assert max(own) - min(own) + 1 == len(own) <= 4
+    assert group.lease("one more", 30) != []
+
+
+def test_a_lease_of_small_files_takes_any_lanes_of_its_share() -> None:
+    group = ordered(*(file_of(v, (0, lane, 1)) for v, lane in ((1, 3), (2, 0), (3, 2))))
+    group.lease("a", 10)
+    assert rows_of(group, "a") == [(1, 0), (2, 0)]
+
+
 def test_a_message_that_waits_holds_back_its_lane_only() -> None:
     group = ordered(file_of(1, (0, 0, 1), (0, 1, 1)), file_of(2, (0, 0, 1), (0, 1, 1)))
     group.lease("a", 1)
@@ -179,6 +208,41 @@ def test_an_extension_revives_nothing_behind_an_expired_message() -> None:
     assert outcome.ranges == [(sequence(1, 2), sequence(1, 2))]
     assert [(first, last) for first, last, _ in outcome.lost] == [(sequence(1, 1), sequence(1, 1))]
     assert rows_of(group, "a") == [(1, 2)]
+
+
+def test_an_extension_keeps_the_count_of_what_it_does_not_revive() -> None:
+    """The expiry has counted the delivery of a message, and nothing takes that back."""
+    group = ordered(file_of(1, (0, 0, 2), (0, 1, 1)))
+    group.lease("a", 10)
+    group.expire()
+    before = {r.first: (r.delivery_count, r.failure_count) for r in group.ledger}
+    wanted = [(sequence(1, row), sequence(1, row)) for row in (1, 2)]
+    group.ledger, outcome = extend(
+        group.ledger, group.index, "a", group.now + 60_000_000, wanted, ordered_at=group.now
+    )
+    assert outcome.settled == 1
+    waiting = [r for r in group.ledger if r.state == "waiting"]
+    assert [(r.first, r.last) for r in waiting] == [(sequence(1, 0), sequence(1, 1))]
+    assert [(r.delivery_count, r.failure_count, r.lease_id) for r in waiting] == [
+        (*before[sequence(1, 0)], "a")
+    ]
+
+
+def test_an_extension_still_returns_what_it_did_not_revive_uncounted() -> None:
+    group = ordered(file_of(1, (0, 0, 3)))
+    group.lease("a", 10)
+    rest = [(sequence(1, row), sequence(1, row)) for row in (1, 2)]
+    group.ledger, _ = extend(
+        group.ledger, group.index, "a", group.now + 300_000_000, rest, ordered_at=group.now
+    )
+    group.expire()
+    assert rows_of(group, "a") == [(1, 1), (1, 2)]
+    group.ledger, outcome = extend(
+        group.ledger, group.index, "a", group.now + 300_000_000, rest[:1], ordered_at=group.now
+    )
+    assert (outcome.settled, outcome.ranges) == (0, [])
+    back = [r for r in group.ledger if r.first > sequence(1, 0)]
+    assert [(r.state, r.delivery_count) for r in back] == [("waiting", 0)]
 
 
 def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> None:

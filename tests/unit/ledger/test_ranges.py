@@ -133,6 +133,9 @@ def test_a_list_and_a_table_of_ranges_give_the_same_answers(kinds, states, condi
     assert small.count(states, *conditions) == large.count(states, *conditions)
     for name in ("expires_at", "available_at", "delivery_count"):
         assert small.minimum(name, states, *conditions) == large.minimum(name, states, *conditions)
+        assert small.distinct(name, states) == large.distinct(name, states)
+    found = small.find(states)
+    assert small.states_at(found) == large.states_at(found)
     assert list(small.first_sequences) == list(large.first_sequences)
     assert [small.range_at(row) for row in range(len(small))] == [
         large.range_at(row) for row in range(len(large))
