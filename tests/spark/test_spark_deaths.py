@@ -26,8 +26,10 @@ from support.harness import (
     values,
 )
 from support.marks import slow, slow_but
+from support.order_checker import check_order_of_queue, keys_of
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
+from spark_mq.ledger.ranges import LEASED
 from spark_mq.spark import SparkMQDataSource
 from spark_mq.spark.stream_reader import LeaseReader
 
@@ -132,6 +134,59 @@ def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
     assert sink.skipped == (1 if place == "before ack" else 0)
     stats = mortal.group.stats()
     assert (stats.acked, stats.ready, stats.in_flight) == (5, 0, 0)
+
+
+@pytest.mark.parametrize("place", slow_but({"after lease"}, DEATHS[1:]))
+def test_a_killed_query_of_an_ordered_group_keeps_its_keys_and_their_order(
+    mortal_spark: Any, tmp_path: Path, place: str
+) -> None:
+    queue = make_queue(tmp_path / "queue", lanes=8, order="key")
+    mortal = Stream(mortal_spark, queue, tmp_path / "checkpoint", minPartitions="2")
+    for part in range(2):
+        queue.publish([Message(str(n), key=f"k{n % 6}") for n in range(part * 12, part * 12 + 12)])
+    landed: list[tuple[str, int]] = []
+    sink, dying = Sink(), {place}
+
+    def process(batch: Any, lease: Any) -> None:
+        before = len(sink.batches)
+        sink.write(batch, lease)
+        if len(sink.batches) > before:
+            landed.extend(
+                (row.key, row.sequence) for row in batch.select("key", "sequence").collect()
+            )
+        if "before ack" in dying:
+            dying.clear()
+            raise Death("between the sink and the ack")
+
+    settling = mortal.group.for_each_batch(process, on_error="raise")
+
+    def each(batch: Any, batch_id: int) -> None:
+        settling(batch, batch_id)
+        if "after ack" in dying:
+            dying.clear()
+            raise Death("after the ack")
+
+    if place == "after lease":
+        die(queue, place)
+    killed(mortal, each)
+    held = [r for r in mortal.group._ledger.current() if r.state == LEASED]
+    assert bool(held) == (place != "after ack")
+    other = mortal.group.lease("other", max_messages=100)
+    assert other is not None
+    landed.extend((m.key or "", m.sequence) for m in other.messages)
+    other.ack()
+    mortal.run(each)
+
+    keys = {seq: key for seq, (key, _) in keys_of(queue.path).items()}
+    assert sorted(landed) == sorted((key, seq) for seq, key in keys.items()), "each one once"
+    for key in set(keys.values()):
+        mine = [seq for of, seq in landed if of == key]
+        assert mine == sorted(mine)
+    assert mortal.group.stats().acked == 24
+    queue.sweep()
+    found = check_order_of_queue(queue.path, ["g"])
+    assert found.wrong == []
+    assert found.counts["holds"] >= 24
 
 
 def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(
