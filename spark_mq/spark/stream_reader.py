@@ -140,8 +140,6 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ------
         InvalidOption
             The limit is of another kind, or the checkpoint is another source's.
-        GroupBlocked
-            A cap of the group lets nothing be leased.
         DataLossError
             The queue's hard limit dropped unsettled messages, and ``failOnDataLoss`` is true.
         """

@@ -140,6 +140,27 @@ def test_a_batch_of_an_unordered_group_has_no_lanes(queue: Queue) -> None:
     assert Runner(queue).batch().lane_runs == ()
 
 
+def test_a_blocked_message_stops_only_its_key_in_a_stream(queue: Queue) -> None:
+    group = queue.group("g")
+    group.configure(order="key", on_exhausted="block", max_failures=1)
+    queue.publish([Message("bad", key="a"), Message("behind", key="a"), Message("b", key="b")])
+    runner = Runner(queue)
+    plan = runner.batch()
+    first = min(sequences(plan))
+    group.nack({plan.lease_id: [first]})
+    group.ack(plan.lease_id)
+    assert group.stats().blocked == 1
+    queue.publish([Message("more", key="a"), Message("more", key="b")])
+    later = sequences(runner.batch())
+    assert len(later) == 1
+    assert not runner.offer()
+    group.unblock("retry")
+    rest = sequences(runner.batch())
+    assert rest == sorted(rest)
+    assert rest[0] == first
+    assert len(rest) == 3
+
+
 def test_a_replay_has_the_lanes_too(queue: Queue) -> None:
     queue.group("g").configure(order="key")
     published(queue, 1)
