@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +17,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from support import harness
+from support.blocks import ROOT
 from support.harness import (
     Death,
     Freezer,
@@ -187,6 +193,70 @@ def test_a_killed_query_of_an_ordered_group_keeps_its_keys_and_their_order(
     found = check_order_of_queue(queue.path, ["g"])
     assert found.wrong == []
     assert found.counts["holds"] >= 24
+
+
+QUERY = """
+import json, os, signal, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from spark_mq import Queue
+
+path, checkpoint, sink = sys.argv[1:]
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+
+def process(batch, lease):
+    number = lease.delta_options["txnVersion"]
+    rows = [(row.key, row.sequence) for row in batch.select("key", "sequence").collect()]
+    Path(sink, number).write_text(json.dumps(rows))
+    if number == "2":
+        os.killpg(0, signal.SIGKILL)
+
+stream = spark.readStream.format("spark_mq").options(consumerGroup="g", maxMessagesPerTrigger=6)
+each = Queue.open(path).group("g").for_each_batch(process, on_error="raise")
+writer = stream.load(path).writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
+writer.start().awaitTermination()
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_with_its_jvm_keeps_the_order_of_keys(
+    spark: Any, tmp_path: Path
+) -> None:
+    queue = make_queue(tmp_path / "queue", lanes=8, order="key")
+    for part in range(2):
+        queue.publish([Message(str(n), key=f"k{n % 6}") for n in range(part * 12, part * 12 + 12)])
+    stream = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="6")
+    sink = tmp_path / "sink"
+    sink.mkdir()
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    code = subprocess.run(
+        [sys.executable, "-c", QUERY, queue.path, str(stream.checkpoint), str(sink)],
+        check=False, capture_output=True, timeout=150, start_new_session=True,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths)},
+    ).returncode  # fmt: skip
+    assert code == -signal.SIGKILL
+    assert sorted(path.name for path in sink.iterdir()) == ["1", "2"]
+    landed = [tuple(row) for name in "12" for row in json.loads((sink / name).read_text())]
+    held = {key for key, _ in json.loads((sink / "2").read_text())}
+    other = stream.group.lease("other", max_messages=100)
+    assert other is not None
+    assert held.isdisjoint({m.key for m in other.messages})
+    landed += [(m.key or "", m.sequence) for m in other.messages]
+    other.ack()
+
+    def process(batch: Any, lease: Any) -> None:
+        if lease.delta_options["txnVersion"] != "2":  # the sink has it
+            landed.extend((row.key, row.sequence) for row in batch.collect())
+
+    stream.settle_with(process)
+    bands = keys_of(queue.path)
+    assert sorted(seq for _, seq in landed) == sorted(bands), "each one once"
+    for key in {key for key, _ in bands.values()}:
+        mine = [seq for of, seq in landed if of == key]
+        assert mine == sorted(mine)
+    assert stream.group.stats().acked == 24
+    queue.sweep()
+    assert check_order_of_queue(queue.path, ["g"]).wrong == []
 
 
 def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(
