@@ -135,7 +135,7 @@ ALL = [
            "r.error)._replace(lease_size=lease_size, lease_id=r.lease_id)", "fickle"),
     Mutant(LEDGER, "what is released with a delay is due after it", settling._released, "now + (delay or 0)", "now", "snoozing"),
     Mutant(LEDGER, "also if it is released late", settling._released, "if delay is None else now + delay", "", "snoozing"),
-    Mutant(LEDGER, "an extension of one message leaves the others", operations_settle.extend, "deadline, one.intervals,", "deadline, None,", "snoozing"),
+    Mutant(LEDGER, "an extension of one message leaves the others", operations_settle.extend_operation, "deadline, intervals,", "deadline, None,", "snoozing"),
     Mutant(LEDGER, "a nack of the whole lease makes suspect", settling._nacked, "not by_name and r.lease_size != 1", "False", "raiser"),
     Mutant(LEDGER, "but not a message that was alone in it", settling._nacked, "not by_name and r.lease_size != 1", "not by_name", "singly"),
     Mutant(LEDGER, "a nack by name does not", settling._nacked, "not by_name and r.lease_size != 1", "r.lease_size != 1", "flaky_verdicts"),
