@@ -52,11 +52,20 @@ def arguments() -> argparse.Namespace:
         help="create the queue with the default settings if it does not exist",
     )
     parser.add_argument(
+        "--lanes",
+        type=int,
+        metavar="N",
+        help="with --create: the number of lanes, for groups with order=key. Default: none",
+    )
+    parser.add_argument(
         "--value-column",
         metavar="COLUMN",
         help="the value: a column of text or bytes, instead of the row",
     )
     parser.add_argument("--key-column", metavar="COLUMN", help="the key")
+    parser.add_argument(
+        "--priority-column", metavar="COLUMN", help="the priority, 0 to 9. A null is 0"
+    )
     parser.add_argument(
         "--message-id-column", metavar="COLUMN", help="the message id; default: a random one"
     )
@@ -69,6 +78,8 @@ def arguments() -> argparse.Namespace:
         help="option of Spark's reader of the format; repeatable. csv already has header=true and mode=FAILFAST",
     )  # fmt: skip
     args = parser.parse_args()
+    if args.lanes is not None and not args.create:
+        parser.error("--lanes needs --create: the lanes of a queue are fixed when it is created")
     for given in args.inputs:
         for kind, suffixes in OTHER_KINDS.items():
             if args.format == "json" and given.lower().endswith(suffixes):
@@ -136,6 +147,8 @@ def messages(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
     out = [value.alias("value")]
     if args.key_column:
         out.append(text(args.key_column).alias("key"))
+    if args.priority_column:
+        out.append(text(args.priority_column).cast("int").alias("priority"))
     if args.message_id_column:
         out.append(text(args.message_id_column).alias("message_id"))
     if args.headers:
@@ -151,8 +164,11 @@ def main() -> None:
     args = arguments()
     storage = dict(args.storage_options)
     try:
-        queue = (Queue.create(args.queue, exist_ok=True, storage_options=storage) if args.create
-                 else Queue.open(args.queue, storage_options=storage))  # fmt: skip
+        if args.create:
+            lanes = {} if args.lanes is None else {"lanes": args.lanes}
+            queue = Queue.create(args.queue, exist_ok=True, storage_options=storage, **lanes)
+        else:
+            queue = Queue.open(args.queue, storage_options=storage)
     except QueueNotFound as error:
         raise QueueNotFound(
             f"there is no queue at {error.data['path']}: --create creates it", **error.data

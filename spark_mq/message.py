@@ -198,10 +198,10 @@ def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) 
             table = _with(table, name, given.fill_null(pa.scalar(at, pa.int64()).cast(INSTANT)))
         else:
             table = _with(table, name, _repeated_instant(at, table.num_rows))
+    _check_priorities(table)
     for name in table.schema.names:
         table = _with(table, name, _cast(table[name], _PUBLISH_SCHEMA.field(name)))
     _check_instants(table)
-    _check_priorities(table)
     return _due_at_once(table, now)
 
 
@@ -243,8 +243,11 @@ def _check_priorities(table: pa.Table) -> None:
         return
     ends = pc.min_max(table["priority"]).as_py()
     if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] <= MAX_PRIORITY:
+        wrong = ends["min"] if ends["min"] < 0 else ends["max"]
         raise InvalidSchema(
-            "column 'priority' has a value out of range: use 0 to 9", column="priority"
+            f"column 'priority' has the value {wrong}: give whole numbers from 0 to "
+            f"{MAX_PRIORITY}, or null for 0",
+            column="priority",
         )
 
 

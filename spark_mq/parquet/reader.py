@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.claims import check_file, check_group
@@ -309,7 +310,8 @@ def to_delivery_table(
 
     def column(field: pa.Field) -> Any:
         if payload is not None and field.name in payload.schema.names:
-            return _cast(payload[field.name], field.type)
+            column = payload[field.name]
+            return _cast(_priority(column) if field.name == "priority" else column, field.type)
         if field.name == "sequence":
             return sequences_of(piece for piece, _ in pieces)
         if field.name in constants:
@@ -318,6 +320,14 @@ def to_delivery_table(
         return _repeated([getattr(of, name) for _, of in pieces], rows, field.type)
 
     return pa.table([column(field) for field in schema], schema=schema)
+
+
+def _priority(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return priorities as they count. A null is 0, and foreign writers check no limits."""
+    if column.null_count == len(column):
+        return pa.chunked_array([pa.repeat(pa.scalar(0, column.type), len(column))])
+    known = pc.fill_null(column, 0)
+    return pc.max_element_wise(0, pc.min_element_wise(MAX_PRIORITY, known))
 
 
 def _repeated(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:

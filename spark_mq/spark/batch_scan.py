@@ -37,6 +37,8 @@ class BatchScan:
     stream: str
     pieces: tuple[Piece, ...]
     node: Any = field(default=None, repr=False)
+    keeps_lanes: bool = False
+    """Whether each partition has all rows of its lanes."""
 
     @property
     def lease_ids(self) -> set[str]:
@@ -87,7 +89,9 @@ def _kind(node: Any) -> str:
 def _scans(leaves: Iterable[Any]) -> Iterator[BatchScan]:
     for leaf in leaves:
         if _kind(leaf) == _SCAN and (stream := _stream(leaf)) is not None:
-            yield BatchScan(stream, _joined(_pieces(leaf)), leaf)
+            parts = list(_partitions(leaf))
+            pieces = _joined(piece for part in parts for piece in part.pieces)
+            yield BatchScan(stream, pieces, leaf, any(part.keeps_lanes for part in parts))
 
 
 def _stream(leaf: Any) -> str | None:
@@ -98,13 +102,13 @@ def _stream(leaf: Any) -> str | None:
         return None
 
 
-def _pieces(leaf: Any) -> Iterator[Piece]:
+def _partitions(leaf: Any) -> Iterator[SlicePartition]:
     partitions, serializer = leaf.inputPartitions(), CPickleSerializer()
     for at in range(partitions.size()):
         raw = bytes(partitions.apply(at).pickedPartition())
         part = serializer.loads(raw)  # type: ignore[no-untyped-call]
         if isinstance(part, SlicePartition):  # Spark has its own for a batch without slices
-            yield from part.pieces
+            yield part
 
 
 def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:

@@ -101,8 +101,8 @@ def for_each_batch(
         columns stands between the source and foreachBatch. Rows, columns, types and order are the
         same, and large batches are faster, because no byte goes through Python. "python": always by
         the source's tasks. They also read small batches, unions of streams, streams with
-        ``minPartitions`` or ``valueSchema``, leases in many files, stores that Spark cannot read,
-        and everything over Spark Connect. Default: "spark".
+        ``minPartitions`` or ``valueSchema``, leases in many files, ordered groups, stores that
+        Spark cannot read, and everything over Spark Connect. Default: "spark".
     invalid
         What happens to values that do not fit the source's ``valueSchema``. "keep": `process` gets
         them, with ``data_error``. "reject": they become dead letters with that reason before

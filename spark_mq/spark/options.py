@@ -57,6 +57,12 @@ READ_OPTIONS: Final = (
 WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "paths")
 """Spark's own options, which it passes on to a source or sink."""
+_ELSEWHERE: Final = {
+    "lanes": "create the queue with Queue.create(path, lanes=64)",
+    "order": "set it with group.configure(order='key'), in a queue with lanes",
+    "priority": "give a column 'priority' with whole numbers from 0 to 9",
+}
+"""What is no option, and where it is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,12 @@ def _split(
         elif lower in lowered:
             own[lower] = value
         else:
+            if lower in _ELSEWHERE:
+                raise InvalidOption(
+                    f"option {name!r} is not one of Spark: {_ELSEWHERE[lower]}",
+                    option=name,
+                    value=value,
+                )
             hint = suggest(name, [*known, "storageOptions.*"])
             # Not the value: the name may be a misspelt secret.
             raise InvalidOption(

@@ -101,6 +101,8 @@ def read_scan(
         None if the source's tasks read it sooner, or alone read it right. Raises as
         :func:`read_held`.
     """
+    if scan.keeps_lanes:  # Spark would read each file, and each part of one, in another task.
+        return None
     names = batch.columns
     runs = _runs(scan.pieces)
     if len(set(names)) < len(names) or runs is None or not scan.pays_for_files(len(runs)):

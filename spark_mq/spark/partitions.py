@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -19,8 +19,9 @@ from spark_mq.spark.value_schema import DATA_COLUMNS
 
 if TYPE_CHECKING:
     from spark_mq.spark.json_values import JsonParser
+    from spark_mq.streaming.lanes import LaneRuns
 
-__all__ = ["SlicePartition", "cut", "cut_all", "read"]
+__all__ = ["QueuePlan", "SlicePartition", "cut", "cut_all", "read"]
 
 PARTITION_BYTES = 64 * 2**20
 PARTITION_ROWS = 50_000
@@ -39,27 +40,38 @@ class SlicePartition(InputPartition):
     queue: str
     pieces: tuple[Piece, ...]
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    keeps_lanes: bool = False
+    """Whether it has all rows of its lanes. Then another read must not divide them."""
+
+
+class QueuePlan(NamedTuple):
+    """What is read of one queue."""
+
+    queue: str
+    pieces: Sequence[Piece]
+    runs: Sequence[LaneRuns] = ()
+    """The lanes of each slice, if rows of a lane must stay together."""
 
 
 def cut_all(
-    plans: Sequence[tuple[str, Sequence[Piece]]], options: Mapping[str, str], at_least: int
+    plans: Sequence[QueuePlan], options: Mapping[str, str], at_least: int
 ) -> list[InputPartition]:
-    """Return the slices of several queues, by path, as partitions. See :func:`cut`."""
-    total = sum(piece.rows for _, pieces in plans for piece, _ in pieces)
+    """Return the slices of several queues as partitions. See :func:`cut`."""
+    rows = [sum(piece.rows for piece, _ in plan.pieces) for plan in plans]
+    total = max(1, sum(rows))
     return [
         part
-        for queue, pieces in plans
-        for part in cut(
-            queue,
-            pieces,
-            options,
-            -(-at_least * sum(piece.rows for piece, _ in pieces) // max(1, total)),
-        )
+        for plan, mine in zip(plans, rows, strict=True)
+        for part in cut(*plan[:2], options, -(-at_least * mine // total), plan.runs)
     ]
 
 
 def cut(
-    queue: str, pieces: Sequence[Piece], options: Mapping[str, str], at_least: int
+    queue: str,
+    pieces: Sequence[Piece],
+    options: Mapping[str, str],
+    at_least: int,
+    runs: Sequence[LaneRuns] = (),
 ) -> list[InputPartition]:
     """Return slices as partitions with about the same number of rows.
 
@@ -73,14 +85,28 @@ def cut(
         Options of the object store.
     at_least
         The least number of partitions, if there are as many rows. Large slices need more.
+    runs
+        The lanes of each slice, if all rows of a lane must be in one partition. Then a partition
+        may be larger, and there may be fewer.
     """
     rows = sum(piece.rows for piece, _ in pieces)
     size = sum(piece.size for piece, _ in pieces)
     wanted = min(rows, max(at_least, -(-size // PARTITION_BYTES), -(-rows // PARTITION_ROWS)))
     if not wanted:
         return []
-    share = -(-rows // wanted)
-    out: list[InputPartition] = []
+    if runs:
+        from spark_mq.streaming.lanes import divide_by_lane  # tasks load this module too
+
+        parts = divide_by_lane(pieces, runs, wanted)
+        return [SlicePartition(queue, tuple(part), dict(options), True) for part in parts]
+    return [
+        SlicePartition(queue, tuple(part), dict(options))
+        for part in _shares(pieces, -(-rows // wanted))
+    ]
+
+
+def _shares(pieces: Sequence[Piece], share: int) -> Iterator[list[Piece]]:
+    """Yield slices in parts with so many rows."""
     current: list[Piece] = []
     room = share
     for piece, of in pieces:
@@ -97,11 +123,10 @@ def cut(
             )
             room -= take
             if room == 0:
-                out.append(SlicePartition(queue, tuple(current), dict(options)))
+                yield current
                 current, room = [], share
     if current:
-        out.append(SlicePartition(queue, tuple(current), dict(options)))
-    return out
+        yield current
 
 
 def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:

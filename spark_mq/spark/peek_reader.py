@@ -71,7 +71,10 @@ class PeekReader(DataSourceReader):
         groups = self.options.open()
         for group in groups if self.options.group_named else ():
             group.require_group()
-        plans = [(group.queue_path, _all_pieces(group, self.filters)) for group in groups]
+        plans = [
+            partitions.QueuePlan(group.queue_path, _all_pieces(group, self.filters))
+            for group in groups
+        ]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -39,6 +39,7 @@ _DELIVERED: Final = StructType(
         StructField("value", BinaryType()),
         StructField("headers", MapType(StringType(), StringType())),
         StructField("published_at", TimestampType()),
+        StructField("priority", IntegerType()),
         StructField("delivery_count", IntegerType()),
         StructField("lease_id", StringType()),
         StructField("lease_expires_at", TimestampType()),

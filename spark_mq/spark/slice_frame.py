@@ -16,6 +16,7 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 
 from spark_mq.delta.store_errors import one_line
 from spark_mq.errors import StorageError
+from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.operations.context import QueueContext
@@ -166,7 +167,7 @@ def _by_join(
 def _columns(
     names: Sequence[str], row: str, before: str, committed_at: str, state: Mapping[str, str]
 ) -> list[str]:
-    """Return the columns as SQL. A message_id or published_at of null gets its default."""
+    """Return the columns as SQL. A null that has a meaning gets its value."""
     published = (
         f"greatest(coalesce(published_at, timestamp_micros({committed_at})), "
         f"timestamp_micros({EARLIEST}L))"
@@ -176,6 +177,7 @@ def _columns(
         "sequence": sequence,
         "message_id": f"coalesce(message_id, CAST({sequence} AS STRING))",
         "published_at": f"least({published}, timestamp_micros({LATEST}L))",
+        "priority": f"greatest(0, least({MAX_PRIORITY}, coalesce(priority, 0)))",
         **state,
     }
     # Nullable, as in the stream. Spark drops the condition from the plan.

@@ -140,8 +140,6 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ------
         InvalidOption
             The limit is of another kind, or the checkpoint is another source's.
-        GroupBlocked
-            A cap of the group lets nothing be leased.
         DataLossError
             The queue's hard limit dropped unsettled messages, and ``failOnDataLoss`` is true.
         """
@@ -176,14 +174,18 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         -------
         list of InputPartition
             Slices of about 64 MB or 50,000 messages, at least ``minPartitions``. None if
-            nothing could be leased.
+            nothing could be leased. In an ordered group all messages of a lane are in one
+            partition, in the order of sequence.
 
         Raises
         ------
         StreamFenced
             Another driver runs this checkpoint.
         """
-        plans = [(group.queue_path, plan.slices) for group, plan in self.source.plans(start, end)]
+        plans = [
+            partitions.QueuePlan(group.queue_path, plan.slices, plan.lane_runs)
+            for group, plan in self.source.plans(start, end)
+        ]
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def commit(self, end: dict[str, Any]) -> None:

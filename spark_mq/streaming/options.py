@@ -8,6 +8,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.streaming.lanes import LaneRuns
 from spark_mq.util.clock import SECOND
 
 __all__ = ["BatchPlan", "LeaseLimits", "StreamOptions", "check_attempts"]
@@ -47,11 +48,15 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a batch reads: slices under one lease, each with the range that it belongs to."""
+    """What a batch reads: slices under one lease, each with the range that it belongs to.
+
+    In an ordered group ``lane_runs`` has the lanes of each slice's rows. Otherwise it is empty.
+    """
 
     lease_id: str = ""
     expires_at: int = 0
     slices: tuple[tuple[FileSlice, Range], ...] = ()
+    lane_runs: tuple[LaneRuns, ...] = ()
 
 
 def check_attempts(group: str, settings: GroupSettings) -> None:

@@ -34,6 +34,7 @@ from spark_mq.operations.signals import ack_signals, lease_signals
 from spark_mq.storage.update import Priority, Update
 from spark_mq.streaming.auto_ack import ack_committed_leases
 from spark_mq.streaming.fence import check_fence
+from spark_mq.streaming.lanes import lane_runs
 from spark_mq.streaming.offset import fence_app_id, parse_offset
 from spark_mq.streaming.options import BatchPlan, LeaseLimits, StreamOptions, check_attempts
 from spark_mq.streaming.replay import find_batch_damage, take_over_batch
@@ -323,8 +324,8 @@ class StreamSource:
         limit = self.options.max_lease_duration
         self._alive = self._keep_alive(lease_id, self._timeout(settings), limit)
         index = self.ledger.messages.index(ranges[-1].last)
-        slices = ((piece, r) for r in ranges for piece in index.slices(r.first, r.last))
-        return BatchPlan(lease_id, expires_at, tuple(slices))
+        slices = tuple((piece, r) for r in ranges for piece in index.slices(r.first, r.last))
+        return BatchPlan(lease_id, expires_at, slices, lane_runs(index, settings, slices))
 
     # -- ack what Spark has committed
 

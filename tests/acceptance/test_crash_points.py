@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from support.checker import check, check_queue, dead_letters, history, published
 from support.crash_points import CASES, Case, Clock, Driver, child, received
+from support.order_checker import check_order_of_queue, keys_of
 
 from spark_mq import Queue, errors
 
@@ -59,6 +60,10 @@ WANTED = {
     ],
     "sweep": ["commit 'route' of messages/", "commit 'index commits' of commits/", "commit 'archive' of history/"],
     "stream": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint's offset", "checkpoint's sink", "checkpoint's commit"],
+    "ordered stream": [
+        "commit 'lease' of leases/", "commit 'nack' of leases/", "commit 'ack' of leases/",
+        "checkpoint's offset", "checkpoint's sink", "checkpoint's commit",
+    ],
 }  # fmt: skip
 
 
@@ -195,6 +200,20 @@ def delivered_once(queue: Queue, path: Path, killed: str) -> None:
     assert set(landed.values()) == {1}, killed
 
 
+def in_order(queue: Queue, path: Path, killed: str) -> None:
+    """Each message lands once, each key in order, and no lease broke the order on the way."""
+    delivered_once(queue, path, killed)
+    sink = Driver(queue).state["sink"]
+    landed = [seq for n in sorted(sink, key=int) for seq in sink[n]]
+    bands = keys_of(path)
+    for band in set(bands.values()):
+        mine = [seq for seq in landed if bands[seq] == band]
+        assert mine == sorted(mine), f"{killed}: {band} landed as {mine}"
+    found = check_order_of_queue(path, ["default"])
+    assert found.wrong == [], f"{killed}: {found.wrong}"
+    assert found.counts["holds"] >= len(bands), killed
+
+
 def small(queue: Queue, path: Path, killed: str) -> None:
     """Run again, housekeeping leaves no more than in a queue in which nobody died."""
     queue.sweep()
@@ -212,6 +231,7 @@ EXTRA = {
     "purge": all_gone,
     "drop": dropped,
     "stream": delivered_once,
+    "ordered stream": in_order,
     "housekeeping": small,
 }
 

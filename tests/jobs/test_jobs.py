@@ -155,6 +155,11 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
         ),
         slow(("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
         (("publish", "--queue", "nowhere", "a.jsonl"), "nowhere: --create creates it"),
+        (("publish", "--queue", "queue", "--lanes", "8", "a.jsonl"), "--lanes needs --create"),
+        slow(
+            ("publish", "--queue", "new", "--create", "--lanes", "5000", "a.jsonl"),
+            "lanes=5000 is not valid: give a whole number from 0 to 1,024",
+        ),
         slow(("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
         (
             ("publish", "--queue", "queue", "a.jsonl", "day.csv"),
@@ -264,6 +269,29 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     assert "routed: 1" in job("sweep")
     (letter,) = queue.dead_letters.group("look").lease("w", max_messages=9).messages
     assert (letter.key, letter.headers["spark_mq.error"]) == ("2", "no such customer")
+
+
+def test_the_publish_job_creates_lanes_and_publishes_priorities(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(JOBS)
+    path = tmp_path / "queue"
+    (tmp_path / "in.jsonl").write_text('{"n": 1, "k": "a"}\n{"n": 2, "k": "b", "urgent": 9}\n')
+    given = ["--queue", str(path), "--create", "--lanes", "8", "--key-column", "k"]
+    given += ["--priority-column", "urgent", str(tmp_path / "in.jsonl")]
+    monkeypatch.setattr(sys, "argv", ["publish.py", *given])
+    importlib.import_module("publish").main()
+    assert "published 2 messages" in capsys.readouterr().out
+    queue = Queue.open(path)
+    assert queue.settings.lanes == 8
+    group = queue.group("g")
+    group.configure(order="key")
+    lease = group.lease("w", max_messages=1)
+    assert [m.key for m in lease.messages] == ["b"]
+    (tmp_path / "in.jsonl").write_text('{"n": 3, "urgent": "very"}\n')
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        importlib.import_module("publish").main()
+    assert queue.stats()["published"] == 2
 
 
 @pytest.mark.spark

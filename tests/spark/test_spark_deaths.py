@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +17,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from support import harness
+from support.blocks import ROOT
 from support.harness import (
     Death,
     Freezer,
@@ -26,8 +32,10 @@ from support.harness import (
     values,
 )
 from support.marks import slow, slow_but
+from support.order_checker import check_order_of_queue, keys_of
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
+from spark_mq.ledger.ranges import LEASED
 from spark_mq.spark import SparkMQDataSource
 from spark_mq.spark.stream_reader import LeaseReader
 
@@ -132,6 +140,123 @@ def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
     assert sink.skipped == (1 if place == "before ack" else 0)
     stats = mortal.group.stats()
     assert (stats.acked, stats.ready, stats.in_flight) == (5, 0, 0)
+
+
+@pytest.mark.parametrize("place", slow_but({"after lease"}, DEATHS[1:]))
+def test_a_killed_query_of_an_ordered_group_keeps_its_keys_and_their_order(
+    mortal_spark: Any, tmp_path: Path, place: str
+) -> None:
+    queue = make_queue(tmp_path / "queue", lanes=8, order="key")
+    mortal = Stream(mortal_spark, queue, tmp_path / "checkpoint", minPartitions="2")
+    for part in range(2):
+        queue.publish([Message(str(n), key=f"k{n % 6}") for n in range(part * 12, part * 12 + 12)])
+    landed: list[tuple[str, int]] = []
+    sink, dying = Sink(), {place}
+
+    def process(batch: Any, lease: Any) -> None:
+        before = len(sink.batches)
+        sink.write(batch, lease)
+        if len(sink.batches) > before:
+            landed.extend(
+                (row.key, row.sequence) for row in batch.select("key", "sequence").collect()
+            )
+        if "before ack" in dying:
+            dying.clear()
+            raise Death("between the sink and the ack")
+
+    settling = mortal.group.for_each_batch(process, on_error="raise")
+
+    def each(batch: Any, batch_id: int) -> None:
+        settling(batch, batch_id)
+        if "after ack" in dying:
+            dying.clear()
+            raise Death("after the ack")
+
+    if place == "after lease":
+        die(queue, place)
+    killed(mortal, each)
+    held = [r for r in mortal.group._ledger.current() if r.state == LEASED]
+    assert bool(held) == (place != "after ack")
+    other = mortal.group.lease("other", max_messages=100)
+    assert other is not None
+    landed.extend((m.key or "", m.sequence) for m in other.messages)
+    other.ack()
+    mortal.run(each)
+
+    keys = {seq: key for seq, (key, _) in keys_of(queue.path).items()}
+    assert sorted(landed) == sorted((key, seq) for seq, key in keys.items()), "each one once"
+    for key in set(keys.values()):
+        mine = [seq for of, seq in landed if of == key]
+        assert mine == sorted(mine)
+    assert mortal.group.stats().acked == 24
+    queue.sweep()
+    found = check_order_of_queue(queue.path, ["g"])
+    assert found.wrong == []
+    assert found.counts["holds"] >= 24
+
+
+QUERY = """
+import json, os, signal, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from spark_mq import Queue
+
+path, checkpoint, sink = sys.argv[1:]
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+
+def process(batch, lease):
+    number = lease.delta_options["txnVersion"]
+    rows = [(row.key, row.sequence) for row in batch.select("key", "sequence").collect()]
+    Path(sink, number).write_text(json.dumps(rows))
+    if number == "2":
+        os.killpg(0, signal.SIGKILL)
+
+stream = spark.readStream.format("spark_mq").options(consumerGroup="g", maxMessagesPerTrigger=6)
+each = Queue.open(path).group("g").for_each_batch(process, on_error="raise")
+writer = stream.load(path).writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
+writer.start().awaitTermination()
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_with_its_jvm_keeps_the_order_of_keys(
+    spark: Any, tmp_path: Path
+) -> None:
+    queue = make_queue(tmp_path / "queue", lanes=8, order="key")
+    for part in range(2):
+        queue.publish([Message(str(n), key=f"k{n % 6}") for n in range(part * 12, part * 12 + 12)])
+    stream = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="6")
+    sink = tmp_path / "sink"
+    sink.mkdir()
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    code = subprocess.run(
+        [sys.executable, "-c", QUERY, queue.path, str(stream.checkpoint), str(sink)],
+        check=False, capture_output=True, timeout=150, start_new_session=True,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths)},
+    ).returncode  # fmt: skip
+    assert code == -signal.SIGKILL
+    assert sorted(path.name for path in sink.iterdir()) == ["1", "2"]
+    landed = [tuple(row) for name in "12" for row in json.loads((sink / name).read_text())]
+    held = {key for key, _ in json.loads((sink / "2").read_text())}
+    other = stream.group.lease("other", max_messages=100)
+    assert other is not None
+    assert held.isdisjoint({m.key for m in other.messages})
+    landed += [(m.key or "", m.sequence) for m in other.messages]
+    other.ack()
+
+    def process(batch: Any, lease: Any) -> None:
+        if lease.delta_options["txnVersion"] != "2":  # the sink has it
+            landed.extend((row.key, row.sequence) for row in batch.collect())
+
+    stream.settle_with(process)
+    bands = keys_of(queue.path)
+    assert sorted(seq for _, seq in landed) == sorted(bands), "each one once"
+    for key in {key for key, _ in bands.values()}:
+        mine = [seq for of, seq in landed if of == key]
+        assert mine == sorted(mine)
+    assert stream.group.stats().acked == 24
+    queue.sweep()
+    assert check_order_of_queue(queue.path, ["g"]).wrong == []
 
 
 def test_a_replay_counts_as_a_delivery_before_its_rows_reach_user_code(

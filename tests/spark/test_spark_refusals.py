@@ -21,6 +21,8 @@ from spark_mq.spark import check_interpreter
 OPTIONS = {
     "a misspelt option": ({"consumerGrup": "g"}, ("consumergrup", "did you mean 'consumerGroup'")),
     "an unknown option": ({"colour": "red"}, ("colour", "maxMessagesPerTrigger")),
+    "lanes": ({"lanes": "64"}, ("option 'lanes'", "Queue.create(path, lanes=64)")),
+    "an order": ({"order": "key"}, ("option 'order'", "group.configure(order='key')")),
     "a bad duration": ({"visibilityTimeout": "soon"}, ("visibilityTimeout='soon'", "'30s'")),
     "a duration of zero": ({"maxLeaseDuration": "0s"}, ("maxLeaseDuration='0s'", "more than zero")),
     "durations out of order": (

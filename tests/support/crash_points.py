@@ -294,6 +294,10 @@ def stream(queue: Queue, report: Report = lambda _: None) -> None:
     driver.run()
 
 
+def rows_of(plan: Any) -> list[int]:
+    return [seq for piece, _ in plan.slices for seq in range(piece.first, piece.first + piece.rows)]
+
+
 class Driver:
     """What Spark does around the source, with its checkpoint and the sink in a file. Each write of that is a point to die at, too."""
 
@@ -333,13 +337,41 @@ class Driver:
         source.stop()
 
     def batch(self, plan: Any, n: int) -> None:
-        rows = [
-            seq for piece, _ in plan.slices for seq in range(piece.first, piece.first + piece.rows)
-        ]
+        rows = rows_of(plan)
         if str(n) not in self.state["sink"]:  # as Delta skips a txnVersion that it has seen
             self.state["sink"][str(n)] = rows
             self.write("sink")
         if rows and n % 2:  # the others are left to the source's own ack
+            self.group.ack(plan.lease_id)
+
+
+def publish_keys(queue: Queue) -> None:
+    """Two commits of messages with two keys, of which some have a priority."""
+    for commit in range(2):
+        queue.publish(
+            [
+                Message(f"m{n}", key=f"k{n % 2}", message_id=f"m{n}", priority=n % 4 // 3 * 7)
+                for n in range(commit * 4, commit * 4 + 4)
+            ]
+        )
+
+
+class OrderedDriver(Driver):
+    """A stream of an ordered group, in which the first row of each second batch fails.
+
+    It fails before the sink is written. The sink gets what the lease still holds. A replay of a written batch fails nothing.
+    """
+
+    def batch(self, plan: Any, n: int) -> None:
+        rows = rows_of(plan)
+        if str(n) not in self.state["sink"]:
+            if rows and n % 2:
+                self.group.nack({plan.lease_id: rows[:1]}, delay=0)
+            held = self.group._ledger.current().held(plan.lease_id)
+            rows = [seq for seq in rows if any(r.first <= seq <= r.last for r in held)]
+            self.state["sink"][str(n)] = rows
+            self.write("sink")
+        if rows and n % 3:
             self.group.ack(plan.lease_id)
 
 
@@ -404,6 +436,13 @@ CASES = [
     ),
     Case("sweep", lambda queue, _: queue.sweep(), some_dead, lambda queue: queue.sweep()),
     Case("stream", stream, publish, stream),
+    Case(
+        "ordered stream",
+        lambda queue, _: OrderedDriver(queue).run(),
+        publish_keys,
+        lambda queue: OrderedDriver(queue).run(),
+        settings={"lanes": 8, "order": "key"},
+    ),
 ]
 
 

@@ -178,6 +178,26 @@ def test_a_delivery_table_has_what_the_ledger_says(files: ObjectStore) -> None:
     assert only.to_pydict() == {"sequence": [10, 11, 12], "state": ["leased"] * 3}
 
 
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (pa.array([70, -3, None, 4], pa.int32()), [9, 0, 0, 4]),
+        (pa.nulls(4, pa.int32()), [0] * 4),
+        (pa.array([9, 9, None, 0], pa.int64()), [9, 9, 0, 0]),
+        (None, [0] * 4),
+    ],
+)
+def test_a_priority_is_shown_as_it_counts(
+    files: ObjectStore, stored: pa.Array | None, shown: list[int]
+) -> None:
+    columns = {} if stored is None else {"priority": stored}
+    write(files, "a", rows=pa.table({"value": [b"x"] * 4, **columns}))
+    pieces = [(slice_of("a", 4, 0), leased(0, 3))]
+    payload = MessageReader(files, ["priority"]).read(*(piece for piece, _ in pieces))
+    schema = pa.schema([pa.field("priority", pa.int32())])
+    assert to_delivery_table(payload, pieces, schema, {})["priority"].to_pylist() == shown
+
+
 def test_messages_are_the_rows_of_a_table(files: ObjectStore) -> None:
     headers = pa.array([None, [("h", "é")], []], pa.map_(pa.string(), pa.string()))
     instants = pa.array([AT, AT, AT.replace(year=2027)], pa.timestamp("us", "UTC"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.drivers import Checkpoint, Runner, sequences
 from support.marks import slow_but
 
+from spark_mq import Message
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.ranges import LEASED, WAITING
 from spark_mq.ledger.settle import ACK, SettleCommand
@@ -25,8 +27,15 @@ def test_whatever_dies_or_freezes_nothing_is_lost_and_no_lease_has_two_owners(se
     _Storm(seed).run()
 
 
+@pytest.mark.parametrize("seed", slow_but(range(4), range(15)))
+def test_whatever_dies_or_freezes_an_ordered_group_keeps_the_order_of_its_keys(seed: int) -> None:
+    storm = _OrderedStorm(seed)
+    storm.run()
+    assert storm.holds > 200
+
+
 class _Storm:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **settings: Any) -> None:
         self.random = random.Random(seed)
         self.clock = ManualClock()
         self.queue = memory_queue(
@@ -35,6 +44,7 @@ class _Storm:
             clock_skew="0s",
             retry_delay="1s",
             max_delivery_attempts=None,
+            **settings,
         )
         self.published: set[int] = set()
         self.sink: dict[tuple[str, int], frozenset[int]] = {}
@@ -165,3 +175,43 @@ class _Storm:
 
     def _dies(self, calm: bool) -> bool:
         return not calm and self.random.random() < 0.06
+
+
+class _OrderedStorm(_Storm):
+    """The same, with keys and priorities. The order is checked between any two steps."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, lanes=8, order="key")
+        self.bands: dict[int, tuple[str, int]] = {}
+        self.holds = 0
+
+    def _publish(self) -> None:
+        if self.random.random() < 0.5:
+            sent = [
+                (self.random.choice([None, *"abcde"]), self.random.choice([0, 0, 0, 7]))
+                for _ in range(self.random.randint(1, 6))
+            ]
+            receipt = self.queue.publish([Message("x", key=key, priority=p) for key, p in sent])
+            self.published.update(receipt.sequences)
+            for seq, (key, priority) in zip(receipt.sequences, sent, strict=True):
+                if key is not None:
+                    self.bands[seq] = key, priority
+
+    def _dies(self, calm: bool) -> bool:
+        self._check_order()
+        return super()._dies(calm)
+
+    def _bands_in(self, first: int, last: int) -> list[tuple[int, tuple[str, int]]]:
+        return [(seq, self.bands[seq]) for seq in sorted(self.bands) if first <= seq <= last]
+
+    def _check_order(self) -> None:
+        holders: dict[str, str | None] = {}
+        waiting: set[tuple[str, int]] = set()
+        for r in self.queue.group("g")._ledger.current():
+            for seq, band in self._bands_in(r.first, r.last):
+                if r.state == LEASED:
+                    self.holds += 1
+                    assert band not in waiting, f"{r.lease_id} holds {seq} before its turn"
+                    assert holders.setdefault(band[0], r.lease_id) == r.lease_id
+                elif r.state == WAITING:
+                    waiting.add(band)

@@ -1,0 +1,138 @@
+"""Divide a batch of an ordered group into partitions by lanes.
+
+A lane of a batch lies in one partition, in the order of sequence. Neighbouring lanes share a
+partition, because a sorted file has them side by side. So a partition has one slice of such a file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from spark_mq.ledger.key_order import is_ordered
+from spark_mq.ledger.message_index import FileSlice, MessageIndex
+from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.settings import GroupSettings
+
+__all__ = ["LaneRuns", "divide_by_lane", "lane_runs"]
+
+Piece = tuple[FileSlice, Range]
+LaneRuns = tuple[tuple[int | None, int], ...]
+"""The rows of a slice as runs of a lane and its rows. The lane is None for messages without one."""
+
+
+def lane_runs(
+    index: MessageIndex, rules: GroupSettings, pieces: Iterable[Piece]
+) -> tuple[LaneRuns, ...]:
+    """Return the lanes of the rows of each slice; nothing if the group is not ordered."""
+    if not is_ordered(index, rules):
+        return ()
+    lane_of = index.layout.lane_of
+    return tuple(
+        tuple(
+            (lane_of(band), last - first + 1)
+            for band, first, last in index.band_runs(piece.first, piece.first + piece.rows - 1)
+        )
+        for piece, _ in pieces
+    )
+
+
+def divide_by_lane(
+    pieces: Sequence[Piece], runs: Sequence[LaneRuns], wanted: int
+) -> list[list[Piece]]:
+    """Return slices in parts, with all rows of a lane in one part.
+
+    Parameters
+    ----------
+    pieces
+        The slices in order.
+    runs
+        The lanes of each slice.
+    wanted
+        The number of parts. There are fewer if neither lanes nor messages without one suffice.
+
+    Returns
+    -------
+    list of list
+        The slices of each part in order. Messages without a lane fill the smaller parts.
+    """
+    if wanted == 1:
+        return [list(pieces)]
+    loads = Counter[int | None]()
+    for lane, rows in (run for of_piece in runs for run in of_piece):
+        loads[lane] += rows
+    free = loads.pop(None, 0)
+    lanes = {lane: rows for lane, rows in loads.items() if lane is not None}
+    place = _neighbours(lanes, min(wanted, len(lanes)))
+    sizes = [0] * wanted
+    for lane, part in place.items():
+        sizes[part] += lanes[lane]
+    rooms = _rooms(sizes, free)
+    parts: list[list[Piece]] = [[] for _ in range(wanted)]
+    for (piece, of), of_piece in zip(pieces, runs, strict=True):
+        for part, start, rows in _places(of_piece, place, rooms):
+            _append(parts[part], piece.part(start, rows), of)
+    return [part for part in parts if part]
+
+
+def _neighbours(lanes: Mapping[int, int], count: int) -> dict[int, int]:
+    """Return the part of each lane: about as many rows in each part, and no part empty."""
+    place, at, filled, left = dict[int, int](), 0, 0, sum(lanes.values())
+    for before, lane in enumerate(sorted(lanes)):
+        share = left / (count - at)
+        scarce = len(lanes) - before < count - at
+        if filled and at < count - 1 and (scarce or filled + lanes[lane] / 2 > share):
+            left, at, filled = left - filled, at + 1, 0
+        place[lane] = at
+        filled += lanes[lane]
+    return place
+
+
+def _rooms(sizes: Sequence[int], free: int) -> list[int]:
+    """Return how many free rows each part takes, so that the smaller ones become alike."""
+    level, ordered = 0, sorted(sizes)
+    for count in range(len(ordered), 0, -1):
+        level = -(-(sum(ordered[:count]) + free) // count)
+        if level >= ordered[count - 1]:
+            break
+    return [max(0, level - size) for size in sizes]
+
+
+def _places(
+    runs: LaneRuns, place: Mapping[int, int], rooms: list[int]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the part, the first row and the rows of each run. Free rows use up the rooms."""
+    start = 0
+    for lane, rows in runs:
+        if lane is not None:
+            yield place[lane], start, rows
+            start += rows
+            continue
+        left = rows
+        while left:
+            part = next(at for at, room in enumerate(rooms) if room)
+            take = min(left, rooms[part])
+            rooms[part] -= take
+            yield part, start, take
+            start, left = start + take, left - take
+
+
+def _append(part: list[Piece], piece: FileSlice, of: Range) -> None:
+    """Add a slice to a part. Join it with the last one if it continues that."""
+    if part:
+        last, whose = part[-1]
+        if whose is of and last.path == piece.path and last.offset + last.rows == piece.offset:
+            part[-1] = (_joined(last, piece), of)
+            return
+    part.append((piece, of))
+
+
+def _joined(one: FileSlice, other: FileSlice) -> FileSlice:
+    return FileSlice(
+        path=one.path,
+        offset=one.offset,
+        rows=one.rows + other.rows,
+        first=one.first,
+        committed_at=one.committed_at,
+        size=one.size + other.size,
+    )
