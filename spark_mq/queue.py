@@ -17,8 +17,10 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.find import find_queues
 from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
+from spark_mq.ledger import queue_settings as stored_queue
 from spark_mq.ledger import settings as stored
-from spark_mq.ledger.settings import GroupOptions, QueueOptions
+from spark_mq.ledger.queue_settings import QueueOptions
+from spark_mq.ledger.settings import GroupOptions
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
@@ -155,7 +157,7 @@ class Queue(QueueViews):
         if dead_letter_path is not None:
             place = absolute_path(dead_letter_path, "dead_letter_path")
             dead_letters = relative_place(root, place)
-        settings = stored.QueueSettings.validated(
+        settings = stored_queue.QueueSettings.validated(
             group,
             retention=retention,
             hard_retention=hard_retention,

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.log_marks import with_mark
+from spark_mq.ledger.queue_settings import QUEUE_DURATIONS, QueueSettings
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settings import QUEUE_DURATIONS, GroupSettings, QueueSettings
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.public_settings import public_queue_settings, settings_changed
 from spark_mq.storage.ledger_store import LedgerSnapshot

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError, TablesDisagree
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.operations.group_ledger import (
     GroupLedger,
     StartPosition,

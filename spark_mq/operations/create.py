@@ -14,7 +14,7 @@ from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import NotAQueue, QueueExists, QueueNotFound
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.identity import dead_letter_place, identified, rehomed
 from spark_mq.storage.history_table import HistoryTable

@@ -25,8 +25,9 @@ import spark_mq.streaming.source
 from spark_mq import Queue
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger, Range
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON

@@ -15,8 +15,9 @@ from spark_mq import errors
 from spark_mq.delta.actions import AddFile, Change, Commit, parse_commit
 from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import last_checkpoint
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.memory import MemoryFiles
