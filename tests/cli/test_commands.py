@@ -177,6 +177,14 @@ def test_a_queue_is_configured(run: Run, queue: Queue) -> None:
     assert (row["retention"], row["group"]["visibility_timeout"]) == (259_200.0, 60.0)
     assert Queue.open(queue.path).settings.retention == timedelta(days=3)
     assert "retention" in run("queue", "configure", queue.path).out
+    changes = ("--set", "retention=2h", "--set", "message_ttl=30d")
+    shown = run("queue", "configure", queue.path, *changes).out
+    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    assert (lines["retention"], lines["message_ttl"]) == ("3d -> 2h", "- -> 30d")
+    assert (lines["durable"], lines["group.visibility_timeout"]) == ("no", "1m")
+    assert shown.count("->") == 2
+    assert not set("{}[]") & set(shown)
+    assert "->" not in run("queue", "configure", queue.path, *changes).out
     refused = run("queue", "configure", queue.path, "--set", "durable=false", expect=2).err
     assert "fixed when the queue is created" in refused
 
@@ -202,6 +210,10 @@ def test_groups_are_listed_described_configured_and_dropped(run: Run, queue: Que
                 "max_delivery_attempts=none", "--set", "retry_jitter=0.5", "-o", "json").row  # fmt: skip
     assert (after["retry_delay"], after["max_delivery_attempts"]) == (300.0, None)
     assert queue.group("billing").settings.retry_jitter == 0.5
+    text = run("group", "configure", "billing", *here, "--set", "retry_delay=1m").out
+    assert [line.split(maxsplit=1) for line in text.splitlines() if "->" in line] == [
+        ["retry_delay", "5m -> 1m"],
+    ]  # fmt: skip
     made = run("group", "create", "new", *here, "--start", "latest", "-o", "json").row
     assert made == {"group": "new", "created": True}
     assert queue.group("new").stats().ready == 0
