@@ -69,6 +69,7 @@ class ConsumerGroup(GroupViews):
 
     # -- the group itself
 
+    @acting_by_default()
     def ensure(self) -> ConsumerGroup:
         """Create the group at its start position if it does not exist.
 
