@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from spark_mq.errors import GroupBlocked, InvalidOption
-from spark_mq.inspect.views import GroupViews
+from spark_mq.inspect.group_views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW
 from spark_mq.ledger.settings import GroupSettingsOptions

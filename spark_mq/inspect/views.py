@@ -1,40 +1,31 @@
-"""The looks that a queue and a group offer. None of them leases or commits."""
+"""The looks that a queue offers. None of them leases or commits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 
-from spark_mq.inspect.activity import MessageRecord, notable_messages, throughput
+from spark_mq.inspect.activity import throughput
 from spark_mq.inspect.blockers import Blocker, find_blockers
 from spark_mq.inspect.changes import ChangeRecord, list_changes
-from spark_mq.inspect.leases import LeaseInfo, MessagePosition, list_leases, locate
+from spark_mq.inspect.leases import MessagePosition, locate, named_sequences
 from spark_mq.inspect.letters import DeadLetterReasons, count_reasons, newest_letters
 from spark_mq.inspect.notebook import (
     NOTEBOOK_ERRORS,
     failed_html,
-    group_html,
     overview_html,
 )
 from spark_mq.inspect.overview import Health, QueueOverview, check_health, describe
-from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_group, peek_queue
-from spark_mq.inspect.seeking import SeekPreview, preview_seek
+from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_queue
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.inspect.sweeps import SweepState, sweep_state
-from spark_mq.inspect.workers import LastError, WorkerInfo, last_errors, list_workers
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.redrive import letter_schema, redrive
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.clock import Duration
 from spark_mq.util.records import Records
 from spark_mq.util.validation import validate_count
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-__all__ = ["GroupViews", "QueueViews"]
+__all__ = ["QueueViews"]
 
 
 class QueueViews:
@@ -151,16 +142,38 @@ class QueueViews:
             return []
         return find_sequences(self._context, n, key=key, message_id=message_id)
 
-    def locate(self, sequence: int) -> Records[MessagePosition]:
+    def locate(
+        self, sequence: int | None = None, *, message_id: str | None = None, n: int = 10
+    ) -> Records[MessagePosition]:
         """Return where a message stands in each group: its state, lease and worker.
 
         Parameters
         ----------
         sequence
             The message.
+        message_id
+            Instead of a sequence: the newest messages with this id. The search reads the ids of
+            retained messages, from the newest on, until it has found `n`.
+        n
+            The most messages with the id. Default: 10.
+
+        Returns
+        -------
+        Records[MessagePosition]
+            One for each message and group. Empty if the queue has no groups.
+
+        Raises
+        ------
+        InvalidOption
+            No retained message has the id, or not exactly one of the two is given.
+
+        Examples
+        --------
+        >>> queue.locate(message_id="order-1")  # doctest: +SKIP
         """
-        validate_count("sequence", sequence, least=0, most=2**63 - 1)
-        return Records(locate(self._context, sequence))
+        validate_count("n", n)
+        sequences = named_sequences(self._context, sequence, message_id, n)
+        return Records([found for one in sequences for found in locate(self._context, one)])
 
     def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> pa.Table:
         """Return the dead letters that were not redriven, without a commit.
@@ -245,108 +258,3 @@ class QueueViews:
     def sweep_state(self) -> SweepState:
         """Return when sweeps have changed the queue, and what waits for the next one."""
         return sweep_state(self._context)
-
-
-class GroupViews:
-    """Looks at a group. They lease nothing and commit nothing.
-
-    They raise GroupNotFound if there is no such group.
-    """
-
-    name: str
-    _context: QueueContext
-    _ledger: GroupLedger
-
-    def _existing(self) -> GroupLedger:
-        """Return the ledger of the group. Raises GroupNotFound."""
-        self._ledger.require_group()
-        return self._ledger
-
-    def _repr_html_(self) -> str:
-        try:
-            return group_html(self._ledger)
-        except NOTEBOOK_ERRORS as error:
-            return failed_html(repr(self), error)
-
-    def leases(self) -> Records[LeaseInfo]:
-        """Return the leases of the group: who holds which messages, since when, until when.
-
-        The oldest lease comes first.
-        """
-        return Records(list_leases(self._existing()))
-
-    def workers(self) -> Records[WorkerInfo]:
-        """Return what each worker holds, the one with most messages first."""
-        return Records(list_workers(self._existing()))
-
-    def last_errors(self, n: int = 10) -> Records[LastError]:
-        """Return the errors of unsettled messages, the latest first.
-
-        Parameters
-        ----------
-        n
-            The most errors to return. Default: 10.
-        """
-        return Records(last_errors(self._existing(), validate_count("n", n)))
-
-    def peek(
-        self,
-        n: int = 10,
-        *,
-        state: str | None = None,
-        key: str | None = None,
-        message_id: str | None = None,
-        after: int | None = None,
-    ) -> Records[PeekedMessage]:
-        """Return messages with their state in the group, without a lease.
-
-        Parameters
-        ----------
-        n
-            The most messages to return. Default: 10.
-        state
-            "ready", "unread", "delayed", "leased", "dead", "blocked", "routing" or "settled".
-            Default: all.
-        key, message_id
-            Only messages with this key or id. The search reads these columns of all messages.
-        after
-            Only messages after this sequence.
-        """
-        found = peek_group(
-            self._context,
-            self._existing(),
-            n,
-            state=state,
-            key=key,
-            message_id=message_id,
-            after=after,
-        )
-        return Records(found)
-
-    def preview_seek(self, to: str | int | datetime) -> SeekPreview:
-        """Return what :meth:`seek` would do: the position, and how many messages it concerns.
-
-        Parameters
-        ----------
-        to
-            As for :meth:`seek`.
-        """
-        return preview_seek(self._existing(), to)
-
-    def slowest(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
-        """Return the messages that took longest from their first delivery to their end.
-
-        A dead letter ends when a sweep routes it.
-
-        Parameters
-        ----------
-        n
-            The most records to return. Default: 10.
-        since
-            Only messages that ended within this time, or have not ended. Default: 1 day.
-        """
-        return Records(notable_messages(self._context, self.name, n, by="slowest", since=since))
-
-    def most_failing(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
-        """Return the messages that failed most often. See :meth:`slowest` for the parameters."""
-        return Records(notable_messages(self._context, self.name, n, by="failing", since=since))

@@ -336,6 +336,19 @@ def test_leases_say_which_worker_holds_what(run: Run, queue: Queue) -> None:
     assert str(sequence_of(queue, "leased")) in table[1]
 
 
+def test_locate_says_where_a_message_stands(run: Run, queue: Queue) -> None:
+    here, leased = ("-q", queue.path), sequence_of(queue, "leased")
+    rows = run("locate", "--message-id", "id-leased", *here, "-o", "json").rows
+    assert [(row["sequence"], row["group"], row["worker_id"]) for row in rows] == [
+        (leased, "audit", None), (leased, "billing", "worker-7"),
+    ]  # fmt: skip
+    assert run("locate", leased, *here, "-o", "json").rows == rows
+    assert "worker-7" in run("locate", leased, *here).out.splitlines()[2]
+    assert run("locate", "--message-id", "none", *here, expect=3).out == ""
+    assert "--message-id" in run("locate", *here, expect=2).err
+    assert "--message-id" in run("locate", leased, "--message-id", "x", *here, expect=2).err
+
+
 def test_a_trace_tells_the_life_of_a_message(run: Run, queue: Queue) -> None:
     row = run("trace", sequence_of(queue, "nacked"), "-q", queue.path, "-o", "json").row
     assert [event["event"] for event in row["events"]] == ["leased", "nacked", "leased", "acked"]
