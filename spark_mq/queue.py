@@ -576,7 +576,7 @@ class Queue(QueueViews):
         Raises
         ------
         InvalidOption
-            The condition cannot be run.
+            The condition cannot be run. Nothing was redriven.
         """
         return redrive(self._context, where, limit, dry_run, rate)
 
