@@ -28,6 +28,7 @@ from spark_mq.operations.shared_ledger import (
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import DROP_GROUP, Priority, Update, update_ledger
 from spark_mq.util.clock import to_micros
+from spark_mq.util.show import show_position
 from spark_mq.util.validation import suggest, validate_choice
 
 __all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
@@ -121,11 +122,8 @@ class GroupLedger(SharedLedger):
             index = self.index_for(view.ledger)
             position = self.seek_position(index, target)
             after = with_mark(admin.seek(view.ledger, index, position), index)
-            return (
-                after,
-                None,
-                {"operation": "seek", "ranges": f"{position}-", "detail": f"to {target}"},
-            )
+            detail = f"to {show_position(target)}"
+            return after, None, {"operation": "seek", "ranges": f"{position}-", "detail": detail}
 
         update_ledger(
             self.ledgers,
