@@ -38,6 +38,7 @@ from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.operations.trimming import what_is_held_back
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
+from spark_mq.util.advice import CONFIGURE_GROUP
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import (
@@ -175,8 +176,9 @@ class Queue(QueueViews):
         if queue._context.settings != settings:
             _log.warning(
                 "the queue at %s is there already, with settings of its own: these stay (a "
-                "group's: group.configure)",
+                "group's: %s)",
                 root,
+                CONFIGURE_GROUP,
             )
         if is_own_place(queue._context.settings):
             queue._context.dead_letters()

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from spark_mq.delta.parse import Action, parse
 from spark_mq.errors import CorruptLog, UnsupportedTable
+from spark_mq.util.advice import CREATE_QUEUE
 
 __all__ = [
     "AddFile",
@@ -242,7 +243,8 @@ def check_protocol(path: str, protocol: Mapping[str, Any], since: int | None = N
         raise UnsupportedTable(
             f"the Delta table at {path} has features that spark_mq does not support: {named}"
             + (f", since commit {since}. " if since is not None else ". ")
-            + "A queue's tables must stay as Queue.create makes them: publish into a new queue",
+            + f"A queue's tables must stay as {CREATE_QUEUE} makes them: publish into a new queue",
+            advice=[CREATE_QUEUE],
             path=path,
             features=features,
         )

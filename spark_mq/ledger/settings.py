@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypedDict
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.util.advice import CONFIGURE_QUEUE
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
     suggest,
@@ -193,7 +194,8 @@ class GroupSettings:
     def _validate(cls, name: str, value: Any) -> Any:
         known = {field.name: field.default for field in fields(cls)}
         if name not in known:
-            raise InvalidOption(_unknown_setting(name, list(known)), option=name, value=value)
+            text = _unknown_setting(name, list(known))
+            raise InvalidOption(text, advice=[CONFIGURE_QUEUE], option=name, value=value)
         if value is None and (known[name] is None or name in _NULLABLE):
             return None
         if name in DURATION_SETTINGS:
@@ -210,7 +212,7 @@ def _unknown_setting(name: str, known: list[str]) -> str:
     """Return the error text for a name that is no setting of a group."""
     if name in SETTINGS_OF_QUEUES:
         return (
-            f"{name!r} is a setting of the queue: use queue.configure. "
+            f"{name!r} is a setting of the queue: use {CONFIGURE_QUEUE}. "
             f"A group has {', '.join(known)}."
         )
     hint = suggest(name, known)

@@ -31,6 +31,7 @@ from spark_mq.operations.redrives import REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.util.advice import SWEEP
 from spark_mq.util.html import MAX_ROWS, object_html, rows_html
 from spark_mq.util.records import Record
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
@@ -115,10 +116,10 @@ def _warn_unrouted(context: QueueContext) -> None:
     if unrouted:
         _log.warning(
             "%d dead messages of %s are not in the dead-letter queue yet, so they are not "
-            "redriven: "
-            "sweep first (queue.sweep())",
+            "redriven: sweep first (%s)",
             sum(unrouted.values()),
             _named(list(unrouted)),
+            SWEEP,
         )
 
 

@@ -27,6 +27,7 @@ from spark_mq.operations.shared_ledger import (
 )
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import DROP_GROUP, Priority, Update, update_ledger
+from spark_mq.util.advice import drop_group
 from spark_mq.util.clock import to_micros
 from spark_mq.util.show import show_position
 from spark_mq.util.validation import suggest, validate_choice
@@ -108,8 +109,8 @@ class GroupLedger(SharedLedger):
         others = (name for name in names if _without_digits(name) != stem)
         if alike := suggest(self.name, others):
             _log.warning(
-                "group %r is made in %s, at %s: is %r meant, which is there? If so, drop_group(%r)",
-                self.name, self.queue_path, self.start, alike, self.name,
+                "group %r is made in %s, at %s: is %r meant, which is there? If so, %s",
+                self.name, self.queue_path, self.start, alike, drop_group(self.name),
             )  # fmt: skip
         else:
             _log.info("group %r is made in %s, at %s", self.name, self.queue_path, self.start)
