@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from spark_mq.inspect.activity import MessageRecord, notable_messages
 from spark_mq.inspect.leases import LeaseInfo, list_leases
@@ -15,9 +15,6 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.clock import Duration
 from spark_mq.util.records import Records
 from spark_mq.util.validation import validate_count
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 __all__ = ["GroupViews"]
 
