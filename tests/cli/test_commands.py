@@ -207,7 +207,8 @@ def test_groups_are_listed_described_configured_and_dropped(run: Run, queue: Que
     assert (row["in_flight"], row["leases"], row["settings"]["retry_delay"]) == (1, 1, 10.0)
     assert "retry_delay" in run("group", "describe", "billing", *here).out
     after = run("group", "configure", "billing", *here, "--set", "retry_delay=5m", "--set",
-                "max_delivery_attempts=none", "--set", "retry_jitter=0.5", "-o", "json").row  # fmt: skip
+                "max_delivery_attempts=none", "--set", "retry_jitter=0.5", "-o",
+                "json").row  # fmt: skip
     assert (after["retry_delay"], after["max_delivery_attempts"]) == (300.0, None)
     assert queue.group("billing").settings.retry_jitter == 0.5
     text = run("group", "configure", "billing", *here, "--set", "retry_delay=1m").out
@@ -684,7 +685,8 @@ def test_a_table_in_a_pipe_is_not_cut(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_offers_commands(shell: str) -> None:
     words = {"COMP_WORDS": "spark-mq queue ", "COMP_CWORD": "2",
-             "_TYPER_COMPLETE_ARGS": "spark-mq queue ", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+             "_TYPER_COMPLETE_ARGS": "spark-mq queue ",
+             "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
     done = completed(f"complete_{shell}", words)
     assert {"list", "create", "describe", "purge", "drop"} <= set(
         done.replace('"', " ").replace(":", " ").replace("\t", " ").split()

@@ -140,7 +140,8 @@ def test_changes_show_what_was_asked_for(queue: Queue) -> None:
         made = {one.operation: one.detail for one in queue.changes()}
         assert made.pop("configure") == "visibility_timeout=1m 30s, max_in_flight=9"
         assert made == {
-            "create group": None, "configure queue": "retention=3d", "pause": "repairs", "resume": None, "discard": "spam",
+            "create group": None, "configure queue": "retention=3d", "pause": "repairs",
+            "resume": None, "discard": "spam",
             "dead letter": "no customer", "seek": "to latest",
         }  # fmt: skip
         queue.sweep()  # the archive has the same

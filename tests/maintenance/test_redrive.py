@@ -1,4 +1,6 @@
-"""Redrive: dead letters go back where they came from, each once, also if a process crashes in between."""
+"""Redrive: dead letters go back where they came from, each once, also if a process crashes in
+between.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Killed(BaseException):
 
 
 def with_dead(queue: Queue, errors: list[str]) -> Queue:
-    """A queue whose DLQ holds a message for each error, with that as its error and its number as value and id."""
+    """A queue whose DLQ holds a message for each error, with that as its error and its number as
+    value and id.
+    """
     receipt = queue.publish(
         [
             Message(str(n), key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
@@ -176,7 +180,10 @@ def test_what_cannot_be_redriven_so_is_refused_at_the_door(
     with pytest.raises(InvalidOption, match=reported) as wrong:
         queue.redrive(**given)
     shown = "".join(traceback.format_exception(wrong.value))
-    engine = r"ParserError|Schema error|planning|dead\.\w|datafusion|Arrow ?[Ee]rror|DeltaError: |External"
+    engine = (
+        r"ParserError|Schema error|planning|dead\.\w|datafusion|Arrow ?[Ee]rror|DeltaError: "
+        r"|External"
+    )
     assert not re.search(engine, shown), "the SQL engine's text"
     assert queue.redrive().messages == 1
 
