@@ -76,6 +76,10 @@ fault: setup ## kill everything at random and interrupt each line, then check th
 	@$(with_spark) PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark $(SPARK) --outages $(OUTAGES)
 	@INTERRUPTS=all $(python) -m pytest tests/operations/test_interrupts.py -q
 
+.PHONY: fault-order
+fault-order: setup ## kill eight workers of an ordered group at random, then check the order of keys; KILLS=200 OUTAGES=8
+	@PYTHONPATH="$(CURDIR)/tests" $(python) -m chaos.run --kills $(KILLS) --spark 0 --outages $(OUTAGES) --order key
+
 .venv/.s3: .venv/.installed
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[s3]'
 	@touch $@

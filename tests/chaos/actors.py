@@ -65,10 +65,18 @@ def journals(folder: Path, kind: str) -> set[int]:
     return found
 
 
+def _key() -> str | None:
+    """Return a key at random: a third of all messages have one key, a tenth have none."""
+    return random.choices((None, "key-0", f"key-{random.randint(1, 40)}"), (10, 33, 57))[0]
+
+
+def _message(value: str, message_id: str | None = None) -> Message:
+    priority = random.choices((0, 5, 9), (90, 5, 5))[0]
+    return Message(value, key=_key(), message_id=message_id, priority=priority)
+
+
 def _messages(kind: str, number: int, count: int) -> list[Message]:
-    return [
-        Message(f"{kind} {number} {n}", message_id=f"{kind}-{number}-{n}") for n in range(count)
-    ]
+    return [_message(f"{kind} {number} {n}", f"{kind}-{number}-{n}") for n in range(count)]
 
 
 def opened(path: str, stop: Flag) -> Queue:
@@ -105,7 +113,9 @@ def publish_buffered(path: str, notes: Path, stop: Flag, name: str) -> None:
     with opened(path, stop).publisher(max_messages=50, max_age="50ms") as publisher:
         while not stop.wait(random.uniform(0.1, 0.5)):
             with suppress(StorageError):
-                waiting = [publisher.publish(f"{name} {n}") for n in range(random.randint(1, 20))]
+                waiting = [
+                    publisher.publish(_message(f"{name} {n}")) for n in range(random.randint(1, 20))
+                ]
                 journal.write([one.result(60) for one in waiting])
 
 

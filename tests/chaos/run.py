@@ -5,6 +5,8 @@ the storage, and a check of everything at the end.
     make fault KILLS=1000 SPARK=2             # longer, with two Spark workers; SPARK=0 without
     # times without permissions, and full disks where one may be mounted
     make fault OUTAGES=30
+    # eight workers of a group that keeps the order of keys
+    make fault-order
     PYTHONPATH=tests .venv/bin/python -m chaos.run --kills 50 --spark 0 --seed 7
 
 Exit code 1 if anything is wrong. The queue is left in --folder, if one is given, to be looked at.
@@ -34,7 +36,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
 
 from . import actors
 from .actors import GROUP, POISON, SPARK, Flag
@@ -48,6 +50,7 @@ FORKS.set_forkserver_preload(
 )
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT, SKEW, ATTEMPTS, POISONS = 2.0, 0.2, 6, 2
+LANES = 16
 STREAM_KILLS = 6
 
 
@@ -172,7 +175,7 @@ class Submitted:
 class Run:
     """All slots, and the faults."""
 
-    def __init__(self, folder: Path, spark: int, outages: int) -> None:
+    def __init__(self, folder: Path, spark: int, outages: int, order: str) -> None:
         self.disk = Disk(folder / "disk")
         self.past = folder / "past"
         self.outages, self.planned = Outages(self.disk, self.disk.path / "queue"), outages
@@ -184,7 +187,9 @@ class Run:
             clock_skew=SKEW,
             max_delivery_attempts=ATTEMPTS,
             retry_delay="200ms",
+            lanes=LANES,
         )
+        self.queue.group(GROUP).configure(order=order)
         self.stop, self.enough, self.drained = (
             Flag(folder / "stop"),
             Flag(folder / "enough"),
@@ -197,9 +202,16 @@ class Run:
             self.slot("publisher", actors.publish, self.enough, "numbered-2"),
             self.slot("buffered publisher", actors.publish_buffered, self.enough, "buffered"),
         ]
+        workers, settlers = (4, 4) if order == "key" else (3, 2)
         self.workers = [
-            *(self.slot("worker", actors.work, self.drained, f"worker-{n}") for n in range(3)),
-            *(self.slot("settler", actors.settle, self.drained, f"settler-{n}") for n in range(2)),
+            *(
+                self.slot("worker", actors.work, self.drained, f"worker-{n}")
+                for n in range(workers)
+            ),
+            *(
+                self.slot("settler", actors.settle, self.drained, f"settler-{n}")
+                for n in range(settlers)
+            ),
         ]
         self.sweepers = [
             self.slot("sweeper", actors.chores, self.stop, f"sweeper-{n}") for n in range(2)
@@ -280,7 +292,7 @@ class Run:
                 self.enough.set()
             due = poisons < POISONS and self.done["kills"] >= kills * (poisons + 1) // 5
             if due and not self.outages.on:
-                self.queue.publish(POISON)
+                self.queue.publish([Message(POISON, key=f"key-{poisons}")])
                 poisons += 1
             self.trouble(kills)
             time.sleep(0.02)
@@ -378,11 +390,14 @@ def main() -> int:
     )
     parser.add_argument("--folder", type=Path, help="where to leave everything")
     parser.add_argument("--outages", type=int, default=8, help="how many outages of the storage")
+    parser.add_argument(
+        "--order", choices=("none", "key"), default="none", help="the order of the Python group"
+    )
     args = parser.parse_args()
     random.seed(args.seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
-        run = Run(folder, args.spark, args.outages)
+        run = Run(folder, args.spark, args.outages, args.order)
         path = Path(run.queue.path)
         try:
             run.fault(args.kills)
@@ -395,7 +410,8 @@ def main() -> int:
             wrong = put_back(path, run.past, table, folder)
             run.failed += wrong
             run.done["tables put back"] += 1
-        found = judge(path, run.notes, run.sink, Expected(ATTEMPTS, timedelta(seconds=SKEW)))
+        expected = Expected(ATTEMPTS, timedelta(seconds=SKEW), args.order == "key")
+        found = judge(path, run.notes, run.sink, expected)
         reported = found.counts
         figures = {
             "seconds": round(time.monotonic() - run.started),
@@ -410,6 +426,7 @@ def main() -> int:
                 for name in sorted(reported)
                 if name not in ("messages", "leases")
             },
+            "out of order": sum(" key " in one for one in found.wrong),
             "overlaps": sum("holds it" in one for one in found.wrong),
             "lost": sum("ended 0 times" in one for one in found.wrong),
             "wrong": len(found.wrong) + len(run.failed),

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from support.checker import Findings, check_queue, history, published
+from support.order_checker import check_order_of_queue
 
 from .actors import GROUP, POISON, SPARK, journals
 
@@ -23,12 +24,18 @@ class Expected:
 
     attempts: int
     skew: timedelta
+    ordered: bool
+    """Whether the Python group keeps the order of keys."""
 
 
 def judge(path: Path, notes: Path, sink: Path, reported: Expected) -> Findings:
     """Everything, for all groups. ``counts`` has the figures."""
     groups = [group for group in (GROUP, SPARK) if group == GROUP or sink.exists()]
     found = check_queue(path, skew=reported.skew, drained=groups)
+    if reported.ordered:
+        order = check_order_of_queue(path, [GROUP])
+        found.wrong += order.wrong
+        found.counts["holds"] = order.counts["holds"]
     rows, sequences = history(path), published(path)
     lost = journals(notes, "published") - set(sequences)
     found.counts["leases"] = len(

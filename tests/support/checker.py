@@ -111,12 +111,12 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
             f"{where}: counted {row['delivery_count']}, delivered {life.deliveries} times",
         )
         life.holder, life.expired, life.free_at = lease, None, None
-    elif event in ("acked", "nacked", "rejected", "released", "extended"):
+    elif event in ("acked", "nacked", "rejected", "released", "returned", "extended"):
         found.expect(
             lease is not None and lease in (life.holder, life.expired),
             f"{where}, but {life.holder or 'nobody'} holds it",
         )
-        life.deliveries -= event == "released" and life.holder is not None
+        life.deliveries -= event in ("released", "returned") and life.holder is not None
         life.holder, life.expired, life.free_at = (
             (lease, None, None) if event == "extended" else (None, None, None)
         )
@@ -169,23 +169,33 @@ def _read(path: str | Path, options: Options) -> Iterator[tuple[int, list[dict[s
                 )
 
 
-def published(path: str | Path, options: Options = NONE) -> list[int]:
-    """The sequences of all messages, from the log of ``messages/``: version and ordinal of each add
-    in a commit without removes.
+def added_files(path: str | Path, options: Options = NONE) -> Iterator[tuple[int, str, int, int]]:
+    """Yield (version, path, rows, rows of the commit before it) of the files of ``messages/``.
+
+    A file counts once, in the first commit without removes that adds it.
     """
-    found: list[int] = []
     seen: set[str] = set()
-    for version, actions in _read(f"{path}/messages", options):
+    for version, actions in _read(path, options):
         adds = [
             a["add"]
             for a in actions
             if "add" in a and a["add"].get("dataChange", True) and a["add"]["path"] not in seen
         ]
-        if not any("remove" in a for a in actions):
-            rows = sum(json.loads(add["stats"])["numRecords"] for add in adds)
-            found += [(version << 32) + ordinal for ordinal in range(rows)]
+        before = 0
+        for add in adds if not any("remove" in a for a in actions) else []:
+            rows = json.loads(add["stats"])["numRecords"]
+            yield version, add["path"], rows, before
+            before += rows
         seen |= {add["path"] for add in adds}
-    return found
+
+
+def published(path: str | Path, options: Options = NONE) -> list[int]:
+    """Return the sequences of all messages: the version and ordinal of each row."""
+    return [
+        (version << 32) + before + row
+        for version, _, rows, before in added_files(f"{path}/messages", options)
+        for row in range(rows)
+    ]
 
 
 def history(path: str | Path, options: Options = NONE) -> list[Row]:
