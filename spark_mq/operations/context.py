@@ -17,7 +17,7 @@ from spark_mq.operations.group_ledger import (
 )
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.shared_ledger import OperationBatcher
-from spark_mq.storage.history_table import HistoryStore
+from spark_mq.storage.history_store import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros
