@@ -172,17 +172,7 @@ class Queue(QueueViews):
             group_expiry=group_expiry,
         )
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
-        queue = cls(open_context(root, options, clock))
-        if queue._context.settings != settings:
-            _log.warning(
-                "the queue at %s is there already, with settings of its own: these stay (a "
-                "group's: %s)",
-                root,
-                CONFIGURE_GROUP,
-            )
-        if is_own_place(queue._context.settings):
-            queue._context.dead_letters()
-        return queue
+        return cls(_open_created(open_context(root, options, clock), settings))
 
     @classmethod
     def open(
@@ -740,6 +730,20 @@ class Queue(QueueViews):
             groups=groups,
             trim_blocked_by=[] if held is None else list(held.groups),
         )
+
+
+def _open_created(context: QueueContext, wanted: stored_queue.QueueSettings) -> QueueContext:
+    """Warn if a queue was there with other settings. Create its dead-letter queue."""
+    if context.settings != wanted:
+        _log.warning(
+            "the queue at %s is there already, with settings of its own: these stay (a "
+            "group's: %s)",
+            context.path,
+            CONFIGURE_GROUP,
+        )
+    if is_own_place(context.settings):
+        context.dead_letters()
+    return context
 
 
 def _publish_txn(
