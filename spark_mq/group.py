@@ -423,7 +423,8 @@ class ConsumerGroup(GroupViews):
             the message. Any other return acks it, and any other exception is a failure.
         each
             "lease" (default) or "message". With "message", many messages are leased and settled
-            together, but no more than the handlers need for about a second.
+            together, but no more than the handlers need for about a second. In a group with
+            ``order="key"`` the messages of a lane are handled one after the other.
         also
             With ``each="message"``: more groups, also of other queues, for the same handler or
             each with its own: ``{group: handler}``.

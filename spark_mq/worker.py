@@ -123,20 +123,7 @@ def _run_for_leases(served: Served, options: WorkOptions) -> WorkSummary:
     return loop.run(validate_count("threads", options.threads, most=1_000), grace)
 
 
-def _refuse_order(served: Served) -> None:
-    """Raise InvalidOption for a group in order. Its messages of one key would run side by side."""
-    for ledger, _ in served:
-        if ledger.settings().order == "key":
-            raise InvalidOption(
-                f"each='message' does not keep the order of keys, and group {ledger.name!r} has "
-                f"order='key'. Use each='lease'.",
-                option="each",
-                value="message",
-            )
-
-
 def _run_for_messages(served: Served, options: WorkOptions) -> WorkSummary:
-    _refuse_order(served)
     for _, handler in served:
         validate_callable("handler", handler, "message")
     if options.ack == "manual":

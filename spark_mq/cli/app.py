@@ -16,6 +16,7 @@ from spark_mq.cli import (
     dead_letters,
     groups,
     health,
+    lanes,
     messages,
     metrics,
     queues,
@@ -42,7 +43,7 @@ app = typer.Typer(
         "4 the store failed, 130 interrupted."
     ),
 )
-for part in (messages, workers, top, throughput, health, metrics, web):
+for part in (messages, lanes, workers, top, throughput, health, metrics, web):
     part.register(app)
 app.add_typer(queues.app, name="queue")
 app.add_typer(groups.app, name="group")

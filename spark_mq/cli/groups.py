@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from spark_mq.cli import interventions
+from spark_mq.cli.lanes import LANE_COLUMNS, PRIORITY_COLUMNS, lane_rows, priority_rows
 from spark_mq.cli.options import (
     GroupArgument,
     Output,
@@ -33,6 +34,8 @@ __all__ = ["app"]
 app = typer.Typer(help="Look at groups, configure and move them.", no_args_is_help=True)
 interventions.register(app)
 
+_LANES = 5
+"""Lanes in the description of a group, the hottest."""
 _Sequences = Annotated[
     list[int] | None, option("--sequence", help="Only this message. Repeatable.")
 ]
@@ -58,18 +61,26 @@ def describe(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Describe a group: counts, settings, leases, and what blocks it."""
+    """Describe a group: counts, settings, leases, priorities, lanes, and what blocks it."""
     opened = open_queue(queue, storage_option)
     found = existing_group(opened, group)
     leases, blockers = found.leases(), [one for one in opened.blockers() if one.group == group]
     stats, settings = asdict(found.stats()), asdict(found.settings)
+    priorities, lanes = found.priorities(), found.lanes(_LANES)
     if output is OutputFormat.json:
         row = {"group": group, **stats, "leases": len(leases), "settings": settings}
-        print(json_line({**row, "blockers": [asdict(one) for one in blockers]}))
+        more = {"priorities": priorities, "lanes": lanes, "blockers": blockers}
+        print(json_line({**row, **more}))
         return
     emit_one({"group": group, **stats, "leases": len(leases)}, output)
     print()
     emit_one(settings, output)
+    if len(priorities) > 1:
+        print()
+        emit(priority_rows(priorities), PRIORITY_COLUMNS, output)
+    if lanes:
+        print()
+        emit(lane_rows(lanes), LANE_COLUMNS, output)
     for one in blockers:
         print(f"{one.because} blocks {one.blocks}: messages {one.first} to {one.last}")
 

@@ -82,7 +82,7 @@ def _server(listener: socket.socket, content: Callable[[], bytes]) -> ThreadingH
 def _look(queue: Any) -> Mapping[str, QueueOverview | None]:
     """Look at a queue. None if the look fails."""
     try:
-        return {queue.path: queue.describe()}
+        return {queue.path: queue.describe(lanes=True)}
     except (SparkMQError, OSError) as error:
         print(f"spark-mq: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return {queue.path: None}

@@ -39,6 +39,7 @@ class _Format:
     envelope: bool = False
     key_field: str | None = None
     id_field: str | None = None
+    priority: int = 0
 
 
 def publish(
@@ -52,7 +53,8 @@ def publish(
     ] = False,
     raw: Annotated[bool, option("--raw", help="Lines are any text, not JSON.")] = False,
     envelope: Annotated[
-        bool, option("--envelope", help="Lines are objects with value, key, headers, message_id.")
+        bool,
+        option("--envelope", help="Lines are objects: value, key, headers, message_id, priority."),
     ] = False,
     key_field: Annotated[
         str | None, option("--key-field", help="The field of the object that is the key.")
@@ -60,6 +62,9 @@ def publish(
     id_field: Annotated[
         str | None, option("--id-field", help="The field of the object that is the id.")
     ] = None,
+    priority: Annotated[
+        int, option("--priority", min=0, max=9, help="A higher one is leased first.")
+    ] = 0,
     producer_id: Annotated[
         str | None,
         option("--producer-id", help="A name for this input. A repeated call goes on behind it."),
@@ -72,7 +77,7 @@ def publish(
     Up to 10,000 lines are one commit. With --producer-id a call that was killed can be repeated
     with the same input: it goes on behind the last line published.
     """
-    lines = _Format(raw, envelope, key_field, id_field)
+    lines = _Format(raw, envelope, key_field, id_field, priority)
     if raw and (envelope or key_field or id_field):
         raise InvalidOption(
             "--raw lines have no fields: leave out --envelope, --key-field and --id-field",
@@ -157,26 +162,27 @@ def _chunks(
 
 
 def _message(line: bytes, where: str, lines: _Format) -> Any:
+    from spark_mq.message import Message
+
     if lines.raw:
-        return line
+        return Message(line, priority=lines.priority) if lines.priority else line
     try:
         data = json.loads(line)
     except ValueError:
         raise _bad_line(where, "is not JSON: repair it, or give --raw for any text") from None
     if lines.envelope:
-        return _from_envelope(data, where)
-    if lines.key_field is None and lines.id_field is None:
+        return _from_envelope(data, where, lines.priority)
+    if lines.key_field is None and lines.id_field is None and not lines.priority:
         return line
-    from spark_mq.message import Message
-
     return Message(
         line,
         key=_field(data, lines.key_field, where),
         message_id=_field(data, lines.id_field, where),
+        priority=lines.priority,
     )
 
 
-def _from_envelope(data: Any, where: str) -> Any:
+def _from_envelope(data: Any, where: str, priority: int) -> Any:
     from spark_mq.message import Message
 
     if not isinstance(data, Mapping) or "value" not in data:
@@ -193,6 +199,7 @@ def _from_envelope(data: Any, where: str) -> Any:
         key=data.get("key"),
         headers=dict(data.get("headers") or {}),
         message_id=data.get("message_id"),
+        priority=priority if (own := data.get("priority")) is None else own,
     )
 
 

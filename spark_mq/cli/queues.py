@@ -91,6 +91,9 @@ def create(
     dead_letter_path: Annotated[
         str | None, option("--dead-letter-path", help="Another queue for dead letters.")
     ] = None,
+    lanes: Annotated[
+        int, option("--lanes", min=0, help="Lanes for the order of keys. 0: none. Fixed.")
+    ] = 0,
     settings: Annotated[
         list[str] | None,
         option("--set", metavar="NAME=VALUE", help="Another setting of the queue. Repeatable."),
@@ -104,7 +107,8 @@ def create(
 
     others = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
     attempts = parse_setting(max_delivery_attempts)
-    given: dict[str, Any] = {"max_delivery_attempts": attempts, "retention": retention, **others}
+    given: dict[str, Any] = {"max_delivery_attempts": attempts, "retention": retention}
+    given |= {"lanes": lanes, **others}
     if "durable" in given:
         given["durable"] = str(given["durable"]).lower() in ("true", "1", "yes")
     created = Queue.create(
@@ -143,6 +147,7 @@ def describe(
             "last sweep": f"{show_time(sweeps.last_change_at)}, "
             f"{sweeps.unarchived_commits} commits wait",
             "groups": len(overview.groups) + len(overview.damaged),
+            "lanes": overview.settings.lanes or "none",
         },
         output,
     )

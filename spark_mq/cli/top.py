@@ -14,6 +14,7 @@ from rich.console import Group as Stack
 from rich.live import Live
 from rich.text import Text
 
+from spark_mq.cli.lanes import lane_rows
 from spark_mq.cli.options import Output, OutputFormat, QueuePath, StorageOptions, open_queue, option
 from spark_mq.cli.output import Column, emit, json_line, make_table, show_age, show_time
 from spark_mq.cli.queues import group_rows
@@ -34,6 +35,10 @@ _WORKERS: Final[list[Column]] = [
 ]  # fmt: skip
 _ERRORS: Final[list[Column]] = [
     ("LAST ERROR", "error"), ("GROUP", "group"), ("STATE", "state"), ("MESSAGES", "messages"),
+]  # fmt: skip
+_LANES: Final[list[Column]] = [
+    ("HELD LANE", "lane"), ("GROUP", "group"), ("MESSAGES", "messages"), ("SHARE", "share"),
+    ("AGE", "age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
 ]  # fmt: skip
 _DETAILED: Final = 10
 """Groups whose workers and errors one refresh reads, the busiest."""
@@ -101,7 +106,8 @@ class _View:
         busiest = group_rows(overview.groups, max(self._groups, _DETAILED))
         rows = [{**row, **rates.get(row["group"], {})} for row in busiest]
         self._before = (now, overview)
-        workers, errors = self._details([row["group"] for row in rows[:_DETAILED]])
+        detailed = [row["group"] for row in rows[:_DETAILED]]
+        workers, errors = self._details(detailed)
         return {
             "queue": overview.path,
             "at": datetime.now(UTC),
@@ -114,8 +120,20 @@ class _View:
             "damaged": dict(overview.damaged),
             "groups": rows[: self._groups],
             "workers": workers,
+            "held_lanes": self._held_lanes(detailed),
             "errors": errors,
         }
+
+    def _held_lanes(self, names: list[str]) -> list[dict[str, Any]]:
+        """Return the lane of each ordered group that holds back most messages."""
+        found = []
+        for name in names:
+            group = self._queue.group(name)
+            if group.settings.order == "key":
+                hottest = max(group.lanes(None), key=_held_back, default=None)
+                if hottest is not None and hottest.held_back:
+                    found.append({"group": name, **lane_rows([hottest])[0]})
+        return found
 
     def _rates(self, overview: Any, now: float) -> dict[str, dict[str, float]]:
         if self._before is None:
@@ -150,6 +168,10 @@ class _View:
         return workers[:10], errors[:10]
 
 
+def _held_back(lane: Any) -> int:
+    return int(lane.held_back)
+
+
 def _title(frame: Mapping[str, Any]) -> str:
     rate = frame["published_per_second"]
     speed = "" if rate is None else f" ({rate:,.0f}/s)"
@@ -162,7 +184,13 @@ def _title(frame: Mapping[str, Any]) -> str:
 
 
 def _sections(frame: Mapping[str, Any]) -> list[tuple[list[dict[str, Any]], list[Column]]]:
-    named = ((frame["groups"], _GROUPS), (frame["workers"], _WORKERS), (frame["errors"], _ERRORS))
+    names = (
+        ("groups", _GROUPS),
+        ("workers", _WORKERS),
+        ("held_lanes", _LANES),
+        ("errors", _ERRORS),
+    )
+    named = [(frame[name], columns) for name, columns in names]
     return [(rows, columns) for rows, columns in named if rows]
 
 

@@ -90,6 +90,11 @@ class LogFollower:
         return self._own_streak >= 2 and time.monotonic() - self._sure_at < BASE_CHECK_SECONDS
 
     @property
+    def seconds_since_look(self) -> float:
+        """Return the seconds since the state was certainly the latest."""
+        return time.monotonic() - self._sure_at
+
+    @property
     def state(self) -> TableState:
         """The table as of the last look; looks if there was none yet."""
         return self._state or self.refresh()
@@ -128,6 +133,23 @@ class LogFollower:
             else:
                 state = self._state
             self._sure_at = started
+            return self._accept(state)
+
+    def step(self) -> TableState:
+        """Return the table after at most one more commit. Over a store it is one request.
+
+        It has fewer guards than :meth:`refresh`. Raises as that.
+        """
+        with self._lock:
+            if self._state is None or self._local:
+                return self.refresh()
+            state = self._state
+            try:
+                self._apply(state, self.read_commit(state.version + 1))
+            except FileNotFoundError:
+                return state
+            except LogReplaced:
+                return self.refresh()
             return self._accept(state)
 
     def _accept(self, state: TableState) -> TableState:

@@ -222,6 +222,11 @@ class LocalBackend:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._files.unlink(self._full(path))
 
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete several files, as far as they exist."""
+        for path in paths:
+            self.delete(path)
+
     def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
         """Delete old temporary files and return how many."""
         limit, deleted = time.time() - older_than_seconds, 0

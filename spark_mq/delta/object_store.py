@@ -217,6 +217,10 @@ class ObjectStore:
         """Delete a file, if it exists."""
         self._backend.delete(_checked(path))
 
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete several files, as far as they exist. Some stores need one request for all."""
+        self._backend.delete_many([_checked(path) for path in paths])
+
     def delete_empty_folders(self, names: Iterable[str]) -> None:
         """Delete local folders that hold no file, and then the root. A store has no folders."""
         self._backend.delete_empty_folders([_checked(name) for name in names])

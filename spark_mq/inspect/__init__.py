@@ -8,6 +8,7 @@ from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, MessageRecord
 from spark_mq.inspect.blockers import Blocker
 from spark_mq.inspect.changes import ChangeRecord
 from spark_mq.inspect.find import find_queues
+from spark_mq.inspect.lanes import HotKey, LaneInfo, LaneSummary, PriorityInfo
 from spark_mq.inspect.leases import LeaseInfo, MessagePosition
 from spark_mq.inspect.letters import DeadLetterReason, DeadLetterReasons
 from spark_mq.inspect.overview import Health, Problem, QueueOverview
@@ -25,11 +26,15 @@ __all__ = [
     "DeadLetterReason",
     "DeadLetterReasons",
     "Health",
+    "HotKey",
+    "LaneInfo",
+    "LaneSummary",
     "LastError",
     "LeaseInfo",
     "MessagePosition",
     "MessageRecord",
     "PeekedMessage",
+    "PriorityInfo",
     "Problem",
     "QueueOverview",
     "SeekPreview",

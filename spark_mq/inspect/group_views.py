@@ -5,6 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 
 from spark_mq.inspect.activity import MessageRecord, notable_messages
+from spark_mq.inspect.lanes import (
+    HotKey,
+    LaneInfo,
+    PriorityInfo,
+    find_hot_keys,
+    list_lanes,
+    list_priorities,
+)
 from spark_mq.inspect.leases import LeaseInfo, list_leases
 from spark_mq.inspect.notebook import NOTEBOOK_ERRORS, failed_html, group_html
 from spark_mq.inspect.peek import PeekedMessage, peek_group
@@ -46,6 +54,50 @@ class GroupViews:
         The oldest lease comes first.
         """
         return Records(list_leases(self._existing()))
+
+    def priorities(self) -> Records[PriorityInfo]:
+        """Return the priorities that have unsettled messages, the highest first."""
+        return Records(list_priorities(self._existing()))
+
+    def lanes(self, top: int | None = 10, *, by: str = "messages") -> Records[LaneInfo]:
+        """Return the lanes with the most unsettled messages, and what holds each of them back.
+
+        Empty if the queue has no lanes. Of a very large backlog it counts the first million runs
+        of messages in one lane.
+
+        Parameters
+        ----------
+        top
+            The most lanes to return. Default: 10. None: all.
+        by
+            "messages" (default), or "age" for the lanes with the oldest first messages.
+
+        Examples
+        --------
+        >>> for lane in group.lanes(top=3):  # doctest: +SKIP
+        ...     print(lane.lane, lane.messages, lane.because)
+        7 51200 lease 5f0c of worker-1 until 2026-01-31 12:00:00Z
+        """
+        return Records(list_lanes(self._existing(), top, by))
+
+    def hot_keys(self, lane: int, n: int = 10) -> Records[HotKey]:
+        """Return the commonest keys among the first unsettled messages of a lane.
+
+        It reads the keys of 10,000 messages at most.
+
+        Parameters
+        ----------
+        lane
+            The lane's number.
+        n
+            The most keys to return. Default: 10.
+
+        Raises
+        ------
+        InvalidOption
+            The queue has no such lane.
+        """
+        return Records(find_hot_keys(self._existing(), lane, n))
 
     def workers(self) -> Records[WorkerInfo]:
         """Return what each worker holds, the one with most messages first."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError
+from spark_mq.inspect.lanes import list_lanes, list_priorities
 from spark_mq.inspect.leases import list_leases
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.stats import GroupStats
@@ -20,6 +21,9 @@ NOTEBOOK_ERRORS: Final = (SparkMQError, *STORE_ERRORS)
 _GROUP_COLUMNS: Final = (
     "group", "ready", "delayed", "in_flight", "dead", "blocked", "acked", "dead_lettered",
     "oldest_unsettled_age", "blocked_because",
+)  # fmt: skip
+_LANE_COLUMNS: Final = (
+    "lane", "messages", "share", "ready", "in_flight", "head", "head_age", "held_back", "because",
 )  # fmt: skip
 
 
@@ -55,11 +59,18 @@ def overview_html(overview: QueueOverview) -> str:
 
 
 def group_html(group: GroupLedger) -> str:
-    """Return the stats and the leases of a group."""
+    """Return the stats, the leases, the priorities and the hottest lanes of a group."""
     stats = group.stats()
     facts = {"queue": group.queue_path, **asdict(stats)}
     leases = rows_html(list_leases(group), title="Leases")
-    return object_html(facts, f"Group {group.name}") + leases
+    return object_html(facts, f"Group {group.name}") + leases + _lanes_html(group)
+
+
+def _lanes_html(group: GroupLedger) -> str:
+    """Return the priorities, if there are several, and the hottest lanes, if there are any."""
+    priorities, lanes = list_priorities(group), list_lanes(group, 10, "messages")
+    shown = rows_html(priorities, title="Priorities") if len(priorities) > 1 else ""
+    return shown + (rows_html(lanes, _LANE_COLUMNS, "Hottest lanes") if lanes else "")
 
 
 def failed_html(title: str, error: BaseException) -> str:

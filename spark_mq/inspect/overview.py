@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
 from spark_mq.errors import SparkMQError
+from spark_mq.inspect.lanes import LaneSummary, summarize_lanes
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.inspect.sweeps import SweepState, sweep_state
 from spark_mq.ledger.message_index import MessageIndex
@@ -22,6 +24,8 @@ from spark_mq.util.validation import validate_count, validate_duration
 __all__ = ["Health", "Problem", "QueueOverview", "check_health", "count_dead_letters", "describe"]
 
 
+MAX_SUMMARIES: Final = 20
+"""Groups whose lanes one look counts."""
 _BUSY: Final = "max_in_flight"
 """The cap that a busy group reaches. It is no problem."""
 
@@ -56,6 +60,8 @@ class QueueOverview(Record):
         Messages in the dead-letter queue that were not redriven. None if it cannot be read.
     sweeps
         The state of the sweeps.
+    lanes
+        The priorities and lanes of the busiest groups that use them, if they were asked for.
     """
 
     path: str
@@ -72,6 +78,7 @@ class QueueOverview(Record):
     damaged: Mapping[str, str]
     dead_letters: int | None
     sweeps: SweepState
+    lanes: Mapping[str, LaneSummary] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +116,15 @@ class Health(Record):
     problems: tuple[Problem, ...]
 
 
-def describe(context: QueueContext, reader: StatsReader | None = None) -> QueueOverview:
+def describe(
+    context: QueueContext, reader: StatsReader | None = None, *, lanes: bool = False
+) -> QueueOverview:
     """Return an overview of a queue: see :meth:`spark_mq.Queue.describe`."""
     reader = reader or StatsReader(context)
     index, horizon = context.messages.index(), context.horizon()
     with reader.lock:
         groups, damaged = reader.read(index), dict(reader.damaged)
+        ordered = reader.ordered()
     retained = index.count(horizon + 1, index.last_sequence)
     return QueueOverview(
         path=context.path,
@@ -131,7 +141,29 @@ def describe(context: QueueContext, reader: StatsReader | None = None) -> QueueO
         damaged=damaged,
         dead_letters=count_dead_letters(context),
         sweeps=sweep_state(context),
+        lanes=_lanes(context, index, groups, ordered) if lanes else {},
     )
+
+
+def _lanes(
+    context: QueueContext, index: MessageIndex, groups: Mapping[str, GroupStats], ordered: set[str]
+) -> dict[str, LaneSummary]:
+    """Return the summaries of the busiest groups that are ordered or have priorities."""
+    using = [
+        name
+        for name, own in groups.items()
+        if name in ordered or index.priorities_after(own.floor) != 1
+    ]
+    busiest = sorted(using, key=lambda name: (-_backlog(groups[name]), name))[:MAX_SUMMARIES]
+    found: dict[str, LaneSummary] = {}
+    for name in sorted(busiest):
+        with contextlib.suppress(SparkMQError):  # dropped meanwhile; a damaged one is in `damaged`
+            found[name] = summarize_lanes(context.group(name))
+    return found
+
+
+def _backlog(stats: GroupStats) -> int:
+    return stats.ready + stats.delayed + stats.in_flight + stats.blocked
 
 
 def _last_publish(index: MessageIndex) -> datetime | None:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import CorruptLog
 from spark_mq.inspect.positions import label_ranges, validate_state
+from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.operations.context import QueueContext
@@ -24,7 +25,7 @@ from spark_mq.util.validation import validate_count
 __all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue"]
 
 _COLUMNS: Final = (
-    "message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at",
+    "message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at", "priority",
 )  # fmt: skip
 _ROWS: Final = 50_000
 """Rows of which a search reads the keys or ids at once."""
@@ -45,6 +46,8 @@ class PeekedMessage(Record):
         The payload. None if the message cannot be read.
     published_at, deliver_at, expires_at
         Aware datetimes in UTC, or None.
+    priority, lane
+        Its priority, and the lane of its key. None without a key, or if the queue has no lanes.
     group
         The group that the state belongs to. None for a look at the queue.
     state
@@ -72,6 +75,8 @@ class PeekedMessage(Record):
     published_at: datetime | None = None
     deliver_at: datetime | None = None
     expires_at: datetime | None = None
+    priority: int = 0
+    lane: int | None = None
     group: str | None = None
     state: str | None = None
     delivery_count: int = 0
@@ -180,7 +185,7 @@ def _read(
 ) -> list[PeekedMessage]:
     """Read the first `n` messages of some slices that match."""
     messages: list[PeekedMessage] = []
-    files = context.messages.files
+    files, layout = context.messages.files, BandLayout(context.messages.lanes)
     search = MessageReader(files, wanted.columns)
     reader = MessageReader(files, _COLUMNS)
     for piece, described in found:
@@ -191,7 +196,7 @@ def _read(
         head = [piece.part(0, min(left, piece.rows))]
         parts = _matching(search, piece, wanted, left) if wanted.columns else head
         for part in parts:
-            messages += _messages(reader, part, base)
+            messages += _messages(reader, part, base, layout)
     return messages[:n]
 
 
@@ -212,7 +217,7 @@ def _matching(
 
 
 def _messages(
-    reader: MessageReader, piece: FileSlice, base: PeekedMessage
+    reader: MessageReader, piece: FileSlice, base: PeekedMessage, layout: BandLayout
 ) -> Iterator[PeekedMessage]:
     try:
         rows = reader.read(piece).to_pylist()
@@ -223,6 +228,8 @@ def _messages(
     for row, values in enumerate(rows):
         given: dict[str, Any] = {name: values[name] for name in _COLUMNS}
         given["headers"] = dict(given["headers"] or ())
+        given["priority"] = given["priority"] or 0
+        given["lane"] = layout.lane(given["key"])
         yield replace(base, sequence=piece.first + row, **given)
 
 

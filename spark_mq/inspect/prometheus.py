@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from spark_mq.inspect.lanes import LaneSummary
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.util.clock import to_seconds
@@ -42,6 +43,21 @@ _GAUGES: Final[Mapping[str, tuple[str, Callable[[GroupStats], float | None]]]] =
     "spark_mq_ledger_ranges": ("Ranges in the ledger.", lambda stats: stats.ledger_ranges),
 }
 """The gauges of a group: their help, and how to get them from its stats."""
+_LANE_GAUGES: Final[Mapping[str, tuple[str, Callable[[LaneSummary], float | None]]]] = {
+    "spark_mq_lanes_held_back": (
+        "Lanes whose due messages wait for a retry, a delay or the owner.",
+        lambda summary: summary.lanes_held_back,
+    ),
+    "spark_mq_held_back_messages": (
+        "Due messages of these lanes.",
+        lambda summary: summary.held_back,
+    ),
+    "spark_mq_oldest_lane_head_age_seconds": (
+        "Seconds since the publish of the oldest first message of a lane.",
+        lambda summary: to_seconds(summary.oldest_head_age),
+    ),
+}
+"""The gauges of an ordered group. No lane is a label, because there may be a thousand."""
 _QUEUE_GAUGES: Final[Mapping[str, tuple[str, Callable[[QueueOverview], float | None]]]] = {
     "spark_mq_sweep_waiting_commits": (
         "Commits that wait for a sweep.",
@@ -125,6 +141,7 @@ def _families(looks: Looks) -> Iterator[_Family]:
     yield _Family("spark_mq_up", "gauge", "1 if the queue can be read.", labels, readable)
     if found:
         yield from _of_groups(found)
+        yield from _of_lanes(found)
         published = [((one.path,), one.published) for one in found]
         yield _Family("spark_mq_published", "counter", "Messages published.", labels, published)
         yield from _of_queues(found)
@@ -150,6 +167,29 @@ def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
             if (found := value(stats)) is not None
         )
         yield _Family(metric, "gauge", text, labels, samples)
+
+
+def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
+    """Yield the metrics of the groups that use priorities or are in order, if there are any."""
+    groups = [((one.path, name), own) for one in overviews for name, own in one.lanes.items()]
+    if not groups:
+        return
+    backlog = (
+        ((*labels, str(one.priority)), one.ready + one.delayed + one.in_flight + one.blocked)
+        for labels, own in groups
+        for one in own.priorities
+    )
+    text = "Messages of a group by priority that are neither settled nor dead."
+    names = ("queue", "group", "priority")
+    yield _Family("spark_mq_backlog_messages", "gauge", text, names, backlog)
+    for metric, (text, value) in _LANE_GAUGES.items():
+        samples = [
+            (labels, found)
+            for labels, own in groups
+            if own.order == "key" and (found := value(own)) is not None
+        ]
+        if samples:
+            yield _Family(metric, "gauge", text, ("queue", "group"), samples)
 
 
 def _of_queues(overviews: list[QueueOverview]) -> Iterator[_Family]:

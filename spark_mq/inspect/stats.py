@@ -63,6 +63,10 @@ class StatsReader:
         known.update(self._by_rules(by_rules, now))
         return dict(sorted(known.items()))
 
+    def ordered(self) -> set[str]:
+        """Return the groups that keep the order of keys, as of the last look."""
+        return {name for name, (_, one) in self._known.items() if one.settings.order == "key"}
+
     def _refresh(self, now: int) -> None:
         """Digest the ledgers that are new or changed, and those that time has changed."""
         tags = self._context.ledgers.tags()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypedDict
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
-from spark_mq.util.advice import CONFIGURE_QUEUE
+from spark_mq.util.advice import CONFIGURE_QUEUE, CREATE_WITH_LANES
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.validation import (
     suggest,
@@ -101,8 +101,9 @@ class GroupSettings:
         """Raise InvalidOption if a queue with so many lanes cannot keep the order of keys."""
         if self.order == "key" and not lanes:
             raise InvalidOption(
-                "order='key' needs lanes: the queue has none. Create a queue with lanes=64 and "
-                "publish the messages there.",
+                f"order='key' needs lanes: the queue has none. {CREATE_WITH_LANES} and publish the "
+                "messages there.",
+                advice=[CREATE_WITH_LANES],
                 option="order",
                 value="key",
             )

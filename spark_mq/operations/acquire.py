@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from spark_mq.ledger.unreadable import UNREADABLE
 from spark_mq.operations.group_ledger import GroupLedger, GroupView, read_horizon
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.payloads import FileCheck, acquire_readable, read_whole
+from spark_mq.operations.posted_work import Posted
 from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.operations.signals import lease_signals
 from spark_mq.storage.update import Priority, Update
@@ -123,7 +124,7 @@ def lease_operation(
         )
         expired = expire_leases(view.ledger, view.now, view.settings)
         kept = settle_lost_messages(ledger, expired, options.fail_on_data_loss)
-        index, damage = ledger.index_or_damage(view.ledger)
+        index, damage = ledger.index_or_damage(view.ledger, options.max_messages)
         found = acquire_readable(
             ledger.payloads, kept, index,
             now=view.now, rules=view.settings, request=request, seen=checks,
@@ -141,7 +142,26 @@ def lease_operation(
         return found.ledger if infos else None, acquired, join_commit_info(infos)
 
     watch = partial(lease_signals, options.worker_id)
-    return LedgerOperation(compute, priority=Priority.LEASE, watch=watch)
+    post = partial(_post_lease, options)
+    return LedgerOperation(compute, priority=Priority.LEASE, watch=watch, post=post)
+
+
+def _post_lease(options: LeaseOptions) -> Posted[Acquired]:
+    """Return a lease as JSON."""
+    return Posted({"lease": asdict(options)}, _encode_acquired, _decode_acquired)
+
+
+def _encode_acquired(acquired: Acquired) -> dict[str, Any] | None:
+    """Return a lease as JSON. None if there is none: then its worker looks for the reason."""
+    if not acquired.ranges or acquired.error is not None or acquired.unfinished:
+        return None
+    ranges = [list(r) for r in acquired.ranges]
+    return {"lease_id": acquired.lease_id, "expires_at": acquired.expires_at, "ranges": ranges}
+
+
+def _decode_acquired(data: Mapping[str, Any]) -> Acquired:
+    ranges = tuple(Range(*values) for values in data["ranges"])
+    return Acquired(data["lease_id"], data["expires_at"], ranges)
 
 
 def wait_for_lease(

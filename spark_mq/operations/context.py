@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
@@ -16,6 +17,7 @@ from spark_mq.operations.group_ledger import (
     read_horizon,
 )
 from spark_mq.operations.payloads import PayloadFiles
+from spark_mq.operations.posted import open_posted
 from spark_mq.operations.shared_ledger import OperationBatcher
 from spark_mq.storage.history_store import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
@@ -168,6 +170,7 @@ class QueueContext:
             may_lose=self._may_lose,
         )
         ledger.payloads, ledger.history = self.payloads, self.history
+        ledger.open_posted = partial(open_posted, ledger)
         with self._lock:
             ledger.batcher = self._batchers.setdefault(name, ledger.batcher)
         return ledger

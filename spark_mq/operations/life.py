@@ -109,6 +109,9 @@ class Trace(Record):
     """The messages that redrives made of this one."""
     redriven_at: datetime | None = None
     """When a redrive published this copy. ``published_at`` stays that of the first publish."""
+    priority: int = 0
+    lane: int | None = None
+    """The lane of its key. None without a key, or if the queue has no lanes."""
 
     def __str__(self) -> str:
         blocks = ["\n".join(one.lines()) for one in self.chain()]
@@ -130,7 +133,10 @@ class Trace(Record):
         when = f"published {_moment(self.published_at)}"
         if self.redriven_at is not None:  # a redrive keeps the time of the publish
             when = f"first {when}, redriven {_moment(self.redriven_at)}"
-        return f"message {self.sequence} ({named}), {when} by version {self.version} of messages/"
+        place = f", priority {self.priority}" if self.priority else ""
+        place += f", lane {self.lane}" if self.lane is not None else ""
+        by = f"by version {self.version} of messages/"
+        return f"message {self.sequence} ({named}), {when} {by}{place}"
 
     def _rows(self) -> Sequence[TraceEvent]:
         return self.events

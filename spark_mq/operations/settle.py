@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,12 +18,22 @@ from spark_mq.ledger.settle import SettleCommand, SettleOutcome
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger, GroupView
 from spark_mq.operations.past_leases import find_unsettled
+from spark_mq.operations.posted_work import Posted, decode_outcomes, encode_outcomes
+from spark_mq.operations.shared_ledger import LedgerOperation
 from spark_mq.storage.update import Update
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.validation import short_repr, validate_lease_id
 
-__all__ = ["HeldLease", "HeldSelector", "SettleResult", "extend", "settle", "summarize"]
+__all__ = [
+    "HeldLease",
+    "HeldSelector",
+    "SettleResult",
+    "extend",
+    "extend_operation",
+    "settle",
+    "summarize",
+]
 
 _MAX_NAMED = 400
 """Characters of lease ids in an error."""
@@ -159,9 +170,24 @@ def extend(
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
     of = [one.lease_id for one in selected]
-    selected = [one for one in selected if one.intervals != []]
-    lease_ids = [one.lease_id for one in selected]
-    named = [last for one in selected for _, last in one.intervals or ()]
+    targets = [(one.lease_id, one.intervals) for one in selected if one.intervals != []]
+    operation = extend_operation(ledger, targets, timeout)
+    outcomes, deadline = ledger.update(
+        operation.compute, lease_ids=operation.lease_ids, post=operation.post
+    )
+    return _result([lease_id for lease_id, _ in targets], outcomes, missing, of=of), deadline
+
+
+ExtendTarget = tuple[str, list[Interval] | None]
+"""A lease, and the sequences of it. None for all that it holds."""
+
+
+def extend_operation(
+    ledger: GroupLedger, targets: Sequence[ExtendTarget], timeout: int | None
+) -> LedgerOperation[tuple[list[SettleOutcome], int]]:
+    """Return the operation that extends leases. `timeout` is in microseconds."""
+    lease_ids = [lease_id for lease_id, _ in targets]
+    named = [last for _, intervals in targets for _, last in intervals or ()]
 
     def compute(view: GroupView) -> Update[tuple[list[SettleOutcome], int]]:
         after = expire_leases(view.ledger, view.now, view.settings, view.held)
@@ -170,9 +196,9 @@ def extend(
         if named:
             index = ledger.index_for(after, max(after.tracked_up_to, *named))
         outcomes = []
-        for one in selected:
+        for lease_id, intervals in targets:
             after, outcome = extend_lease(
-                after, index, one.lease_id, deadline, one.intervals,
+                after, index, lease_id, deadline, intervals,
                 ordered_at=view.now if is_ordered(index, view.settings) else None,
             )  # fmt: skip
             outcomes.append(outcome)
@@ -180,8 +206,19 @@ def extend(
         changed = any(outcome.settled for outcome in outcomes)
         return after if changed else None, (outcomes, deadline), info
 
-    outcomes, deadline = ledger.update(compute, lease_ids=frozenset(lease_ids))
-    return _result(lease_ids, outcomes, missing, of=of), deadline
+    post = partial(_post_extension, targets, timeout)
+    return LedgerOperation(compute, lease_ids=frozenset(lease_ids), post=post)
+
+
+def _post_extension(
+    targets: Sequence[ExtendTarget], timeout: int | None
+) -> Posted[tuple[list[SettleOutcome], int]]:
+    """Return an extension as JSON."""
+    return Posted(
+        {"extend": {"targets": targets, "timeout": timeout}},
+        lambda result: {"outcomes": encode_outcomes(result[0]), "deadline": result[1]},
+        lambda data: (decode_outcomes(data["outcomes"]), int(data["deadline"])),
+    )
 
 
 def _resolve(

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import CommitConflict, CorruptLog
+from spark_mq.errors import CommitConflict, CorruptLog, StorageError
 from spark_mq.ledger import settle as settling
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.commit_info import join_commit_info, settle_info
@@ -32,11 +32,13 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.breaker_log import log_breaker_change
 from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.payloads import PayloadFiles
+from spark_mq.operations.posted_work import Guests, Posted, post_settles
 from spark_mq.operations.signals import destination_of, settle_signals
 from spark_mq.storage.history_store import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore, tables_disagree
+from spark_mq.storage.posted_requests import PostedRequest
 from spark_mq.storage.update import Priority, Update, update_ledger
 from spark_mq.telemetry.watch import Watch, watched
 from spark_mq.util.call_batcher import CallBatcher
@@ -89,6 +91,8 @@ class LedgerOperation(Generic[T]):
         The leases that the operation settles or extends.
     watch
         Returns what the telemetry says about the operation. Default: nothing.
+    post
+        Returns the operation as JSON, if the commit of another writer may run it. Default: None.
     """
 
     compute: Callable[[GroupView], Update[T]]
@@ -96,6 +100,7 @@ class LedgerOperation(Generic[T]):
     priority: Priority = Priority.SETTLE
     lease_ids: frozenset[str] = frozenset()
     watch: Watch | None = None
+    post: Callable[[], Posted[T]] | None = None
 
 
 _Asked = tuple["SharedLedger", LedgerOperation[Any]]
@@ -157,6 +162,8 @@ class SharedLedger:
         """The payload files as far as they were checked. The context shares them."""
         self.history: HistoryStore | None = None
         """The archive of the queue. The context shares it. None for a queue in memory."""
+        self.open_posted: Callable[[Mapping[str, Any]], LedgerOperation[Any] | None] | None = None
+        """Returns the operation that another writer has posted. The context sets it."""
         self.last_settings = defaults
         """The settings as last read, for logs."""
         self._created = False
@@ -270,10 +277,19 @@ class SharedLedger:
             reason = f"messages/ was trimmed up to {trimmed}, and leases/ does not know it"
             raise tables_disagree(messages.path, reason)
 
-    def index_or_damage(self, ledger: Ledger) -> tuple[MessageIndex, CorruptLog | None]:
-        """Return the message index and the damage behind it, if there is any."""
+    def index_or_damage(
+        self, ledger: Ledger, wanted: int | None = None
+    ) -> tuple[MessageIndex, CorruptLog | None]:
+        """Return the message index and the damage behind it, if there is any.
+
+        `wanted` is the number of messages of a lease: a known index may have enough.
+        """
         try:
-            return self.index_for(ledger), None
+            if wanted is None:
+                return self.index_for(ledger), None
+            index = self._messages.index_to_lease(ledger.tracked_up_to, wanted)
+            self.check_same_log(ledger, index)
+            return index, None
         except CorruptLog as error:
             known = self._messages.known()
             if error.data["version"] is None or error.data["version"] <= known.version:
@@ -306,6 +322,7 @@ class SharedLedger:
                 commit.compute,
                 txns=commit.txns,
                 priority=commit.priority,
+                share=commit,
             )
             before, after = commit.breakers
             if before is not after:
@@ -325,9 +342,10 @@ class SharedLedger:
         priority: Priority = Priority.SETTLE,
         lease_ids: frozenset[str] = frozenset(),
         watch: Watch | None = None,
+        post: Callable[[], Posted[T]] | None = None,
     ) -> T:
         """Run an operation in a commit that others may share. See :class:`LedgerOperation`."""
-        operation = LedgerOperation(compute, txn, priority, lease_ids, watch)
+        operation = LedgerOperation(compute, txn, priority, lease_ids, watch, post)
         if current_user() is None or watch is not None:
             return self.run(operation)
         # Not shared: the commit names the person, and others must not get the name.
@@ -352,7 +370,8 @@ class SharedLedger:
 
         lease_ids = frozenset(one.lease_id for one in commands)
         watch = partial(settle_signals, commands)
-        return LedgerOperation(compute, lease_ids=lease_ids, watch=watch)
+        post = partial(post_settles, commands)
+        return LedgerOperation(compute, lease_ids=lease_ids, watch=watch, post=post)
 
     def settle_all(
         self, ledger: Ledger, view: GroupView, commands: Sequence[SettleCommand]
@@ -401,6 +420,43 @@ class _SharedCommit:
         """The breaker before and after the commit."""
         self._order = sorted(range(len(asked)), key=lambda at: _rank(asked[at][1].priority))
         self._held = frozenset(lease_id for _, one in asked for lease_id in one.lease_ids)
+        self._own = self._held
+        self._guests: Guests | None = None
+
+    def posted(self) -> Sequence[Mapping[str, Any]] | None:
+        """Return the operations as JSON. None if only this process can run them."""
+        group = self.asked[0][0]
+        if group.open_posted is None or current_user() is not None:
+            return None
+        found = [one.post().data for _, one in self.asked if one.post is not None]
+        return found if len(found) == len(self.asked) else None
+
+    def take(self, guests: Sequence[PostedRequest]) -> None:
+        """Run the operations of others too, with the next commit."""
+        open_posted = self.asked[0][0].open_posted
+        self._guests = None if open_posted is None else Guests(guests, open_posted)
+        self._held = self._own | (self._guests.lease_ids if self._guests else frozenset())
+
+    def served(self) -> dict[str, Any]:
+        """Return the outcomes of the operations of others, by request."""
+        return {} if self._guests is None else self._guests.served
+
+    def accept(self, outcome: Any) -> list[Any]:
+        """Return the own results as the commit of another writer names them."""
+        try:
+            return [
+                one.post().decode(result)
+                for (_, one), result in zip(self.asked, outcome, strict=True)
+                if one.post is not None
+            ]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            group = self.asked[0][0]
+            raise StorageError(
+                f"changing group {group.name!r}: the commit of another worker ran the operation, "
+                "and its outcome cannot be read. Use one version of spark_mq in all workers.",
+                path=group.queue_path,
+                landed=True,
+            ) from error
 
     def compute(self, snapshot: LedgerSnapshot) -> Update[list[Any]]:
         """Run all operations on a snapshot. Returns the result or the error of each."""
@@ -414,6 +470,9 @@ class _SharedCommit:
                 infos.append(info)
             elif not snapshot.looked:
                 return None, results, {}  # perhaps the state was old: look, and run all again
+        if self._guests is not None:
+            now, more = self._guests.run(now, partial(self._run, self.asked[0][0]))
+            infos += more
         if snapshot.ledger is not None and now.ledger is not None:
             self.breakers = snapshot.ledger.head.breaker, now.ledger.head.breaker
         return now.ledger if infos else None, results, _info(infos)

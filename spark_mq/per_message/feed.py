@@ -12,6 +12,7 @@ from typing import Any, Final
 from spark_mq.errors import LeaseLost, SparkMQError
 from spark_mq.handler import log_outcomes
 from spark_mq.lease import Lease
+from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.settle import ACK, NACK, RELEASE, SettleCommand, SettleOutcome
 from spark_mq.message import ReceivedMessage
 from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation, wait_for_lease
@@ -27,8 +28,10 @@ from spark_mq.per_message.decisions import (
     end_of_result,
 )
 from spark_mq.per_message.keeper import LeaseKeeper
+from spark_mq.per_message.lanes import LaneChains, lanes_of
 from spark_mq.per_message.pool import Pool
 from spark_mq.per_message.state import FeedOptions, WorkState
+from spark_mq.per_message.task import HeldLease, MessageTask
 from spark_mq.util.notifier import Notifier
 from spark_mq.worker_loop import has_ended
 
@@ -40,37 +43,6 @@ PREFETCH_SECONDS: Final = 1.0
 """A feed leases as many messages as its handlers need for this time, and not more."""
 _SMOOTHING: Final = 0.2
 """The share of the newest duration in the average."""
-
-
-@dataclass(eq=False, slots=True)
-class _Held:
-    """A lease of which messages are in hand."""
-
-    lease: Lease
-    messages: int
-
-
-@dataclass(eq=False, slots=True)
-class MessageTask:
-    """The handling of one message by a pool."""
-
-    feed: GroupFeed
-    held: _Held
-    message: ReceivedMessage
-    claimed: bool = False
-    started: float = 0.0
-
-    def claim(self) -> bool:
-        """Return whether the handler may have the message."""
-        return self.feed.claim(self)
-
-    def call(self) -> Any:
-        """Call the handler."""
-        return self.feed.handler(self.message)
-
-    def finish(self, result: Any = None, error: BaseException | None = None) -> float:
-        """Note how the handler ended. Returns the seconds to pause."""
-        return self.feed.finish(self, result, error)
 
 
 @dataclass(eq=False)
@@ -86,9 +58,11 @@ class GroupFeed:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _wake: Notifier = field(default_factory=Notifier)
     """Wakes the feed while it waits for messages."""
+    _chains: LaneChains[MessageTask] = field(default_factory=LaneChains)
+    """The tasks of a group in order, by lane."""
     _unclaimed: dict[MessageTask, None] = field(default_factory=dict)
     _running: dict[MessageTask, None] = field(default_factory=dict)
-    _done: list[tuple[_Held, int, MessageEnd]] = field(default_factory=list)
+    _done: list[tuple[MessageTask, MessageEnd]] = field(default_factory=list)
     _settle_at: float = 0.0
     """Settle what is done at this time, also without more."""
     _duration: float | None = None
@@ -97,6 +71,8 @@ class GroupFeed:
     """The last handler has failed."""
     _dry: bool = False
     """The last look found nothing to lease."""
+    _look_at: float = 0.0
+    """After a look that found nothing: when to look for other lanes again."""
     _idle: bool = False
     """No feed had anything to do at the last look."""
     _outages: int = 0
@@ -115,7 +91,7 @@ class GroupFeed:
             while not self.state.stop.is_set():
                 if self._settle_now():
                     self._settle(more=True)
-                elif self._room():
+                elif self._wanted():
                     self._lease()
                 else:
                     self._wait()
@@ -153,6 +129,21 @@ class GroupFeed:
         held, enough = self.in_hand(), slots + (wanted - slots) // 2
         return max(0, wanted - held) if held < min(enough, wanted) else 0
 
+    def _room_for_lanes(self) -> int:
+        """Return how many messages to lease for handlers that the lanes in hand leave idle.
+
+        No lease gets the lanes that another one holds, so these are messages of other lanes.
+        """
+        if not self._chains or (self._dry and time.monotonic() < self._look_at):
+            return 0
+        held = self.in_hand()
+        busy = self._chains.lanes + max(0, held - len(self._chains))
+        return max(0, min(self.pool.slots - busy, self.options.lease.max_messages - held))
+
+    def _wanted(self) -> int:
+        """Return how many messages to lease now."""
+        return self._room() or self._room_for_lanes()
+
     def _may_prefetch(self) -> bool:
         """Return whether messages may wait in hand for a handler.
 
@@ -166,8 +157,8 @@ class GroupFeed:
             if not self._done:
                 return False
             full = len(self._done) >= self.options.lease.max_messages
-            hungry = not self._dry and self._room() > 0
-            late = time.monotonic() >= self._settle_at
+            hungry = not self._dry and self._wanted() > 0
+            late = time.monotonic() >= self._settle_at or self._chains.paused
             return full or hungry or late or not self.in_hand()
 
     def _wait(self) -> None:
@@ -190,14 +181,17 @@ class GroupFeed:
             self.state.stop.wait(outage_pause(self._outages))
             self._outages += 1
             return
-        self._dry = not (acquired.ranges or acquired.unfinished)
+        self._note_look(bool(acquired.ranges or acquired.unfinished))
         if acquired.ranges:
             self._take(acquired)
         elif self._idle and self._dry:
             self.state.finish()
 
     def _lease_options(self) -> LeaseOptions:
-        return replace(self.options.lease, max_messages=self._room())
+        return replace(self.options.lease, max_messages=max(1, self._wanted()))
+
+    def _note_look(self, found: bool) -> None:
+        self._dry, self._look_at = not found, time.monotonic() + self.options.poll
 
     def _time_left(self) -> float:
         """Return the seconds for which a wait for messages may go on."""
@@ -233,12 +227,22 @@ class GroupFeed:
         if not messages:
             self.keeper.remove(lease.lease_id)
             return
-        held = _Held(lease, len(messages))
+        held = HeldLease(lease, len(messages))
         tasks = [MessageTask(self, held, message) for message in messages]
+        lanes = self._lanes_of(acquired)
         with self._changed:
             self._unclaimed.update(dict.fromkeys(tasks))
-        for task in tasks:
-            self.pool.submit(task)
+            for task in tasks:
+                lane = lanes.get(task.message.sequence)
+                if lane is None or self._chains.add(lane, task):
+                    self.pool.submit(task)
+
+    def _lanes_of(self, acquired: Acquired) -> dict[int, int]:
+        """Return the lanes of the messages of a lease, if the group is in order."""
+        index = self.ledger.messages.index(acquired.ranges[-1].last)
+        if not is_ordered(index, self.ledger.last_settings):
+            return {}
+        return lanes_of(index, acquired.ranges)
 
     def _ack_first(self, lease: Lease) -> bool:
         """Ack before a handler gets the messages. Return whether it may have them."""
@@ -261,6 +265,7 @@ class GroupFeed:
             del self._unclaimed[task]
             if not acked and self._has_expired(task):
                 self._add_done(task, MessageEnd(None))
+                self._go_on_after(task)
                 return False
             task.started = time.monotonic()
             self._running[task] = None
@@ -284,8 +289,17 @@ class GroupFeed:
             known = seconds if self._duration is None else self._duration
             self._duration = known + _SMOOTHING * (seconds - known)
             self._failed = end.verb == NACK or end.handler_failed
+            if end.verb in (NACK, RELEASE):
+                self._chains.pause(task)
+            else:
+                self._go_on_after(task)
             self._add_done(task, end)
         return pause
+
+    def _go_on_after(self, task: MessageTask) -> None:
+        """Let the next message of a lane run."""
+        if (following := self._chains.remove(task)) is not None:
+            self.pool.submit(following)
 
     def _end_of(
         self, task: MessageTask, result: Any, error: BaseException | None
@@ -328,9 +342,11 @@ class GroupFeed:
         """Add a finished message. Wakes the feed if it may have to settle."""
         if not self._done:
             self._settle_at = time.monotonic() + self.options.settle_delay
-        self._done.append((task.held, task.message.sequence, end))
+        if self._chains.paused:
+            self._settle_at = 0.0
+        self._done.append((task, end))
         self._changed.notify_all()
-        if len(self._done) == 1 or not self.in_hand():
+        if len(self._done) == 1 or self._chains.paused or not self.in_hand():
             self._wake.notify()
 
     # -- settle
@@ -340,18 +356,48 @@ class GroupFeed:
         with self._changed:
             done, self._done = self._done, []
         first = self.options.policy.ack == "first"
-        ended = [(held.lease.lease_id, sequence, end) for held, sequence, end in done]
+        ended = [(task.lease_id, task.message.sequence, end) for task, end in done]
         commands = [] if first else commands_for_ends(ended)
         committed = self._commit(commands, more=more) if commands else ([], [])
         self.state.note_activity()
-        for held, _, _ in done:
-            held.messages -= 1
-            if not held.messages:
-                self.keeper.remove(held.lease.lease_id)
+        if committed and len(self._chains):
+            self._drop_returned(commands, committed[0])
+        for task, _ in done:
+            self._let_go(task)
         for acquired in committed[1] if committed else ():
-            self._dry = isinstance(acquired, Acquired) and not acquired.ranges
-            if isinstance(acquired, Acquired) and acquired.ranges:
-                self._take(acquired)
+            if isinstance(acquired, Acquired):
+                self._note_look(bool(acquired.ranges))
+                if acquired.ranges:
+                    self._take(acquired)
+            else:
+                self._dry = False
+
+    def _let_go(self, task: MessageTask) -> None:
+        """Count a message out of its lease. Its lane goes on."""
+        with self._changed:
+            self._go_on_after(task)
+        task.held.messages -= 1
+        if not task.held.messages:
+            self.keeper.remove(task.lease_id)
+
+    def _drop_returned(
+        self, commands: Sequence[SettleCommand], outcomes: Sequence[SettleOutcome]
+    ) -> None:
+        """Give up the messages that came back with an earlier one of their key."""
+        returned = {
+            (command.lease_id, first, last)
+            for command, outcome in zip(commands, outcomes, strict=True)
+            for first, last in outcome.returned
+        }
+        if not returned:
+            return
+        with self._changed:
+            lost = [task for task in self._unclaimed if task.is_among(returned)]
+            for task in lost:
+                del self._unclaimed[task]
+        for task in lost:
+            self._let_go(task)
+        self.state.count(RELEASE, len(lost))
 
     def _commit(
         self, commands: Sequence[SettleCommand], *, more: bool
@@ -359,7 +405,7 @@ class GroupFeed:
         """Settle, and with `more` lease. Waits as long as the store fails, or until the end."""
 
         def also() -> list[LedgerOperation[Acquired]]:
-            wanted = more and not self.state.stop.is_set() and self._room() > 0
+            wanted = more and not self.state.stop.is_set() and self._wanted() > 0
             return [lease_operation(self.ledger, self._lease_options())] if wanted else []
 
         def before_retry(granted: Sequence[Any]) -> None:
@@ -390,6 +436,8 @@ class GroupFeed:
 
     def _finish(self) -> None:
         """Release what no handler has got, and settle what the running ones finish in time."""
+        if self._chains.paused:
+            self._settle(more=False)  # it gives some messages back
         with self._changed:
             acked = self.options.policy.ack == "first"  # so a handler must get them
             for task in [] if acked else list(self._unclaimed):

@@ -16,7 +16,7 @@ from spark_mq.storage.ledger_store import LedgerCommit
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import to_arrow
 
-__all__ = ["FAILURES", "HISTORY_SCHEMA", "history_rows"]
+__all__ = ["BEHIND", "FAILURES", "HISTORY_SCHEMA", "history_rows"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _OF_RANGE: Final = [f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state")]
@@ -50,6 +50,8 @@ last two columns.
 """
 FAILURES: Final = ("nacked", "rejected", "lease_expired", "given_back")
 """The events of a delivery that failed."""
+BEHIND: Final = "an earlier message of its key waits"
+"""The reason of the event "returned". The ledger keeps no reason for a message that waits."""
 
 _NOTHING: Final = pa.table(
     [
@@ -99,6 +101,9 @@ def _table(
         "operation": of_commit((one.operation for one in commits), pa.string()),
         "operation_id": of_commit((one.operation_id for one in commits), pa.string()),
         "outcome": _outcomes(events),
+        "reason": pc.if_else(
+            pc.fill_null(pc.equal(events["event"], "returned"), False), BEHIND, events["reason"]
+        ),
         "batch_size": pc.if_else(failed, events["lease_size"], None),
         "user": of_commit((one.user for one in commits), pa.string()),
         "detail": of_commit((one.detail for one in commits), pa.string()),

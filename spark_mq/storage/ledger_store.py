@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.storage.posted_requests import RequestTurn
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.pace import Pace
@@ -94,8 +95,22 @@ class LedgerStore(Protocol):
         None drops the group.
         """
 
-    def ask_for_way(self, group: str | None, pause: float) -> None:
-        """Ask other writers of a group to pause for some seconds. None means all groups."""
+    def turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
+        """Return where a writer that meets others waits for its turn. None: it only pauses.
+
+        Parameters
+        ----------
+        group
+            The name of the group.
+        operations
+            The operations of the writer as JSON. Another writer may run them.
+        """
+
+    def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
+        """Ask other writers of a group to pause for some seconds. None means all groups.
+
+        With `share`, also ask them to post their operations, and to run those of others.
+        """
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
         """The number last committed with a mark of `app`, as of `stored`."""

@@ -34,6 +34,7 @@ from spark_mq.storage.ledger_commits import event_cache, to_ledger_commit
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_scan import scan_ledgers
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
+from spark_mq.storage.posted_requests import SERVED, RequestTurn, delete_old_requests
 from spark_mq.util.advice import drop_group
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
@@ -168,7 +169,9 @@ class LedgerTable:
             if isinstance(pause, int | float) and commit.operation_id != self._last_operation:
                 group = commit.note.get("group")
                 for name in self._doors if group is None else [str(group)]:
-                    self.paces.setdefault(name, Pace()).take_over(pause)
+                    pace = self.paces.setdefault(name, Pace())
+                    pace.take_over(pause)
+                    pace.shares = pace.shares or SERVED in commit.note
         self._paced = version
 
     def _ledger(self, group: str, files: tuple[AddFile, ...]) -> Ledger | None:
@@ -234,9 +237,16 @@ class LedgerTable:
         else:
             self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
 
-    def ask_for_way(self, group: str | None, pause: float) -> None:
+    def turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
+        # Writers on one machine stand in line at a lock.
+        return None if self.files.is_local else RequestTurn(self.files, self.log, group, operations)
+
+    def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
         self._last_operation = uuid.uuid4().hex
-        note = {"operation": "ask others to wait", "group": group, PAUSE: round(pause, 3)}
+        note: dict[str, Any] = {"operation": "ask others to wait", "group": group}
+        note[PAUSE] = round(pause, 3)
+        if share:
+            note[SERVED] = {}
         try:
             self.log.commit(Change(self._last_operation, note), self.log.refresh().version)
         except SparkMQError as error:
@@ -273,7 +283,9 @@ class LedgerTable:
                 checkpoint_if_due(self.files, self.log.state.version)
             else:
                 write_checkpoint(self.files)
-            return clean_table(self.log, Keep(versions, seconds, archived), data_files=True)
+            deleted = 0 if self.files.is_local else delete_old_requests(self.files)
+            keep = Keep(versions, seconds, archived)
+            return deleted + clean_table(self.log, keep, data_files=True)
 
     # -- looking
 

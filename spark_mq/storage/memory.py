@@ -255,7 +255,10 @@ class MemoryLedgers:
             self._changed[stored.group] = latest + 1
             self._marks.update((app, (number, latest + 1)) for app, number in txns)
 
-    def ask_for_way(self, group: str | None, pause: float) -> None:
+    def turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
+        """Return None: threads of one process share their commits already."""
+
+    def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
         pass  # the threads of a process get their turn at a lock
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:

@@ -212,6 +212,13 @@ class MessageStore(ABC):
         has been leased.
         """
 
+    def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
+        """Return the commit index for a lease of messages after a sequence.
+
+        Over an object store it may be a moment old, if it has more messages than the lease wants.
+        """
+        return self.index()
+
     @property
     @abstractmethod
     def description(self) -> str | None:

@@ -53,6 +53,8 @@ from spark_mq.util.notifier import notifier_for
 __all__ = ["MessageTable"]
 
 _COMMIT_TIMEOUT_SECONDS: Final = 60.0
+RECENT_SECONDS: Final = 0.3
+"""How old the index may be for a lease from a backlog in an object store. A look is a request."""
 KEEP_VERSIONS: Final = 2_000
 KEEP_SECONDS: Final = 600.0
 """How much of the log stays."""
@@ -262,6 +264,15 @@ class MessageTable(MessageStore):
                 with wrap_store_errors(self.path, "reading the log of"):
                     self._look()
             return self._published.index
+
+    def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
+        known = self._published.index
+        if self.files.is_local or self.log.seconds_since_look > RECENT_SECONDS:
+            return self.index()
+        # A time or a priority may change which messages come first.
+        simple = not known.has_times_after(after) and known.priorities_after(after) == 1
+        enough = known.count(after + 1, known.last_sequence) >= wanted
+        return known if simple and enough else self.index()
 
     def full_index(self, first: int) -> MessageIndex:
         index = self.index()

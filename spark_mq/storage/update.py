@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar
 
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.ledger_store import PAUSE, LedgerSnapshot, LedgerStore
+from spark_mq.storage.posted_requests import SERVED, PostedRequest, RequestTurn
 from spark_mq.util.pace import Pace, too_many_conflicts
 from spark_mq.util.user import with_user
 
-__all__ = ["DROP_GROUP", "NextLedger", "Priority", "Update", "update_ledger"]
+__all__ = ["DROP_GROUP", "NextLedger", "Priority", "SharedWork", "Update", "update_ledger"]
 
 T = TypeVar("T")
 
@@ -32,6 +34,13 @@ DROP_GROUP: Final = _Drop.GROUP
 ASK_AFTER: Final = 5
 """Lost races in a row after which a writer asks the others to pause. A writer that is much slower
 than they are would lose each race. Others lose fewer, and ask for nothing."""
+
+SHARE_AFTER: Final = 2
+"""Lost races in a row after which a writer posts its operations, if the store has no lock. Two
+writers that lose a race now and then are faster without."""
+
+SHARED_PAUSE: Final = 0.2
+"""The pause that a commit names which ran the operations of others. They post at once then."""
 
 NextLedger = Ledger | Literal[_Drop.GROUP] | None
 """The ledger to commit. None or the ledger that was read: there is nothing to commit."""
@@ -50,6 +59,22 @@ class Priority(Enum):
 
 
 Params = ParamSpec("Params")
+
+
+class SharedWork(Protocol):
+    """Operations that the commit of another writer may run, and that may run those of others."""
+
+    def posted(self) -> Sequence[Mapping[str, Any]] | None:
+        """Return the operations as JSON. None if only this process can run them."""
+
+    def take(self, guests: Sequence[PostedRequest]) -> None:
+        """Run the operations of others too, with the next commit."""
+
+    def served(self) -> dict[str, Any]:
+        """Return the outcomes of the operations of others, by request."""
+
+    def accept(self, outcome: Any) -> Any:
+        """Return the own results as the commit of another writer names them."""
 
 
 def _leaves_no_turn(
@@ -79,6 +104,7 @@ def update_ledger(
     replace: bool = False,
     timeout: float = 30.0,
     priority: Priority = Priority.SETTLE,
+    share: SharedWork | None = None,
 ) -> T:
     """Commit what `compute` makes of a group's ledger.
 
@@ -100,6 +126,8 @@ def update_ledger(
         Seconds until the update gives up.
     priority
         Sets the pause if others compete.
+    share
+        The operations behind `compute`, if other writers of an object store may run them.
 
     Returns
     -------
@@ -112,76 +140,155 @@ def update_ledger(
         Every commit conflicted until the timeout.
     """
     with store.door(group).hold():
-        started, losses = time.monotonic(), 0
-        pace = store.paces.get(group)
+        updating = _Updating(
+            store, group, compute,
+            txns=txns, whole_table=whole_table, replace=replace, priority=priority, share=share,
+        )  # fmt: skip
+        return updating.run(timeout)
+
+
+class _Updating:
+    """One update in progress."""
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        group: str,
+        compute: Callable[[LedgerSnapshot], Update[Any]],
+        *,
+        txns: Mapping[str, int],
+        whole_table: bool,
+        replace: bool,
+        priority: Priority,
+        share: SharedWork | None,
+    ) -> None:
+        self._store, self._group, self._compute = store, group, compute
+        self._txns, self._whole_table, self._replace = txns, whole_table, replace
+        self._priority, self._share = priority, share
+        self._losses = 0
+        self._pace = store.paces.get(group)
+        self._turn: RequestTurn | None = None
+        self._guests: Sequence[PostedRequest] = ()
+        self._ran: Sequence[PostedRequest] = ()  # with the commit
+
+    def run(self, timeout: float) -> Any:
+        """Repeat until a commit lands. Return its result."""
+        try:
+            return self._run(timeout)
+        finally:
+            if self._turn is not None:
+                self._turn.close(self._ran)
+
+    def _run(self, timeout: float) -> Any:
+        started = time.monotonic()
         look: bool | None = None  # the store may skip the first look, which costs it a request
         while True:
-            if pace is not None:
-                pace.wait(priority.value)
+            if self._pace is not None:
+                outcome = self._wait(self._pace, started + timeout)
+                if outcome is not None and self._share is not None:
+                    return self._share.accept(outcome)
             began = time.monotonic()
             try:
-                snapshot = store.read(group, blind=replace, look=look)
-                done, result = _attempt(
-                    store,
-                    snapshot,
-                    compute,
-                    txns=txns,
-                    whole_table=whole_table,
-                    pace=pace,
-                    began=began,
-                )
+                snapshot = self._read(look)
+                if (outcome := self._check_requests()) is not None and self._share is not None:
+                    return self._share.accept(outcome)
+                done, result = self._attempt(snapshot, began)
             except CommitConflict as error:
-                losses, now = losses + 1, time.monotonic()
+                self._losses, now = self._losses + 1, time.monotonic()
                 if now - started > timeout:
-                    what = f"group {group!r}: a commit"
-                    raise too_many_conflicts(what, losses, timeout, group) from error
-                pace = store.paces.setdefault(group, Pace())
-                pace.lost(now - began)
-                if losses % ASK_AFTER == 0:
-                    store.ask_for_way(None if whole_table else group, pace.pause)
+                    what = f"group {self._group!r}: a commit"
+                    raise too_many_conflicts(what, self._losses, timeout, self._group) from error
+                self._lost(now - began)
             else:
                 if done:
                     return result
             look = True
 
+    def _read(self, look: bool | None) -> LedgerSnapshot:
+        if self._turn is None:
+            return self._store.read(self._group, blind=self._replace, look=look)
+        # The wait for the turn has just looked.
+        found = self._store.read(self._group, blind=self._replace, look=False)
+        return with_changes(found, looked=True)
 
-def _attempt(
-    store: LedgerStore,
-    snapshot: LedgerSnapshot,
-    compute: Callable[[LedgerSnapshot], Update[T]],
-    *,
-    txns: Mapping[str, int],
-    whole_table: bool,
-    pace: Pace | None,
-    began: float,
-) -> tuple[bool, Any]:
-    """Compute and commit once. Return whether it is done, and the result.
+    def _check_requests(self) -> Any | None:
+        """Leave out the requests that a commit up to the snapshot ran. Return the own outcome."""
+        if self._turn is None or self._share is None:
+            return None
+        left = self._turn.not_run(self._guests)
+        if len(left) < len(self._guests):
+            self._guests = left
+            self._share.take(left)
+        return self._turn.outcome()
 
-    It is not done if there was nothing to commit, or an error, on a state that may be old.
-    """
-    try:
-        ledger, result, info = compute(snapshot)
-    except Exception:
-        if snapshot.looked:
-            raise
-        return False, None
-    if ledger is None or (ledger is snapshot.ledger and not txns):
-        return snapshot.looked, result
-    note = {"group": snapshot.group, **with_user(info)}
-    store.write(
-        snapshot,
-        None if ledger is DROP_GROUP else _next_revision(ledger),
-        operation_id=uuid.uuid4().hex,
-        note={**note, PAUSE: round(pace.pause, 3)} if pace and pace.pause else note,
-        txns=tuple(txns.items()),
-        whole_table=whole_table,
-    )
-    if pace is not None:
-        pace.won(time.monotonic() - began)
-        if not pace.pause:
-            store.paces.pop(snapshot.group, None)
-    store.bell.notify()
-    return True, result
+    def _wait(self, pace: Pace, until: float) -> Any | None:
+        """Pause, or wait for a turn. Return the outcome if another writer ran the operations."""
+        if self._share is None or not (pace.shares or self._losses >= SHARE_AFTER):
+            pace.wait(self._priority.value)
+            return None
+        if self._turn is None and (operations := self._share.posted()) is not None:
+            self._turn = self._store.turn(self._group, operations)
+        if self._turn is None:
+            pace.wait(self._priority.value)
+            return None
+        pace.shares = True
+        outcome = self._turn.wait(until)
+        if outcome is None:
+            read = partial(self._store.read, self._group, look=False)
+            self._guests = self._turn.guests(read)
+            self._share.take(self._guests)
+        else:
+            pace.take_over(SHARED_PAUSE)
+        return outcome
+
+    def _lost(self, seconds: float) -> None:
+        self._pace = self._store.paces.setdefault(self._group, Pace())
+        self._pace.lost(seconds)
+        group = None if self._whole_table else self._group
+        if self._turn is not None:
+            if not self._turn.others_share():
+                # The winner does not look for requests yet. A commit with a pause makes it look.
+                self._store.ask_for_way(group, SHARED_PAUSE, share=True)
+        elif self._losses % ASK_AFTER == 0:
+            self._store.ask_for_way(group, self._pace.pause)
+
+    def _attempt(self, snapshot: LedgerSnapshot, began: float) -> tuple[bool, Any]:
+        """Compute and commit once. Return whether it is done, and the result.
+
+        It is not done if there was nothing to commit, or an error, on a state that may be old.
+        """
+        try:
+            ledger, result, info = self._compute(snapshot)
+        except Exception:
+            if snapshot.looked:
+                raise
+            return False, None
+        if ledger is None or (ledger is snapshot.ledger and not self._txns):
+            return snapshot.looked, result
+        pace = self._pace
+        note = {"group": snapshot.group, **with_user(info)}
+        if pace and pace.pause:
+            note[PAUSE] = round(pace.pause, 3)
+        if self._turn is not None and self._share is not None:
+            served = self._share.served()
+            note[SERVED] = {self._turn.request_id: None, **served}
+        self._store.write(
+            snapshot,
+            None if ledger is DROP_GROUP else _next_revision(ledger),
+            operation_id=uuid.uuid4().hex,
+            note=note,
+            txns=tuple(self._txns.items()),
+            whole_table=self._whole_table,
+        )
+        self._ran = [one for one in self._guests if one.request_id in note.get(SERVED, ())]
+        if pace is not None:
+            pace.won(time.monotonic() - began)
+            if self._ran:
+                pace.take_over(SHARED_PAUSE)
+            if not pace.pause:
+                self._store.paces.pop(snapshot.group, None)
+        self._store.bell.notify()
+        return True, result
 
 
 def _next_revision(ledger: Ledger) -> Ledger:

@@ -12,8 +12,10 @@ __all__ = [
     "CONFIGURE_GROUP",
     "CONFIGURE_QUEUE",
     "CREATE_QUEUE",
+    "CREATE_WITH_LANES",
     "ENSURE_GROUP",
     "FORCE",
+    "LIST_LANES",
     "NAME_MESSAGES",
     "OPEN_QUEUE",
     "RAISE_CAP",
@@ -40,6 +42,10 @@ CREATE_QUEUE: Final = Advice("Queue.create", "`spark-mq queue create`")
 OPEN_QUEUE: Final = Advice(
     "Use Queue.open, or exist_ok=True", "Use it as it is, or give --exist-ok"
 )
+CREATE_WITH_LANES: Final = Advice(
+    "Create a queue with lanes=64", "Create a queue with `spark-mq queue create --lanes 64`"
+)
+LIST_LANES: Final = Advice("group.lanes() lists", "`spark-mq lanes` lists")
 CONFIGURE_QUEUE: Final = Advice("queue.configure", "`spark-mq queue configure`")
 CONFIGURE_GROUP: Final = Advice("group.configure", "`spark-mq group configure`")
 SET_DEDUP_WINDOW: Final = Advice(

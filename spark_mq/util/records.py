@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime
 from importlib import import_module
 from typing import Any, TypeVar
@@ -92,6 +92,8 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return list(value) if isinstance(value, tuple) else value
 
 

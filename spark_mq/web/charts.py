@@ -9,7 +9,7 @@ from typing import Final
 
 from spark_mq.util.markup import Html, el, join
 
-__all__ = ["Series", "line_chart", "state_bar"]
+__all__ = ["LaneCell", "Series", "lane_strip", "line_chart", "state_bar"]
 
 WIDTH: Final = 420
 HEIGHT: Final = 150
@@ -114,6 +114,57 @@ def _nice(value: float) -> float:
     while power / 10 >= value:
         power /= 10
     return next(power * part for part in (0.2, 0.5, 1.0) if power * part >= value)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCell:
+    """A lane in a strip: its number, its messages, its kind, and its text."""
+
+    lane: int
+    messages: int
+    kind: str
+    """"free", "leased" or "held back"."""
+    text: str
+
+
+LANE_KINDS: Final = ("free", "leased", "held back")
+
+
+def lane_strip(number: int, cells: Sequence[LaneCell]) -> Html:
+    """Return a strip with a place for each lane. A lane with more messages is darker.
+
+    Parameters
+    ----------
+    number
+        The number of lanes.
+    cells
+        The lanes that have messages.
+    """
+    most = max((one.messages for one in cells), default=0)
+    if not most:
+        return el("p", "No lane has messages.", class_="note")
+    parts = [
+        el("rect", el("title", one.text), x=one.lane, y=0, width=1, height=4,
+           class_=f"lane-{one.kind.replace(' ', '-')}",
+           fill_opacity=f"{0.25 + 0.75 * one.messages / most:.2f}")
+        for one in cells if one.messages
+    ]  # fmt: skip
+    counts = [(kind, sum(one.kind == kind for one in cells)) for kind in LANE_KINDS]
+    shown = ", ".join(f"{n:,} {kind}" for kind, n in counts)
+    strip = el(
+        "svg",
+        join(*parts),
+        viewBox=f"0 0 {number} 4",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=f"Lanes: {shown}",
+        class_="bar lanes",
+    )
+    names = [
+        el("li", el("b", class_=f"dot {kind.replace(' ', '-')}"), kind, " ", el("strong", f"{n:,}"))
+        for kind, n in counts
+    ]
+    return join(strip, el("ul", names, class_="legend lane-kinds"))
 
 
 def state_bar(counts: Sequence[tuple[str, int]]) -> Html:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_mq.delta.object_store import absolute_path
@@ -168,12 +168,17 @@ class Looks:
         return found
 
     def by_path(self) -> dict[str, QueueOverview | None]:
-        """Return an overview of each queue by path. None if the look failed."""
+        """Return an overview of each queue by path, with lanes. None if the look failed."""
         paths = self.queues()
-        return {
-            paths[name]: one if isinstance(one, QueueOverview) else None
-            for name, one in self.all().items()
-        }
+        return {paths[name]: self._with_lanes(name, one) for name, one in self.all().items()}
+
+    def _with_lanes(self, name: str, one: QueueOverview | SparkMQError) -> QueueOverview | None:
+        if not isinstance(one, QueueOverview):
+            return None
+        try:
+            return replace(one, lanes=self._opened(name).queue.describe(lanes=True).lanes)
+        except SparkMQError:
+            return None
 
     def samples(self, name: str, group: str | None = None) -> list[Sample]:
         """Return what was seen of a queue or a group since the page began to look at it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
 
 Open = Callable[..., Any]
 PAGES = ("/", "/queue/orders", "/group/orders?group=billing", "/messages/orders",
@@ -26,9 +26,13 @@ def test_no_page_is_wider_than_the_screen_and_none_has_an_error(
     for number in range(60):
         queue.group(f"a-group-with-a-rather-long-name-{number:02}").ensure()
     Queue.create(Path(queue.path).parent / "empty", durable=False)
+    keyed = Queue.create(Path(queue.path).parent / "keyed", durable=False, lanes=64, order="key")
+    keyed.publish([Message(f"{n}", key=f"key-{n % 90}", priority=n % 3) for n in range(900)])
+    keyed.group("billing").lease("worker-7", max_messages=100)
     page = open_page(width, colours)
     sequence = queue.peek(1)[0].sequence
-    for view in (*PAGES, f"/message/orders?sequence={sequence}", "/queue/empty"):
+    more = (f"/message/orders?sequence={sequence}", "/queue/empty", "/group/keyed?group=billing")
+    for view in (*PAGES, *more):
         page.goto(address + view, wait_until="networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
         assert "Loading…" not in page.inner_text("body"), view
@@ -50,6 +54,27 @@ def test_all_comes_from_the_page_itself(open_page: Open, queue: Queue, address: 
         page.goto(address + view, wait_until="networkidle")
     assert any("htmx" in url for url in asked)
     assert all(url.startswith(address) for url in asked)
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Queue:
+    """A queue with lanes, of which a lease holds one."""
+    keyed = Queue.create(tmp_path / "queues" / "keyed", durable=False, lanes=8, order="key")
+    keyed.publish([Message(f"{n}", key="only-key") for n in range(5)])
+    keyed.group("billing").lease("worker-7")
+    return keyed
+
+
+def test_a_lane_of_a_group_leads_to_its_keys(open_page: Open, keyed: Queue, address: str) -> None:
+    assert keyed
+    page = open_page()
+    page.goto(f"{address}/group/keyed?group=billing", wait_until="networkidle")
+    assert "of worker-7 until" in page.inner_text("main")
+    strip = page.locator("svg.lanes rect.lane-leased")
+    assert strip.count() == 1
+    assert strip.bounding_box()["height"] > 20
+    page.click("a[href*='lane=']")
+    page.locator("text=only-key").wait_for()
 
 
 def test_the_policy_stops_a_script_in_the_page(browser: Any, queue: Queue, address: str) -> None:

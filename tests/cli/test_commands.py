@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -723,3 +724,75 @@ def test_a_missing_extra_is_named_in_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "pip install 'spark-mq[cli]'" in done.stderr
+
+
+def keyed(run: Run, path: Path) -> Queue:
+    """Return a queue with lanes and an ordered group, made by commands."""
+    run("queue", "create", path, "--lanes", "8")
+    run("group", "create", "billing", "-q", path)
+    assert "key" in run("group", "configure", "billing", "--set", "order=key", "-q", path).out
+    lines = [json.dumps({"k": "hot" if n % 2 else f"key-{n}"}) for n in range(20)]
+    run("publish", "-q", path, "--key-field", "k", stdin="\n".join(lines))
+    run("publish", "-q", path, "--key-field", "k", "--priority", "9", stdin='{"k": "hot"}')
+    return Queue.open(path)
+
+
+def test_lanes_show_what_holds_them_and_their_keys(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "keyed"
+    queue = keyed(run, path)
+    group = queue.group("billing")
+    lease = group.lease("worker-7", max_messages=1)
+    assert (lease.messages[0].key, queue.peek(21)[-1].priority) == ("hot", 9)
+    (hottest,) = run("lanes", "-q", path, "-g", "billing", "--top", "1", "-o", "json").rows
+    assert (hottest["held_by"], hottest["worker_id"]) == ("lease", "worker-7")
+    assert hottest["held_back"] >= 10
+    table = run("lanes", "-q", path, "-g", "billing").out
+    assert table.splitlines()[0].split()[:3] == ["LANE", "MESSAGES", "SHARE"]
+    assert f"lease {lease.lease_id} of worker-7 until" in table
+    keys = run("lanes", "-q", path, "-g", "billing", "--lane", hottest["lane"], "-o", "json").rows
+    assert (keys[0]["key"], keys[0]["messages"]) == ("hot", 11)
+    oldest = run("lanes", "-q", path, "-g", "billing", "--by", "age", "-o", "json").rows
+    assert [row["head"] for row in oldest] == sorted(row["head"] for row in oldest)
+
+
+def test_a_group_and_a_queue_describe_lanes_and_priorities(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "keyed"
+    queue = keyed(run, path)
+    queue.group("billing").lease("worker-7", max_messages=1)
+    assert re.search(r"^lanes +8$", run("queue", "describe", path).out, re.M)
+    row = run("group", "describe", "billing", "-q", path, "-o", "json").row
+    assert [one["priority"] for one in row["priorities"]] == [9, 0]
+    assert row["lanes"][0]["held_by"] == "lease"
+    assert row["settings"]["order"] == "key"
+    shown = run("group", "describe", "billing", "-q", path).out
+    assert "PRIORITY" in shown
+    assert "of worker-7 until" in shown
+
+
+def test_top_shows_the_lane_that_holds_back_most(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "keyed"
+    queue = keyed(run, path)
+    assert "HELD LANE" not in run("top", "-q", path, "--count", "1").out
+    queue.group("billing").lease("worker-7", max_messages=1)
+    assert "HELD LANE" in run("top", "-q", path, "--count", "1").out
+    (held,) = run("top", "-q", path, "--count", "1", "-o", "json").row["held_lanes"]
+    assert (held["group"], held["held_by"]) == ("billing", "lease")
+
+
+def test_lanes_need_a_queue_with_lanes_and_a_lane_that_exists(run: Run, queue: Queue) -> None:
+    queue.group("billing").ensure()
+    wrong = run("lanes", "-q", queue.path, "-g", "billing", expect=2)
+    assert "has no lanes" in wrong.err
+    assert "--lanes 64" in wrong.err
+
+
+def test_an_envelope_may_have_a_priority(run: Run, queue: Queue) -> None:
+    lines = ['{"value": "a", "priority": 3}', '{"value": "b"}']
+    run("publish", "-q", queue.path, "--envelope", "--priority", "5", stdin="\n".join(lines))
+    priorities = {one.value: one.priority for one in queue.peek(20)}
+    assert (priorities[b"a"], priorities[b"b"]) == (3, 5)
+    bad = run("publish", "-q", queue.path, "--envelope", stdin='{"value": "a", "priority": 10}',
+              expect=2)  # fmt: skip
+    assert "from 0 to 9" in bad.err
+    assert run("publish", "-q", queue.path, "--raw", "--priority", "2", stdin="x").code == 0
+    assert {one.value: one.priority for one in queue.peek(20)}[b"x"] == 2

@@ -36,6 +36,8 @@ def queue(tmp_path: Path) -> Queue:
         ("group describe none -q {q}", 3, "`spark-mq group create` creates a group"),
         ("queue configure {q} --set retry_delay=3s", 2, "Use `spark-mq group configure`"),
         ("group configure billing -q {q} --set retention=3d", 2, "use `spark-mq queue configure`"),
+        ("group configure billing -q {q} --set order=key", 2, "queue create --lanes 64`"),
+        ("lanes -g billing -q {q}", 2, "--lanes 64"),
     ],
 )
 def test_an_error_names_the_command_that_helps(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from spark_mq import Queue
+from spark_mq import Message, Queue
 from spark_mq.inspect.prometheus import QueueCollector, exposition
 
 FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
@@ -23,15 +23,18 @@ Served = dict[str, list[dict[str, str]]]
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """The labels of each sample, by the name of the sample."""
-    queue = Queue.create(tmp_path_factory.mktemp("monitoring") / "orders", durable=False)
+    path = tmp_path_factory.mktemp("monitoring") / "orders"
+    queue = Queue.create(path, durable=False, lanes=8)
     queue.publish(["a", "b", "c"])
     lease = queue.group("billing").lease("w")
     assert lease is not None
     lease.reject()
     queue.sweep()
     queue.group("billing").lease("w")
+    queue.publish(Message("d", key="k"))
+    queue.group("keyed").configure(order="key")
     found: Served = {}
-    for family in QueueCollector(lambda: {queue.path: queue.describe()}).collect():
+    for family in QueueCollector(lambda: {queue.path: queue.describe(lanes=True)}).collect():
         for sample in family.samples:
             found.setdefault(sample.name, []).append(dict(sample.labels))
     return found
@@ -105,16 +108,41 @@ def test_the_board_has_its_panels_apart_and_shows_every_gauge(served: Served) ->
 def test_the_text_is_what_prometheus_client_makes_of_the_collector(tmp_path: Path) -> None:
     client = pytest.importorskip("prometheus_client")
     parser = pytest.importorskip("prometheus_client.parser")
-    queue = Queue.create(tmp_path / 'a "b" c', durable=False)
-    queue.publish(["a", "b", "c"])
+    queue = Queue.create(tmp_path / 'a "b" c', durable=False, lanes=8)
+    queue.publish(["a", "b", Message("c", key="k", priority=9)])
+    queue.group("two").configure(order="key")
     for name in ("one", "two"):
         lease = queue.group(name).lease("w", max_messages=2)
         assert lease
         lease.ack([lease.messages[0].sequence])
-    looks = {queue.path: queue.describe(), "/no \\n\n queue": None}
+    looks = {queue.path: queue.describe(lanes=True), "/no \\n\n queue": None}
     registry = client.CollectorRegistry()
     registry.register(QueueCollector(lambda: looks))
     parse = parser.text_string_to_metric_families
     theirs = list(parse(client.generate_latest(registry).decode()))
     assert list(parse(exposition(looks).decode())) == theirs
-    assert len(theirs) > 8
+    assert len(theirs) > 12
+
+
+def test_a_lane_is_no_label_and_unordered_groups_have_no_lanes(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", durable=False, lanes=8, retry_delay="1h")
+    queue.publish([Message("a", key=f"k{n % 20}", priority=n % 2) for n in range(100)])
+    queue.group("plain").ensure()
+    group = queue.group("keyed")
+    group.configure(order="key")
+    lease = group.lease("w")
+    assert lease
+    lease.nack([lease.messages[0].sequence])
+    text = exposition({queue.path: queue.describe(lanes=True)}).decode()
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    path = queue.path
+    assert f'spark_mq_backlog_messages{{queue="{path}",group="plain",priority="1"}} 50' in samples
+    assert f'spark_mq_lanes_held_back{{queue="{path}",group="keyed"}} 1' in samples
+    (held,) = (lane for lane in group.lanes(None) if lane.held_by)
+    name = f'spark_mq_held_back_messages{{queue="{path}",group="keyed"}}'
+    assert f"{name} {held.held_back}" in samples
+    assert held.held_back > 1
+    names = [line.partition("{")[0] for line in samples]
+    assert len([name for name in names if "lane" in name or "held" in name]) == 3
+    plain = exposition({queue.path: queue.describe()}).decode()
+    assert "spark_mq_backlog_messages" not in plain

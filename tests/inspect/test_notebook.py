@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spark_mq import Message, Queue
-from spark_mq.testing import ManualClock
+from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.html import object_html, rows_html, show
 from spark_mq.util.records import Records
 
@@ -139,3 +139,17 @@ def test_a_conversion_names_what_is_missing(library: str) -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert f"pip install {library}" in done.stdout
+
+
+def test_a_group_shows_its_priorities_and_hottest_lanes() -> None:
+    queue = memory_queue(lanes=4, order="key")
+    queue.publish([Message("a", key="k"), Message("b", key="k", priority=7)])
+    group = queue.group("g")
+    assert group.lease("w") is not None
+    html = group._repr_html_()
+    assert "Hottest lanes" in html
+    assert "Priorities" in html
+    assert "of w until" in html
+    plain = memory_queue()
+    plain.publish("a")
+    assert "lanes" not in plain.group("g").ensure()._repr_html_()

@@ -35,6 +35,7 @@ def test_looking_changes_no_file(delta_queue: Callable[..., Queue], tmp_path: Pa
     fresh.find(key="k"), fresh.locate(first.sequence), fresh.throughput(), fresh.stats()
     same.leases(), same.peek(), same.slowest(), same.most_failing(), same.workers()
     same.last_errors(), same.preview_seek("latest"), Queue.find_all(tmp_path)
+    same.lanes(), same.priorities(), fresh.describe(lanes=True)
     for look in (fresh.group("never").peek, fresh.group("never").leases):
         with pytest.raises(GroupNotFound):
             look()

@@ -24,6 +24,7 @@ from support.handles import again, archive, archived, history, lease, on_commit
 from spark_mq import Message, Queue
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger.bands import BandLayout
 from spark_mq.ledger.message_range import range_between
 from spark_mq.ledger.ranges import SETTLED
 from spark_mq.operations.outcomes import show_outcomes
@@ -756,3 +757,34 @@ def test_a_trace_finds_its_message_by_id_or_key(queue: Queue) -> None:
         with pytest.raises(InvalidOption, match="'none'") as caught:
             queue.trace(**given)
         assert caught.value.data["option"] in given
+
+
+def test_a_message_that_came_back_with_another_of_its_key_shows_why(make: Make) -> None:
+    queue = make(lanes=8, order="key")
+    queue.publish([Message("a", key="k", priority=3), Message("b", key="k", priority=3), "c"])
+    group = queue.group("g")
+    one = group.lease("w-1", max_messages=3)
+    assert one is not None
+    by_text = {message.text: message.sequence for message in one.messages}
+    one.nack([by_text["a"]], error="bad")
+    trace = queue.trace(by_text["b"])
+    assert [event.event for event in trace.events] == ["leased", "returned"]
+    back = trace.events[-1]
+    assert (back.state, back.delivery_count, back.reason) == (
+        "waiting",
+        0,
+        "an earlier message of its key waits",
+    )
+    assert (back.lease_id, back.worker_id) == (one.lease_id, "w-1")
+    lane = BandLayout(8).lane("k")
+    assert (trace.priority, trace.lane) == (3, lane)
+    assert f"of messages/, priority 3, lane {lane}" in str(trace)
+    assert "reason: an earlier message of its key waits" in str(trace)
+    plain = queue.trace(by_text["c"])
+    assert (plain.priority, plain.lane) == (0, None)
+    assert "lane" not in str(plain)
+    queue.sweep()  # the archive has the same
+    assert queue.trace(by_text["b"]).events == trace.events
+    rows = history(queue)
+    again = rows.filter(pc.equal(rows["event"], "returned")).to_pylist()
+    assert [row["reason"] for row in again] == ["an earlier message of its key waits"]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_mq import Lease, Message, Queue
+from spark_mq import Lease, Message, Queue, ReceivedMessage
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.ledger.bands import BandLayout, decode_bands
@@ -307,8 +307,14 @@ def test_a_handler_of_leases_gets_each_key_in_order(queue: Queue) -> None:
     assert seen == {key: list(range(at, 40, 4)) for at, key in enumerate(KEYS[:4])}
 
 
-def test_a_handler_of_messages_is_refused_in_order(queue: Queue) -> None:
+def test_a_handler_of_messages_sees_each_key_in_order(queue: Queue) -> None:
     group = queue.group()
     group.configure(order="key")
-    with pytest.raises(InvalidOption, match="order"):
-        group.work(print, each="message")
+    queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(40)])
+    seen: dict[str | None, list[int]] = {}
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.setdefault(message.key, []).append(int(message.text))
+
+    group.work(handle, each="message", threads=3, until="empty")
+    assert seen == {key: list(range(at, 40, 4)) for at, key in enumerate(KEYS[:4])}

@@ -35,7 +35,7 @@ def test_a_group_shows_its_public_members() -> None:
     assert public(memory_queue().group()) == {
         "ack", "blocked_because", "configure", "ensure", "exists", "expire", "extend", "for_each_batch", "lease", "nack", "name",
         "pause", "reject", "release", "resume", "seek", "settings", "stats", "unblock", "work", "discard", "retry_now", "dead_letter",
-        "last_errors", "leases", "most_failing", "peek", "preview_seek", "slowest", "workers",
+        "hot_keys", "lanes", "last_errors", "leases", "most_failing", "priorities", "peek", "preview_seek", "slowest", "workers",
     }  # fmt: skip
 
 

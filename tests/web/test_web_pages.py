@@ -408,3 +408,80 @@ def test_samples_are_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(4):
             assert len(looks.samples("orders", f"g{number}")) <= 2
     assert len(looks._samples) == 3
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Queue:
+    """Group `billing` in order: lanes that are leased, held back by a retry, and free."""
+    queue = Queue.create(
+        tmp_path / "queues" / "keyed", durable=False, lanes=8, order="key", retry_delay="1h"
+    )
+    for key in ("a", "b", "c"):
+        queue.publish([Message(f"{key}{n}", key=key, priority=9 * (n < 2)) for n in range(4)])
+    group = queue.group("billing")
+    lease = group.lease("worker-7", max_messages=1, visibility_timeout="1h")
+    lease.nack([lease.messages[0].sequence], error="no luck")
+    assert group.lease("worker-8", max_messages=1, visibility_timeout="1h")
+    return queue
+
+
+def test_a_group_shows_its_priorities_and_what_holds_its_lanes(visit: Visit, keyed: Queue) -> None:
+    client = visit()
+    lazy = [
+        attrs.get("hx-get") or "" for _, attrs in get(client, "/group/keyed", group="billing").tags
+    ]
+    assert "/group/keyed?group=billing&part=lanes" in lazy
+    page = get(client, "/group/keyed", group="billing", part="lanes")
+    held = {one.held_by: one for one in keyed.group("billing").lanes()}
+    assert set(held) == {"retry", "lease", ""}
+    for text in ("Priorities", "Lanes (8)", "Held back: 1.", held["retry"].because,
+                 held["lease"].because, "held back"):  # fmt: skip
+        assert text in page.text
+    cells = {attrs["class"]: attrs for tag, attrs in page.tags if tag == "rect"}
+    assert set(cells) == {"lane-free", "lane-leased", "lane-held-back"}
+    assert cells["lane-leased"]["x"] == str(held["lease"].lane)
+    assert cells["lane-free"]["fill-opacity"] == "1.00"
+    whole = get(client, "/group/keyed", group="billing")
+    assert "by key" in whole.text
+    assert "Order" in whole.text
+
+
+def test_a_lane_shows_its_keys(visit: Visit, keyed: Queue) -> None:
+    client = visit()
+    (lane,) = (one.lane for one in keyed.group("billing").lanes() if one.held_by == "retry")
+    page = get(client, "/group/keyed", group="billing", part="lanes")
+    assert f"/group/keyed?group=billing&lane={lane}" in page.links()
+    keys = get(client, "/group/keyed", group="billing", lane=lane)
+    assert "100.0%" in keys.text
+    assert any(link.startswith("/messages/keyed?group=billing&key=") for link in keys.links())
+    assert "lanes 0 to 7" in get(client, "/group/keyed", 400, group="billing", lane=8).text
+
+
+def test_a_group_without_lanes_and_priorities_shows_none(visit: Visit, queue: Queue) -> None:
+    page = get(visit(), "/group/orders", group="billing", part="lanes")
+    assert page.text.strip() == ""
+
+
+def test_a_lane_of_an_unordered_group_is_free(visit: Visit, keyed: Queue) -> None:
+    keyed.group("plain").configure(order="none")
+    page = get(visit(), "/group/keyed", group="plain", part="lanes")
+    assert "nothing holds its lanes back" in page.text
+    assert {attrs["class"] for tag, attrs in page.tags if tag == "rect"} == {"lane-free"}
+
+
+def test_a_message_shows_lane_priority_and_why_it_came_back(visit: Visit, keyed: Queue) -> None:
+    first, second = keyed.publish([Message(text, key="d", priority=3) for text in "xy"]).sequences
+    group = keyed.group("late", start=first)
+    lease = group.lease("w", max_messages=2)
+    lease.nack([first])
+    facts = get(visit(), "/message/keyed", sequence=second).texts
+    assert facts[facts.index("Lane") + 1] == str(keyed.peek(1, after=first)[0].lane)
+    assert facts[facts.index("Priority") + 1] == "3"
+    life = get(visit(), "/message/keyed", sequence=second, part="life")
+    assert "returned" in life.texts
+    assert "an earlier message of its key waits" in life.text
+
+
+def test_metrics_have_lanes(visit: Visit, keyed: Queue) -> None:
+    text = visit().get("/metrics").text
+    assert f'spark_mq_lanes_held_back{{queue="{keyed.path}",group="billing"}} 1' in text

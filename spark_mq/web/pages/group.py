@@ -12,6 +12,7 @@ from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.show import show_age, show_duration
 from spark_mq.web.charts import state_bar
 from spark_mq.web.layout import button, count, facts, href, lazy, page, table, when
+from spark_mq.web.pages.lanes import lane_page, lanes_part
 from spark_mq.web.pages.queue import charts, lag_of, states_of
 from spark_mq.web.view import View
 
@@ -27,12 +28,17 @@ def group_page(view: View) -> Html:
         return _live(view)
     if part == "notable":
         return _notable(view)
+    if part == "lanes":
+        return lanes_part(view)
+    if (lane := view.number("lane")) is not None:
+        return lane_page(view, lane)
     group, stats = view.group()
     name = group.name
     return page(
         f"Group {name}",
         _buttons(view, name, stats),
         _live(view),
+        lazy(href("group", view.name, group=name, part="lanes"), every="10s"),
         el("h2", "Slowest and most failing messages of the last day"),
         lazy(href("group", view.name, group=name, part="notable"), text="Reading the history…"),
         el("h2", "Settings"),
@@ -57,6 +63,7 @@ def _live(view: View) -> Html:
             ("Oldest unsettled", show_age(stats.oldest_unsettled_age)),
             ("Oldest lease", show_age(stats.oldest_lease_age)),
             ("Breaker", stats.breaker),
+            ("Order", "by key" if group.settings.order == "key" else "none"),
             ("Ledger ranges", stats.ledger_ranges),
         ]),
         state_bar(states_of([stats])),

@@ -118,6 +118,8 @@ def _message(one: PeekedMessage) -> Html:
     pairs = [
         ("Id", one.message_id or ""),
         ("Key", one.key or ""),
+        ("Lane", "none" if one.lane is None else one.lane),
+        ("Priority", one.priority),
         ("Published", when(one.published_at)),
         ("Not before", when(one.deliver_at)),
         ("Expires", when(one.expires_at)),

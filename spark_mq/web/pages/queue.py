@@ -76,6 +76,7 @@ def _sizes(view: View, overview: QueueOverview) -> Html:
         ("Dead letters", overview.dead_letters),
         ("Last sweep", when(sweeps.last_change_at, view.now)),
         ("Commits that wait for a sweep", sweeps.unarchived_commits),
+        ("Lanes", overview.settings.lanes or "none"),
     ])  # fmt: skip
 
 

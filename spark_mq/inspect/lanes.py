@@ -1,0 +1,340 @@
+"""Show the priorities and lanes of a group, what holds a lane back, and which keys fill it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import Final
+
+from spark_mq.errors import CorruptLog, InvalidOption
+from spark_mq.inspect.positions import label_ranges
+from spark_mq.ledger.lane_stats import BandCensus, Holder, LaneStats, PriorityStats, count_bands
+from spark_mq.ledger.message_index import FileSlice, MessageIndex
+from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.stats import age_at
+from spark_mq.ledger.transitions import expire_leases
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.util.advice import LIST_LANES
+from spark_mq.util.clock import to_datetime
+from spark_mq.util.records import Record
+from spark_mq.util.show import show_time
+from spark_mq.util.validation import validate_choice, validate_count
+
+__all__ = [
+    "HotKey",
+    "LaneInfo",
+    "LaneSummary",
+    "PriorityInfo",
+    "find_hot_keys",
+    "list_lanes",
+    "list_priorities",
+    "summarize_lanes",
+]
+
+MAX_KEYS: Final = 10_000
+"""Messages of which the keys are read."""
+_MAX_PIECES: Final = 1_000
+_MAX_WALKED: Final = 100_000
+"""Runs of messages in one band that the search for a lane's messages looks at."""
+_ORDERS: Final = ("messages", "age")
+_GONE: Final = ("dead", "routing", "settled")
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityInfo(Record):
+    """The unsettled messages of one priority in a group.
+
+    Attributes
+    ----------
+    priority
+        9 to 0.
+    ready, delayed, in_flight, blocked, dead, routing
+        Messages by state, as in :class:`~spark_mq.GroupStats`.
+    oldest_age
+        Time since the publish of the first of them that is not dead. None without one.
+    """
+
+    priority: int
+    ready: int
+    delayed: int
+    in_flight: int
+    blocked: int
+    dead: int
+    routing: int
+    oldest_age: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneInfo(Record):
+    """The unsettled messages of one lane in a group, and what holds the lane back.
+
+    Attributes
+    ----------
+    lane
+        Its number. None for messages without a key, which nothing holds back.
+    messages
+        Messages that are neither settled nor dead.
+    share
+        Their part of those of all lanes, from 0 to 1.
+    ready, delayed, in_flight, blocked, dead
+        Messages by state, as in :class:`~spark_mq.GroupStats`.
+    head, head_age
+        The first message that is not dead, and the time since its publish. None without one.
+    held_back
+        Due messages that wait for an earlier one of their lane.
+    held_by
+        "lease", "retry" (a message has failed), "delay" (``deliver_at``), "postponed" (released
+        with a delay, or its file is out of reach), "blocked", or "": nothing holds the lane.
+    because
+        The same for people.
+    sequence
+        The message that holds the lane.
+    until
+        Until when (aware, UTC). None if the owner must act.
+    lease_id, worker_id
+        The lease that holds the lane, and its holder.
+    error
+        The text of the last failure of that message.
+    """
+
+    lane: int | None
+    messages: int
+    share: float
+    ready: int
+    delayed: int
+    in_flight: int
+    blocked: int
+    dead: int
+    head: int | None
+    head_age: timedelta | None
+    held_back: int = 0
+    held_by: str = ""
+    because: str = ""
+    sequence: int | None = None
+    until: datetime | None = None
+    lease_id: str | None = None
+    worker_id: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HotKey(Record):
+    """A key of a lane, and how often its first unsettled messages have it.
+
+    Attributes
+    ----------
+    key
+        The key.
+    messages
+        How many of the messages that were read have it.
+    share
+        Their part of those that were read, from 0 to 1.
+    """
+
+    key: str | None
+    messages: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSummary(Record):
+    """The priorities of a group, and its lanes in numbers.
+
+    Attributes
+    ----------
+    order
+        The group's setting: "none" or "key".
+    priorities
+        The priorities that have messages, the highest first.
+    lanes
+        Lanes that have messages. Messages without a key have no lane.
+    lanes_leased
+        Lanes of which a lease holds messages. 0 in a group without order.
+    lanes_held_back
+        Lanes whose due messages wait for a retry, a delay or the owner.
+    held_back
+        These messages.
+    oldest_head_age
+        The greatest age of the first message of a lane. None without one.
+    complete
+        False if the backlog is so large that only its start was counted.
+    """
+
+    order: str
+    priorities: tuple[PriorityInfo, ...]
+    lanes: int
+    lanes_leased: int
+    lanes_held_back: int
+    held_back: int
+    oldest_head_age: timedelta | None
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A group at one time."""
+
+    ledger: Ledger
+    index: MessageIndex
+    now: int
+    order: str
+    census: BandCensus
+
+
+def _look(group: GroupLedger) -> _Look:
+    snapshot, now = group.snapshot(), group.now()
+    settings = group.settings_in(snapshot)
+    ledger = expire_leases(group.ledger_in(snapshot), now, settings)
+    index = group.index_for(ledger)
+    return _Look(ledger, index, now, settings.order, count_bands(ledger, index, settings, now))
+
+
+def list_priorities(group: GroupLedger) -> list[PriorityInfo]:
+    """Return the priorities of a group: see :meth:`spark_mq.ConsumerGroup.priorities`."""
+    return _priorities(_look(group))
+
+
+def _priorities(look: _Look) -> list[PriorityInfo]:
+    return [_priority(look, one) for one in look.census.priorities()]
+
+
+def _priority(look: _Look, one: PriorityStats) -> PriorityInfo:
+    return PriorityInfo(one.priority, **one.counts, oldest_age=_age(look, one.first))
+
+
+def _age(look: _Look, sequence: int) -> timedelta | None:
+    if sequence < 0:
+        return None
+    return age_at(look.index.file_at(sequence).committed_at, look.now)
+
+
+def list_lanes(group: GroupLedger, top: int | None, by: str) -> list[LaneInfo]:
+    """Return the hottest lanes of a group: see :meth:`spark_mq.ConsumerGroup.lanes`."""
+    order = validate_choice("by", by, _ORDERS)
+    most = None if top is None else validate_count("top", top)
+    look = _look(group)
+    if not look.index.layout.lanes:
+        return []
+    found = look.census.lanes()
+    total = max(1, sum(one.messages for one in found))
+
+    def age(one: LaneStats) -> tuple[bool, int, int]:
+        return one.head < 0, one.head, -one.messages
+
+    def size(one: LaneStats) -> tuple[int, bool, int]:
+        return -one.messages, one.head < 0, one.head
+
+    hottest = sorted(found, key=age if order == "age" else size)[:most]
+    return [_lane(look, one, total) for one in hottest]
+
+
+def _lane(look: _Look, one: LaneStats, total: int) -> LaneInfo:
+    counts = {name: n for name, n in one.counts.items() if name != "routing"}
+    until = None if one.until is None else to_datetime(one.until)
+    r = one.held_by
+    leased = r is not None and one.holder == Holder.LEASE
+    return LaneInfo(
+        lane=one.lane,
+        messages=one.messages,
+        share=one.messages / total,
+        **counts,
+        head=one.head if one.head >= 0 else None,
+        head_age=_age(look, one.head),
+        held_back=one.held_back,
+        held_by=str(one.holder),
+        because=_because(one, r, until),
+        sequence=one.sequence,
+        until=until,
+        lease_id=r.lease_id if r is not None and leased else None,
+        worker_id=r.worker_id if r is not None and leased else None,
+        error=None if r is None else r.error,
+    )
+
+
+def _because(one: LaneStats, r: Range | None, until: datetime | None) -> str:
+    """Return what holds a lane back, for people."""
+    message, at = f"message {one.sequence}", show_time(until)
+    if one.holder == Holder.LEASE and r is not None:
+        return f"lease {r.lease_id} of {r.worker_id} until {at}"
+    if one.holder == Holder.RETRY:
+        return f"{message} failed, its retry is at {at}"
+    if one.holder == Holder.DELAY:
+        return f"{message} is delayed until {at}"
+    if one.holder == Holder.POSTPONED:
+        return f"{message} was released, or its file is out of reach, until {at}"
+    if one.holder == Holder.BLOCKED:
+        return f"{message} is blocked: {r.reason if r is not None else ''}"
+    return ""
+
+
+def summarize_lanes(group: GroupLedger) -> LaneSummary:
+    """Return the priorities of a group, and its lanes in numbers."""
+    look = _look(group)
+    lanes = [one for one in look.census.lanes() if one.lane is not None]
+    leased = [one for one in lanes if one.holder == Holder.LEASE]
+    held = [one for one in lanes if one.held_back and one.holder != Holder.LEASE]
+    # Not by the least sequence: clocks of publishers differ.
+    ages = (_age(look, one.head) for one in lanes)
+    return LaneSummary(
+        look.order,
+        tuple(_priorities(look)),
+        len(lanes),
+        len(leased),
+        len(held),
+        sum(one.held_back for one in held),
+        max((age for age in ages if age is not None), default=None),
+        look.census.counted_to is None,
+    )
+
+
+def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
+    """Return the commonest keys of a lane: see :meth:`spark_mq.ConsumerGroup.hot_keys`."""
+    most = validate_count("n", n)
+    lanes = group.messages.lanes
+    if type(lane) is not int or not 0 <= lane < lanes:
+        has = f"lanes 0 to {lanes - 1}" if lanes else "no lanes"
+        raise InvalidOption(
+            f"lane={lane!r}: the queue has {has}. {LIST_LANES} those with messages.",
+            advice=[LIST_LANES],
+            option="lane",
+            value=lane,
+        )
+    counts: Counter[str | None] = Counter()
+    reader = MessageReader(group.messages.files, ["key"])
+    for keys in _keys(reader, _pieces_of(group, lane)):
+        counts.update(keys)
+    total = max(1, counts.total())
+    return [HotKey(key, count, count / total) for key, count in counts.most_common(most)]
+
+
+def _keys(reader: MessageReader, pieces: Iterable[FileSlice]) -> Iterator[list[str | None]]:
+    """Yield the keys of some slices, file by file. Skip what cannot be read."""
+    for _, of_file in groupby(pieces, key=attrgetter("path")):
+        try:
+            yield reader.read(*of_file)["key"].to_pylist()
+        except CorruptLog:
+            continue
+
+
+def _pieces_of(group: GroupLedger, lane: int) -> Iterator[FileSlice]:
+    """Yield the first unsettled messages of a lane that are not dead, as slices."""
+    ledger, index = group.current(), group.messages.index()
+    layout, left = index.layout, MAX_KEYS
+    runs = (
+        run
+        for one in label_ranges(ledger, index, group.now(), first=ledger.head.ack_floor + 1)
+        if one.state not in _GONE
+        for run in index.band_runs(one.range.first, one.range.last)
+    )
+    own = (run for run in islice(runs, _MAX_WALKED) if layout.lane_of(run[0]) == lane)
+    for _, first, last in islice(own, _MAX_PIECES):
+        for piece in index.slices(first, min(last, first + left - 1)):
+            yield piece
+            left -= piece.rows
+        if left < 1:
+            return

@@ -1,0 +1,143 @@
+"""Run the operations that other writers have posted, in the next own commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from spark_mq.ledger.ranges import Ledger
+from spark_mq.ledger.settle import SettleCommand, SettleOutcome
+from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.storage.posted_requests import PostedRequest
+
+__all__ = [
+    "Guests",
+    "Posted",
+    "PostedOperation",
+    "decode_outcomes",
+    "encode_outcomes",
+    "post_settles",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Posted(Generic[T]):
+    """An operation that the commit of another writer may run.
+
+    Parameters
+    ----------
+    data
+        The operation as JSON.
+    encode
+        Returns the result as JSON. None if the caller must run the operation itself.
+    decode
+        Returns the result from JSON.
+    """
+
+    data: Mapping[str, Any]
+    encode: Callable[[T], Any]
+    decode: Callable[[Any], T]
+
+
+class PostedOperation(Protocol):
+    """An operation of a ledger, as far as this module needs it."""
+
+    @property
+    def post(self) -> Callable[[], Posted[Any]] | None:
+        """Return what returns the operation as JSON."""
+
+    @property
+    def lease_ids(self) -> frozenset[str]:
+        """Return the leases that the operation settles or extends."""
+
+
+Run = Callable[[Any, LedgerSnapshot], tuple[Ledger | None, Any, Mapping[str, Any]]]
+"""Runs an operation. Returns the ledger (None: nothing to commit), the result or error, and the
+commit's metadata."""
+
+
+class Guests:
+    """The posted operations that one commit runs.
+
+    Parameters
+    ----------
+    requests
+        What other writers have posted.
+    open_posted
+        Returns the operation in some JSON, or None.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[PostedRequest],
+        open_posted: Callable[[Mapping[str, Any]], PostedOperation | None],
+    ) -> None:
+        self._requests: list[tuple[str, list[PostedOperation]]] = []
+        for request in requests:
+            opened = [open_posted(data) for data in request.operations]
+            known = [one for one in opened if one is not None]
+            if known and len(known) == len(opened):
+                self._requests.append((request.request_id, known))
+        self.served: dict[str, list[Any]] = {}
+        """The outcomes of the requests that ran, by id."""
+
+    @property
+    def lease_ids(self) -> frozenset[str]:
+        """Return the leases that the operations settle or extend."""
+        return frozenset(
+            name for _, each in self._requests for one in each for name in one.lease_ids
+        )
+
+    def run(
+        self, snapshot: LedgerSnapshot, run: Run
+    ) -> tuple[LedgerSnapshot, list[Mapping[str, Any]]]:
+        """Run each request of which all operations succeed. The others change nothing.
+
+        Returns
+        -------
+        tuple of LedgerSnapshot and list of Mapping
+            The next snapshot, and the metadata for the commit.
+        """
+        self.served, infos = {}, list[Mapping[str, Any]]()
+        for request_id, operations in self._requests:
+            after, outcomes, of_request = snapshot, list[Any](), list[Mapping[str, Any]]()
+            for operation in operations:
+                ledger, result, info = run(operation, after)
+                outcomes.append(_encoded(operation, result))
+                if ledger is not None:
+                    after = replace(after, ledger=ledger)
+                    of_request.append(info)
+            if None not in outcomes:
+                snapshot, self.served[request_id] = after, outcomes
+                infos += of_request
+        return snapshot, infos
+
+
+def _encoded(operation: PostedOperation, result: Any) -> Any:
+    """Return the outcome of an operation. None if its own writer must run it."""
+    if isinstance(result, Exception) or operation.post is None:
+        return None
+    return operation.post().encode(result)
+
+
+def post_settles(commands: Sequence[SettleCommand]) -> Posted[list[SettleOutcome]]:
+    """Return settles as JSON."""
+    data = {"settle": [asdict(one) for one in commands]}
+    return Posted(data, encode_outcomes, decode_outcomes)
+
+
+def encode_outcomes(outcomes: Sequence[SettleOutcome]) -> list[dict[str, Any]]:
+    """Return the outcomes of settles as JSON."""
+    return [asdict(one) for one in outcomes]
+
+
+def decode_outcomes(data: Sequence[Mapping[str, Any]]) -> list[SettleOutcome]:
+    """Return the outcomes of settles from JSON."""
+    pairs = ("lost", "ranges", "returned")
+    return [
+        SettleOutcome(**{**one, **{name: [tuple(each) for each in one[name]] for name in pairs}})
+        for one in data
+    ]

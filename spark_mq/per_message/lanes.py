@@ -1,0 +1,93 @@
+"""Run the messages of a lane one after the other, and those of different lanes side by side."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from spark_mq.ledger.bands import BandLayout
+from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import Range
+
+__all__ = ["LaneChains", "lanes_of"]
+
+T = TypeVar("T", bound=Hashable)
+
+
+class LaneChains(Generic[T]):
+    """The tasks in hand by lane. Only the first of a lane may run. The caller locks.
+
+    A task whose message failed *pauses* its lane, until its settle shows which of the later
+    messages came back.
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[int, deque[T]] = {}
+        self._lanes: dict[T, int] = {}
+        self._paused: set[int] = set()
+
+    def __len__(self) -> int:
+        """Return the number of tasks in all lanes."""
+        return len(self._lanes)
+
+    @property
+    def lanes(self) -> int:
+        """Return the number of lanes that have tasks."""
+        return len(self._chains)
+
+    @property
+    def paused(self) -> bool:
+        """Return whether a lane waits for a settle."""
+        return bool(self._paused)
+
+    def add(self, lane: int, task: T) -> bool:
+        """Add a task. Return whether it may run at once."""
+        chain = self._chains.setdefault(lane, deque())
+        chain.append(task)
+        self._lanes[task] = lane
+        return len(chain) == 1
+
+    def pause(self, task: T) -> None:
+        """Let the lane of its first task wait."""
+        if task in self._lanes:
+            self._paused.add(self._lanes[task])
+
+    def remove(self, task: T) -> T | None:
+        """Remove a task. Return the task of its lane that may run now."""
+        lane = self._lanes.pop(task, None)
+        if lane is None:
+            return None
+        chain = self._chains[lane]
+        was_first = chain[0] == task
+        if was_first:
+            chain.popleft()
+            self._paused.discard(lane)
+        else:
+            chain.remove(task)
+        if not chain:
+            del self._chains[lane]
+            return None
+        return chain[0] if was_first else None
+
+
+def lanes_of(index: MessageIndex, ranges: Sequence[Range]) -> dict[int, int]:
+    """Return the lane of each message of some ranges by sequence. Those without one are left out.
+
+    Parameters
+    ----------
+    index
+        The message index.
+    ranges
+        The ranges of a lease.
+    """
+    runs = (run for r in ranges for run in index.band_runs(r.first, r.last))
+    return dict(_with_lane(index.layout, runs))
+
+
+def _with_lane(
+    layout: BandLayout, runs: Iterable[tuple[int, int, int]]
+) -> Iterable[tuple[int, int]]:
+    for number, first, last in runs:
+        if (lane := layout.lane_of(number)) is not None:
+            yield from ((sequence, lane) for sequence in range(first, last + 1))

@@ -1,0 +1,69 @@
+"""The handling of one message of a lease by a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spark_mq.lease import Lease
+from spark_mq.message import ReceivedMessage
+
+__all__ = ["HeldLease", "MessageTask"]
+
+
+class _Runner(Protocol):
+    """The feed of a message."""
+
+    @property
+    def handler(self) -> Callable[[ReceivedMessage], Any]:
+        """Return the handler of its messages."""
+
+    def claim(self, task: MessageTask) -> bool:
+        """Return whether a handler may have a message."""
+
+    def finish(self, task: MessageTask, result: Any, error: BaseException | None) -> float:
+        """Note how a handler ended. Returns the seconds to pause."""
+
+
+@dataclass(eq=False, slots=True)
+class HeldLease:
+    """A lease of which messages are in hand."""
+
+    lease: Lease
+    messages: int
+
+
+@dataclass(eq=False, slots=True)
+class MessageTask:
+    """The handling of one message by a pool."""
+
+    feed: _Runner
+    held: HeldLease
+    message: ReceivedMessage
+    started: float = 0.0
+
+    @property
+    def lease_id(self) -> str:
+        """Return the id of its lease."""
+        return self.held.lease.lease_id
+
+    def is_among(self, places: Iterable[tuple[str, int, int]]) -> bool:
+        """Return whether the message is in one of some intervals of leases."""
+        sequence = self.message.sequence
+        return any(
+            lease_id == self.lease_id and first <= sequence <= last
+            for lease_id, first, last in places
+        )
+
+    def claim(self) -> bool:
+        """Return whether the handler may have the message."""
+        return self.feed.claim(self)
+
+    def call(self) -> Any:
+        """Call the handler."""
+        return self.feed.handler(self.message)
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> float:
+        """Note how the handler ended. Returns the seconds to pause."""
+        return self.feed.finish(self, result, error)

@@ -1,0 +1,319 @@
+"""Post operations in an object store, where the next commit of any writer can run them.
+
+An object store has no lock to wait at. Writers that race lose most races, and each lost race costs
+several requests. So a writer that meets others posts its operations as a small file, and waits. The
+writer of the oldest file commits all of them together. Everybody reads the outcomes in the note of
+that commit.
+
+A request runs at most once. Each commit names the requests that it ran, and two commits of one
+group conflict. A writer runs a request only if it knows all commits since the request was posted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from spark_mq.delta.actions import Commit
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import FileInfo, ObjectStore
+from spark_mq.delta.store_errors import STORE_ERRORS, wrap_store_errors
+
+__all__ = ["SERVED", "PostedRequest", "RequestTurn", "delete_old_requests"]
+
+_log = logging.getLogger(__name__)
+
+SERVED: Final = "served"
+"""Key in a commit's note: the outcomes of the requests that it ran, by id."""
+FOLDER: Final = "_requests"
+FORMAT: Final = 1
+MOST_GUESTS: Final = 64
+"""Requests of others in one commit, at most."""
+STALE_SECONDS: Final = 20.0
+"""A request that is so much older than another is of a writer that died. Nobody runs it."""
+OLD_SECONDS: Final = 3600.0
+"""A sweep deletes requests of this age. Clocks of machines may differ."""
+PATIENCE_SECONDS: Final = 1.0
+"""How long a writer waits for each one before it."""
+REQUESTS_OF_A_COMMIT: Final = 5
+"""Requests in a row of a writer that commits: nobody looks for its commit before."""
+POLL_SECONDS: Final = 0.05
+_KNOWN_COMMITS: Final = 100
+_THREADS: Final = 32
+_CALM: Final = 32
+"""With more requests than this, each writer looks less often."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostedRequest:
+    """The operations that one writer has posted."""
+
+    request_id: str
+    base: int
+    """The version of the table that the writer knew."""
+    operations: Sequence[Mapping[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file. Older requests come first."""
+        return f"{self.base:020d}-{self.request_id}.json"
+
+    def encode(self) -> bytes:
+        """Return the content of the file."""
+        data = {"format": FORMAT, "operations": list(self.operations)}
+        return json.dumps(data, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, name: str, data: bytes) -> PostedRequest | None:
+        """Return the request in a file. None if it is of another version of spark_mq."""
+        try:
+            found = json.loads(data)
+            operations = found["operations"]
+            if found["format"] != FORMAT or not isinstance(operations, list):
+                return None
+            return cls(_id_in(name), int(name[:20]), operations)
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+def _id_in(name: str) -> str:
+    return name[21:].removesuffix(".json")
+
+
+class RequestTurn:
+    """The posted operations of one writer, from the post to their end.
+
+    Parameters
+    ----------
+    files
+        The files of ``leases/``.
+    log
+        Its log.
+    group
+        The name of the group.
+    operations
+        The operations as JSON.
+    """
+
+    def __init__(
+        self,
+        files: ObjectStore,
+        log: DeltaLog,
+        group: str,
+        operations: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._files, self._log = files, log
+        self._folder = f"{FOLDER}/{quote(group, safe='')}"
+        self._request = PostedRequest(uuid.uuid4().hex, log.state.version, operations)
+        self._seen = self._request.base
+        """The version up to which the notes of commits were read."""
+        self._ran: dict[str, Any] = {}
+        """The outcomes in the notes of commits since the post, by request."""
+        self._posted = False
+        self._latency = 0.0  # of the last post, in seconds
+        self._is_behind = False
+        self._waiting = 0  # requests at the last look
+        self._others_share = False
+        self._names: list[str] = []
+        """The requests to run with the next own commit."""
+        self._stale: list[str] = []
+
+    @property
+    def request_id(self) -> str:
+        """Return the id of the own request."""
+        return self._request.request_id
+
+    def wait(self, until: float) -> Any | None:
+        """Wait until a commit has run the request, or until this writer must commit.
+
+        Parameters
+        ----------
+        until
+            How long to wait, by ``time.monotonic()``.
+
+        Returns
+        -------
+        Any
+            The outcome in the commit of another writer. None if this writer must commit, also
+            because the time is up.
+        """
+        self.post()
+        began = time.monotonic()
+        listed, listed_at = self._look(), self._log.state.version
+        while self.request_id not in self._ran:
+            if self._is_turn(listed, time.monotonic() - began) or time.monotonic() > until:
+                if self._log.state.version == listed_at:
+                    return None
+                listed, listed_at = self._look(), self._log.state.version
+            else:
+                self._wait_for_commit(until)
+        return self._ran[self.request_id]
+
+    def post(self) -> None:
+        """Write the request, if it is not there yet."""
+        if self._posted:
+            return
+        began = time.monotonic()
+        with wrap_store_errors(self._files.root, "posting a request in"):
+            self._files.write(f"{self._folder}/{self._request.name}", self._request.encode())
+        self._posted = True
+        self._latency = time.monotonic() - began
+
+    def _wait_for_commit(self, until: float) -> None:
+        """Wait until there is a commit, or until the patience with the writer before ends."""
+        version, started = self._log.state.version, time.monotonic()
+        pause = POLL_SECONDS if self._is_behind else REQUESTS_OF_A_COMMIT * self._latency
+        self._is_behind = True  # if the first look finds a commit, there may be more
+        while self._log.state.version == version:
+            if time.monotonic() > min(until, started + PATIENCE_SECONDS):
+                return
+            time.sleep(pause)
+            pause = POLL_SECONDS * max(1.0, self._waiting / _CALM)
+            with wrap_store_errors(self._files.root, "reading"):
+                self._take_notes(self._log.step().version)
+            self._is_behind = self._is_behind and self._log.state.version > version
+
+    def _look(self) -> list[FileInfo]:
+        """Look for commits and for requests at the same time. Return the requests."""
+        with (
+            wrap_store_errors(self._files.root, "reading requests in"),
+            ThreadPoolExecutor(1) as pool,
+        ):
+            listing = pool.submit(self._files.list, self._folder)
+            self._follow()
+            return list(listing.result())
+
+    def _follow(self) -> None:
+        """Read the notes of new commits."""
+        with wrap_store_errors(self._files.root, "reading"):
+            version = self._log.refresh().version
+        self._take_notes(version)
+
+    def _take_notes(self, version: int) -> None:
+        known = {c.version: c for c in self._log.known_commits(self._seen + 1, version)}
+        for number in range(self._seen + 1, version + 1):
+            # One that was cleaned may have run the request. Then it runs again: what the first run
+            # leased expires, and a settle finds its messages settled.
+            with suppress(FileNotFoundError):
+                self._read_note(known.get(number) or self._log.read_commit(number))
+        self._seen = version
+
+    def _is_turn(self, listed: Sequence[FileInfo], waited: float) -> bool:
+        """Return whether this writer must commit. Then note the requests to run."""
+        own = next((one for one in listed if one.path.endswith(self._request.name)), None)
+        now = time.time() if own is None else own.modified
+        known_after, self._names, self._stale = self._known_after(), [], []
+        self._waiting = len(listed)
+        before = 0
+        for info in listed:
+            name = info.path.rpartition("/")[2]
+            if name == self._request.name or _id_in(name) in self._ran:
+                continue  # who ran it deletes it
+            if now - info.modified > STALE_SECONDS or not name[:20].isdigit():
+                self._stale.append(info.path)
+            elif known_after <= int(name[:20]) <= self._log.state.version:
+                self._names.append(info.path)
+                before += name < self._request.name
+        return waited >= PATIENCE_SECONDS * before
+
+    def _known_after(self) -> int:
+        """Return the version after which this handle knows all commits. Read their notes."""
+        version = self._log.state.version
+        known_after = version
+        for commit in reversed(self._log.known_commits(version - _KNOWN_COMMITS, version)):
+            if commit.version != known_after:
+                break
+            known_after -= 1
+            self._read_note(commit)
+        return known_after
+
+    def _read_note(self, commit: Commit) -> None:
+        served = commit.note.get(SERVED)
+        if isinstance(served, dict):
+            self._ran |= served
+            self._others_share = True
+
+    def others_share(self) -> bool:
+        """Return whether a commit since the post ran requests. Its writer looks for them."""
+        self._take_notes(self._log.state.version)
+        return self._others_share
+
+    def guests(self, meanwhile: Callable[[], object]) -> list[PostedRequest]:
+        """Read the requests of others that the own commit must run.
+
+        Parameters
+        ----------
+        meanwhile
+            Called at the same time. Its errors are ignored: it only fills a cache.
+        """
+        names = [name for name in self._names if _id_in(name.rpartition("/")[2]) not in self._ran]
+        names = names[:MOST_GUESTS]
+        if not names:
+            return []
+        with ThreadPoolExecutor(min(_THREADS, len(names)) + 1) as pool:
+            pool.submit(meanwhile)
+            found = list(pool.map(self._read, names))
+        return [one for one in found if one is not None]
+
+    def not_run(self, guests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+        """Return the requests that no known commit ran.
+
+        Another thread may have brought the log up to date since :meth:`wait` read its notes.
+        """
+        self._take_notes(self._log.state.version)
+        return [one for one in guests if one.request_id not in self._ran]
+
+    def outcome(self) -> Any | None:
+        """Return the outcome of the own request, if a known commit ran it."""
+        return self._ran.get(self.request_id)
+
+    def _read(self, path: str) -> PostedRequest | None:
+        try:
+            return PostedRequest.decode(path.rpartition("/")[2], self._files.read(path))
+        except OSError:
+            return None  # its writer withdrew it, or will run it itself
+
+    def close(self, ran: Sequence[PostedRequest] = ()) -> None:
+        """Delete the own request, and those that the own commit ran."""
+        if not self._posted or self.request_id in self._ran:  # who ran it deletes it
+            return
+        paths = [f"{self._folder}/{one.name}" for one in (self._request, *ran)]
+        # The caller need not wait. What a killed process leaves is stale soon.
+        threading.Thread(
+            target=self._delete,
+            args=([*paths, *self._stale],),
+            name="spark_mq requests",
+            daemon=True,
+        ).start()
+        self._posted = False
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        try:
+            self._files.delete_many(paths)
+        except STORE_ERRORS as error:
+            _log.debug("requests in %s were not deleted: %s", self._files.root, error)
+
+
+def delete_old_requests(files: ObjectStore, older_than_seconds: float = OLD_SECONDS) -> int:
+    """Delete what killed writers have posted. Return how many files it deleted.
+
+    Parameters
+    ----------
+    files
+        The files of ``leases/``.
+    older_than_seconds
+        Least age by this machine's clock. Default: an hour.
+    """
+    before = time.time() - older_than_seconds
+    old = [info.path for info in files.list_all(FOLDER) if info.modified < before]
+    files.delete_many(old)
+    return len(old)

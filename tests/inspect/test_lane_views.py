@@ -1,0 +1,205 @@
+"""The priorities and lanes of a group, what holds them back, and the keys that fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from spark_mq import GroupNotFound, InvalidOption, Message, Queue
+from spark_mq.inspect import LaneInfo
+from spark_mq.ledger.bands import BandLayout
+from spark_mq.testing import ManualClock, memory_queue
+
+LANES = 8
+LAYOUT = BandLayout(LANES)
+
+
+def lane_of(key: str) -> int:
+    lane = LAYOUT.lane(key)
+    assert lane is not None
+    return lane
+
+
+def key_in(lane: int, number: int = 0) -> str:
+    """Return a key of a lane, another one for each number."""
+    return [f"k{n}" for n in range(1_000) if lane_of(f"k{n}") == lane][number]
+
+
+def ordered(make: Callable[..., Queue], **settings: Any) -> Queue:
+    return make(lanes=LANES, **{"order": "key", **settings})
+
+
+def lane(queue: Queue, number: int | None) -> LaneInfo:
+    return next(one for one in queue.group("g").lanes(None) if one.lane == number)
+
+
+def test_the_hottest_lanes_come_first_with_what_holds_them(
+    make: Callable[..., Queue], clock: ManualClock
+) -> None:
+    queue = ordered(make)
+    queue.publish([Message("x", key=key_in(3)) for _ in range(6)])
+    queue.publish([Message("x", key=key_in(5)), Message("x", key=key_in(5)), "no key"])
+    group = queue.group("g")
+    lease = group.lease("w-1", max_messages=2)
+    clock.advance(10)
+    first, second, third = group.lanes()
+    assert (first.lane, first.messages, first.in_flight, first.ready) == (3, 6, 2, 4)
+    assert (first.held_by, first.held_back, first.share) == ("lease", 4, 6 / 9)
+    assert (first.lease_id, first.worker_id) == (lease.lease_id, "w-1")
+    assert first.until == lease.expires_at
+    assert first.because.startswith(f"lease {lease.lease_id} of w-1 until ")
+    assert (second.lane, second.held_by, second.because, second.held_back) == (5, "", "", 0)
+    assert (third.lane, third.messages) == (None, 1)
+    assert first.head == lease.messages[0].sequence
+    assert first.head_age >= timedelta(seconds=9)
+    assert [one.lane for one in group.lanes(1)] == [3]
+    assert group.lanes().to_arrow().column("lane").to_pylist() == [3, 5, None]
+
+
+def test_the_oldest_lanes_come_first_by_age(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    queue.publish(Message("x", key=key_in(6)))
+    queue.publish([Message("x", key=key_in(2)) for _ in range(5)])
+    queue.group("g").ensure()
+    assert [one.lane for one in queue.group("g").lanes()] == [2, 6]
+    assert [one.lane for one in queue.group("g").lanes(by="age")] == [6, 2]
+
+
+def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
+    make: Callable[..., Queue],
+) -> None:
+    queue = ordered(make, max_delivery_attempts=2, on_exhausted="block", retry_delay="1h")
+    for number in range(3):
+        queue.publish([Message("x", key=key_in(number)), Message("y", key=key_in(number))])
+    queue.publish(Message("z", key=key_in(7), deliver_at="2h"))
+    group = queue.group("g")
+    for number in range(3):
+        lease = group.lease("w", max_messages=1)
+        seq = lease.messages[0].sequence
+        if number == 0:
+            lease.nack([seq], error="bad")
+        elif number == 1:
+            lease.release(delay="30m")
+        else:
+            lease.nack([seq], delay=0)
+            group.lease("w", max_messages=1).nack([seq], delay=0, error="worse")
+    held = {one.lane: one for one in group.lanes()}
+    assert [held[n].held_by for n in (0, 1, 2, 7)] == ["retry", "postponed", "blocked", "delay"]
+    assert [held[n].held_back for n in (0, 1, 2, 7)] == [1, 1, 1, 0]
+    assert [held[n].error for n in (0, 1, 2, 7)] == ["bad", None, "worse", None]
+    assert held[2].until is None
+    assert "max_delivery_attempts" in held[2].because
+    assert f"message {held[0].sequence} failed" in held[0].because
+    assert held[7].until is not None
+
+
+def test_lanes_of_an_unordered_group_are_counted_and_not_held(make: Callable[..., Queue]) -> None:
+    queue = make(lanes=LANES)
+    queue.publish([Message("x", key=key_in(3)) for _ in range(4)])
+    queue.group("g").lease("w", max_messages=2)
+    (only,) = queue.group("g").lanes()
+    assert (only.lane, only.in_flight, only.held_by) == (3, 2, "")
+
+
+def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
+    queue = make()
+    queue.publish([Message("x", key="a"), Message("y", key="a", priority=4)])
+    group = queue.group("g").ensure()
+    assert group.lanes() == []
+    assert [(one.priority, one.ready) for one in group.priorities()] == [(4, 1), (0, 1)]
+    with pytest.raises(InvalidOption, match="has no lanes"):
+        group.hot_keys(0)
+
+
+def test_priorities_are_counted_by_state(make: Callable[..., Queue], clock: ManualClock) -> None:
+    queue = make()
+    queue.publish([Message(f"{n}", priority=n % 3) for n in range(9)])
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=2)
+    lease.reject([lease.messages[0].sequence])
+    clock.advance(5)
+    two, one, zero = group.priorities()
+    assert (two.priority, two.in_flight, two.dead, two.ready) == (2, 1, 1, 1)
+    assert (one.priority, one.ready, zero.priority, zero.ready) == (1, 3, 0, 3)
+    assert zero.oldest_age >= timedelta(seconds=4)
+
+
+def test_hot_keys_are_those_of_the_first_unsettled_messages(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    hot, cold, other = key_in(3), key_in(3, 1), key_in(5)
+    queue.publish([Message("x", key=hot)])
+    queue.publish([Message("x", key=key) for key in (hot, hot, cold, other)])
+    group = queue.group("g").ensure()
+    first, second = group.hot_keys(3)
+    assert (first.key, first.messages, first.share) == (hot, 3, 0.75)
+    assert (second.key, second.messages) == (cold, 1)
+    assert [one.key for one in group.hot_keys(3, 1)] == [hot]
+    group.lease("w", max_messages=2).ack()
+    assert {one.key: one.messages for one in group.hot_keys(3)} == {hot: 1, cold: 1}
+    assert group.hot_keys(0) == []
+
+
+def test_bad_input_is_refused(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    group = queue.group("g").ensure()
+    for lane in (-1, LANES, "3", True):
+        with pytest.raises(InvalidOption, match="lanes 0 to 7"):
+            group.hot_keys(lane)
+    with pytest.raises(InvalidOption, match="by"):
+        group.lanes(by="name")
+    with pytest.raises(InvalidOption, match="top"):
+        group.lanes(0)
+    for look in (queue.group("never").lanes, queue.group("never").priorities):
+        with pytest.raises(GroupNotFound):
+            look()
+
+
+def test_files_of_foreign_writers_are_counted(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", lanes=LANES, order="key")
+    keys = [key_in(3), key_in(5), key_in(3), None]
+    rows = pa.table({"value": pa.array([b"x"] * 4, pa.binary()), "key": pa.array(keys)})
+    write_deltalake(tmp_path / "q" / "messages", rows, mode="append", schema_mode="merge")
+    group = queue.group("g").ensure()
+    assert {one.lane: one.messages for one in group.lanes()} == {3: 2, 5: 1, None: 1}
+    assert [(one.key, one.messages) for one in group.hot_keys(3)] == [(key_in(3), 2)]
+
+
+def test_an_overview_sums_up_lanes_and_priorities_if_asked(
+    make: Callable[..., Queue], clock: ManualClock
+) -> None:
+    queue = ordered(make, retry_delay="1h")
+    keys = [key_in(n) for n in (1, 2, 3)]
+    queue.publish([Message("x", key=key) for key in keys * 2])
+    group = queue.group("g")
+    lease = group.lease("w", max_messages=1)
+    lease.nack([lease.messages[0].sequence])
+    group.lease("w", max_messages=1)
+    queue.group("plain").configure(order="none")
+    clock.advance(7)
+    assert queue.describe().lanes == {}
+    found = queue.describe(lanes=True).lanes
+    assert set(found) == {"g"}
+    summary = found["g"]
+    assert (summary.order, summary.lanes, summary.complete) == ("key", 3, True)
+    assert (summary.lanes_leased, summary.lanes_held_back, summary.held_back) == (1, 1, 1)
+    assert summary.oldest_head_age >= timedelta(seconds=6)
+    (zero,) = summary.priorities
+    assert (zero.ready, zero.delayed, zero.in_flight) == (4, 1, 1)
+    assert summary.to_arrow().column("priorities").to_pylist()[0][0]["ready"] == 4
+
+
+def test_an_overview_sums_up_unordered_groups_if_priorities_are_used() -> None:
+    queue = memory_queue()
+    queue.publish("a")
+    queue.group("g").ensure()
+    assert queue.describe(lanes=True).lanes == {}
+    queue.publish(Message("b", priority=9))
+    found = queue.describe(lanes=True).lanes["g"]
+    assert (found.order, found.lanes) == ("none", 0)
+    assert [one.priority for one in found.priorities] == [9, 0]

@@ -1,0 +1,211 @@
+"""Random steps of writers that post, run each other's requests, die, and meet a cleaned log.
+
+The requests and the log are real files. The model knows which commit ran which request.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from spark_mq.delta.actions import Commit
+from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.tables import write_checkpoint
+from spark_mq.errors import CommitConflict
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.posted_requests import SERVED, PostedRequest, RequestTurn
+
+GROUP = "g"
+WRITERS = st.integers(0, 2)
+
+
+@dataclass
+class Writer:
+    """A handle of its own, with at most one request."""
+
+    table: LedgerTable
+    turn: RequestTurn | None = None
+    leads: bool = False
+    guests: Sequence[PostedRequest] = ()
+    deletes: list[Sequence[str]] = field(default_factory=list)
+
+
+class Requests(RuleBasedStateMachine):
+    """Three writers on one group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.mkdtemp()
+        table = LedgerTable(f"{self.folder}/leases", durable=False)
+        table.create("test")
+        self.revision = 0
+        self.ran: Counter[str] = Counter()  # by other writers
+        self.own: Counter[str] = Counter()  # by their own writers
+        self.accepted: set[str] = set()
+        self.cleaned = False
+        self.writers = [self.opened() for _ in range(3)]
+        table.write(
+            table.read(GROUP), Ledger(LedgerHeader()), operation_id="first", note={"group": GROUP}
+        )
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    def opened(self) -> Writer:
+        return Writer(LedgerTable(f"{self.folder}/leases", durable=False))
+
+    @rule(at=WRITERS)
+    def step(self, at: int) -> None:
+        """A writer posts, looks, or commits: it does what comes next."""
+        writer = self.writers[at]
+        if writer.turn is None:
+            self.post(at)
+        elif writer.leads:
+            self.commit(at)
+        else:
+            self.look(at)
+
+    @rule(at=WRITERS)
+    def step_twice(self, at: int) -> None:
+        """It is faster than the others."""
+        self.step(at)
+        self.step(at)
+
+    def post(self, at: int) -> None:
+        """A writer that has lost races posts its operations."""
+        writer = self.writers[at]
+        if writer.turn is None:
+            writer.table.log.refresh()
+            writer.turn = RequestTurn(writer.table.files, writer.table.log, GROUP, [{"x": at}])
+            writer.turn._delete = writer.deletes.append  # type: ignore[method-assign]
+            writer.turn.post()
+
+    def look(self, at: int) -> None:
+        """It looks for commits and requests, and finds its outcome or leads."""
+        writer = self.writers[at]
+        if writer.turn is None or writer.leads:
+            return
+        listed = writer.turn._look()
+        if writer.turn.request_id in writer.turn._ran:
+            self.accepted.add(writer.turn.request_id)
+            writer.turn = None
+        elif writer.turn._is_turn(listed, 1e9):
+            writer.leads = True
+            writer.guests = writer.turn.guests(lambda: None)
+
+    def commit(self, at: int) -> None:
+        """It commits its own request and those that it has read."""
+        writer = self.writers[at]
+        if writer.turn is None:
+            return
+        writer.leads = False
+        snapshot = writer.table.read(GROUP, look=False)
+        writer.guests = writer.turn.not_run(writer.guests)
+        if writer.turn.outcome() is not None:
+            self.accepted.add(writer.turn.request_id)
+            writer.turn = None
+            return
+        self.revision += 1
+        served: dict[str, Any] = {one.request_id: ["done"] for one in writer.guests}
+        note = {"group": GROUP, SERVED: {writer.turn.request_id: None, **served}}
+        try:
+            writer.table.write(
+                snapshot,
+                Ledger(LedgerHeader(revision=self.revision)),
+                operation_id=f"op{self.revision}",
+                note=note,
+            )
+        except CommitConflict:
+            return
+        self.own[writer.turn.request_id] += 1
+        self.ran.update(served.keys())
+        paths = [f"_requests/{GROUP}/{one.name}" for one in (writer.turn._request, *writer.guests)]
+        writer.deletes.append(paths)
+        writer.turn = None
+
+    @rule(at=WRITERS)
+    def another_thread_looks(self, at: int) -> None:
+        """Its process works for other groups too."""
+        self.writers[at].table.log.refresh()
+
+    @rule(at=WRITERS)
+    def delete(self, at: int) -> None:
+        """Its thread deletes what its commits ran, late."""
+        writer = self.writers[at]
+        for paths in writer.deletes:
+            writer.table.files.delete_many(paths)
+        writer.deletes.clear()
+
+    @rule(at=WRITERS)
+    def die(self, at: int) -> None:
+        """It dies. Its request stays, and so do the files that it had to delete."""
+        self.writers[at] = self.opened()
+
+    @rule()
+    def clean(self) -> None:
+        """The sweep deletes all commits but the last."""
+        table = self.opened().table
+        write_checkpoint(table.files)
+        clean_table(table.log, Keep(0, 0.0), data_files=True)
+        self.cleaned = True
+
+    @invariant()
+    def nobody_runs_a_request_twice(self) -> None:
+        """Only a writer whose outcome was cleaned away runs its own request again."""
+        assert max(self.ran.values(), default=0) <= 1
+        assert max(self.own.values(), default=0) <= 1
+        assert self.cleaned or not self.ran.keys() & self.own.keys()
+
+    @invariant()
+    def an_outcome_is_of_a_commit(self) -> None:
+        assert self.accepted <= self.ran.keys()
+
+
+TestRequests = Requests.TestCase
+TestRequests.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def _knows_all(_: RequestTurn) -> int:
+    return -1
+
+
+def _reads_no_note(_: RequestTurn, __: Commit) -> None:
+    """Read nothing."""
+
+
+def _finds_all_new(_: RequestTurn, guests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
+    return guests
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_known_after", _knows_all),
+        ("_read_note", _reads_no_note),
+        ("not_run", _finds_all_new),
+    ],
+)
+def test_no_rule_can_be_missed(
+    name: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RequestTurn, name, wrong)
+    quick = settings(
+        TestRequests.settings, phases=[Phase.generate], derandomize=True, database=None
+    )
+    with pytest.raises(AssertionError, match=r"ran|own"):
+        run_state_machine_as_test(Requests, settings=quick)  # type: ignore[no-untyped-call]

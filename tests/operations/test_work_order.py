@@ -1,0 +1,389 @@
+"""The worker that calls a handler for each message of an ordered group."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.handles import until
+
+from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary
+from spark_mq.ledger.bands import BandLayout
+from spark_mq.per_message.lanes import LaneChains
+from spark_mq.testing import ManualClock, memory_queue
+
+LANES = 8
+LAYOUT = BandLayout(LANES)
+
+
+def key_in(lane: int, number: int = 0) -> str:
+    """Return a key of a lane, another one for each number."""
+    return [f"k{n}" for n in range(1_000) if LAYOUT.lane(f"k{n}") == lane][number]
+
+
+def ordered(make: Callable[..., Queue], **settings: Any) -> Queue:
+    given = {"order": "key", "retry_delay": 0, "breaker_threshold": None, **settings}
+    return make(lanes=LANES, **given)
+
+
+def drain(queue: Queue, handler: Callable[[ReceivedMessage], Any], **options: Any) -> WorkSummary:
+    return queue.group().work(handler, **{"until": "empty", "each": "message", **options})
+
+
+def test_lanes_run_side_by_side_and_each_in_order(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    keys = [key_in(0), key_in(1), key_in(2)]
+    queue.publish([Message(f"{n}", key=keys[n % 3]) for n in range(30)])
+    together = threading.Barrier(3, timeout=30)
+    seen: dict[str, list[int]] = {key: [] for key in keys}
+    running, lock = Counter[str](), threading.Lock()
+
+    def handle(message: ReceivedMessage) -> None:
+        with lock:
+            running[message.key] += 1
+            assert running[message.key] == 1, "one thread a lane at a time"
+        seen[message.key].append(int(message.text))
+        together.wait()  # as many lanes as threads
+        with lock:
+            running[message.key] -= 1
+
+    summary = drain(queue, handle, threads=3)
+    assert (summary.acked, summary.failed) == (30, 0)
+    assert seen == {key: list(range(at, 30, 3)) for at, key in enumerate(keys)}
+
+
+def test_keys_of_one_lane_run_one_after_the_other(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    keys = [key_in(4), key_in(4, 1)]
+    queue.publish([Message(f"{n}", key=keys[n % 2]) for n in range(20)])
+    seen: list[int] = []
+    running = Counter[int]()
+
+    def handle(message: ReceivedMessage) -> None:
+        running[0] += 1
+        assert running[0] == 1
+        seen.append(int(message.text))
+        running[0] -= 1
+
+    drain(queue, handle, threads=4)
+    assert seen == list(range(20))
+
+
+def test_a_failure_gives_up_the_later_messages_of_its_lane_uncounted(
+    make: Callable[..., Queue],
+) -> None:
+    queue = ordered(make)
+    queue.publish([Message(value, key=key_in(0)) for value in "abc"])
+    queue.publish([Message(value, key=key_in(1)) for value in "xy"])
+    group = queue.group()
+    seen: list[tuple[str, int]] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append((message.text, message.delivery_count))
+        if message.text == "a" and message.delivery_count < 3:
+            raise ValueError("not yet")
+
+    summary = drain(queue, handle, max_messages=100)
+    of_key = [one for one in seen if one[0] in "abc"]
+    assert of_key == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("c", 1)]
+    assert [one for one in seen if one[0] in "xy"] == [("x", 1), ("y", 1)]
+    assert (summary.acked, summary.failed, summary.nacked) == (5, 2, 2)
+    assert group.stats().acked == 5
+
+
+def test_messages_without_a_key_run_beside_each_other(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    queue.publish(["a", "b", "c"])
+    together = threading.Barrier(3, timeout=30)
+    summary = drain(queue, lambda message: together.wait() and None, threads=3)
+    assert summary.acked == 3
+
+
+@pytest.mark.parametrize("decision", [Reject("no"), ValueError("past its limit")])
+def test_the_lane_goes_on_behind_a_dead_message(
+    make: Callable[..., Queue], decision: Exception
+) -> None:
+    queue = ordered(make, max_delivery_attempts=1)
+    queue.publish([Message(value, key=key_in(0)) for value in "abc"])
+    seen: list[tuple[str, int]] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append((message.text, message.delivery_count))
+        if message.text == "a":
+            raise decision
+
+    drain(queue, handle, max_messages=100)
+    assert seen == [("a", 1), ("b", 1), ("c", 1)]
+    stats = queue.group().stats()
+    assert (stats.acked, stats.dead) == (2, 1)
+
+
+def test_messages_of_one_lease_go_on_behind_a_message_past_its_limit(
+    make: Callable[..., Queue],
+) -> None:
+    """The lease keeps them, so they must not wait for its expiry."""
+    queue = ordered(make, max_failures=1)
+    queue.publish([Message(value, key=key_in(0)) for value in "abcd"])
+    seen: list[str] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.text)
+        if message.text == "b":
+            raise ValueError("bad")
+
+    summary = drain(queue, handle, max_messages=100, threads=4)
+    assert seen == ["a", "b", "c", "d"]
+    assert (summary.acked, summary.nacked, queue.group().stats().dead) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("decision", [Retry(delay="1h"), Snooze("1h")])
+def test_a_delayed_message_holds_back_its_lane(
+    make: Callable[..., Queue], clock: ManualClock, decision: Exception
+) -> None:
+    queue = ordered(make)
+    queue.publish([Message(value, key=key_in(0)) for value in "abc"])
+    queue.publish(Message("x", key=key_in(1)))
+    seen: list[str] = []
+
+    def handle(message: ReceivedMessage) -> Any:
+        seen.append(message.text)
+        return decision if message.text == "a" and len(seen) < 4 else None
+
+    drain(queue, handle, max_messages=100)
+    assert sorted(seen) == ["a", "x"]
+    assert queue.group().stats().acked == 1
+    clock.advance("2h")
+    seen += ["-"] * 4
+    drain(queue, handle, max_messages=100)
+    assert seen[6:] == ["a", "b", "c"]
+
+
+def test_a_blocked_message_stops_its_lane_only(make: Callable[..., Queue]) -> None:
+    queue = ordered(make, max_delivery_attempts=1, on_exhausted="block")
+    queue.publish([Message(value, key=key_in(0)) for value in "ab"])
+    queue.publish([Message(value, key=key_in(1)) for value in "xy"])
+    seen: list[str] = []
+    fails = ["a"]
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.text)
+        if message.text in fails:
+            raise ValueError("bad")
+
+    summary = drain(queue, handle, max_messages=100)
+    assert sorted(seen) == ["a", "x", "y"]
+    assert summary.acked == 2
+    fails.clear()
+    queue.group().unblock("retry")
+    drain(queue, handle, max_messages=100)
+    assert seen[3:] == ["a", "b"]
+
+
+def test_a_slow_lane_leaves_the_others_their_threads(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    queue.publish([Message("hot", key=key_in(0)) for _ in range(50)])
+    queue.publish([Message("cold", key=key_in(n)) for n in range(1, 6) for _ in range(3)])
+    go_on, stop = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.text)
+        if message.text == "hot":
+            assert go_on.wait(60)
+
+    group = queue.group().ensure()
+    worker = threading.Thread(
+        target=lambda: group.work(handle, each="message", threads=2, stop=stop,
+                                  max_poll_interval=0.02)
+    )  # fmt: skip
+    worker.start()
+    try:
+        until(lambda: seen.count("cold") == 15)
+        assert seen.count("hot") == 1
+        queue.publish(Message("cold", key=key_in(7)))
+        until(lambda: seen.count("cold") == 16)
+        go_on.set()
+        until(lambda: group.stats().acked == 66)
+    finally:
+        go_on.set()
+        stop.set()
+        worker.join(60)
+    assert not worker.is_alive()
+
+
+def test_a_stop_gives_back_the_rest_of_a_lane_in_order(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    queue.publish([Message(f"{n}", key=key_in(0)) for n in range(20)])
+    stop, seen = threading.Event(), list[tuple[int, int]]()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append((int(message.text), message.delivery_count))
+        if len(seen) == 3:
+            stop.set()
+
+    queue.group().work(handle, each="message", threads=2, stop=stop)
+    assert seen == [(0, 1), (1, 1), (2, 1)]
+    assert (queue.group().stats().ready, queue.group().stats().acked) == (17, 3)
+    drain(queue, handle, threads=2)
+    assert seen == [(n, 1) for n in range(20)]
+
+
+def test_a_stop_after_a_failure_gives_back_each_message_once(
+    make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = ordered(make)
+    queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
+    stop, pause = threading.Event(), LaneChains.pause
+
+    def pause_and_stop(chains: LaneChains[Any], task: Any) -> None:
+        pause(chains, task)
+        stop.set()
+
+    monkeypatch.setattr(LaneChains, "pause", pause_and_stop)
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text == "4":
+            raise ValueError("bad")
+
+    summary = queue.group().work(handle, each="message", max_messages=100, stop=stop)
+    assert (summary.acked, summary.nacked, summary.released) == (4, 1, 5)
+    stats = queue.group().stats()
+    assert (stats.acked, stats.ready, stats.in_flight) == (4, 6, 0)
+
+
+def test_coroutines_keep_the_order_too(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    keys = [key_in(0), key_in(1)]
+    queue.publish([Message(f"{n}", key=keys[n % 2]) for n in range(20)])
+    seen: dict[str, list[int]] = {key: [] for key in keys}
+    running = Counter[str]()
+
+    async def handle(message: ReceivedMessage) -> None:
+        running[message.key] += 1
+        assert running[message.key] == 1
+        await asyncio.sleep(0)
+        seen[message.key].append(int(message.text))
+        running[message.key] -= 1
+
+    assert drain(queue, handle, concurrency=8).acked == 20
+    assert seen == {keys[0]: list(range(0, 20, 2)), keys[1]: list(range(1, 20, 2))}
+
+
+def test_messages_acked_first_run_in_order(make: Callable[..., Queue]) -> None:
+    queue = ordered(make)
+    queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
+    seen: list[int] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(int(message.text))
+        if message.text == "2":
+            raise ValueError("bad")
+
+    drain(queue, handle, threads=4, ack="first")
+    assert seen == list(range(10))
+
+
+def test_a_priority_of_a_lane_goes_on_behind_a_failure_of_another(
+    make: Callable[..., Queue],
+) -> None:
+    queue = ordered(make)
+    queue.publish([Message("urgent", key=key_in(0), priority=9) for _ in range(2)])
+    queue.publish([Message(value, key=key_in(0)) for value in "ab"])
+    seen: list[str] = []
+
+    def handle(message: ReceivedMessage) -> Any:
+        seen.append(message.text)
+        return Retry(delay="1h") if len(seen) == 1 else None
+
+    drain(queue, handle, max_messages=100)
+    assert seen == ["urgent", "a", "b"]
+
+
+def test_no_message_overtakes_an_earlier_one_of_its_key(make: Callable[..., Queue]) -> None:
+    """Handlers that fail often, in several workers at once, judged by keys and sequences."""
+    queue = ordered(make, max_delivery_attempts=None)
+    keys = [f"key-{n}" for n in range(12)]
+    for start in range(0, 240, 60):
+        queue.publish([Message(f"{n}", key=keys[n % 12]) for n in range(start, start + 60)])
+    expected = {key: list(range(at, 240, 12)) for at, key in enumerate(keys)}
+    lock = threading.Lock()
+    ended: dict[str, list[int]] = {key: [] for key in keys}
+    running: set[str | None] = set()
+    wrong: list[str] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        number = int(message.text)
+        with lock:
+            if message.key in running:
+                wrong.append(f"{message.key} runs twice")
+            running.add(message.key)
+            done = ended[message.key or ""]
+            before = expected[message.key or ""][: len(done)]
+            if done != before or number != expected[message.key or ""][len(done)]:
+                wrong.append(f"{number} after {done[-3:]}")
+        fails = number % 5 == 0 and message.delivery_count < 3
+        with lock:
+            running.discard(message.key)
+            if not fails:
+                ended[message.key or ""].append(number)
+        if fails:
+            raise ValueError("again")
+
+    group = queue.group().ensure()
+    options: dict[str, Any] = {"each": "message", "threads": 3, "until": "settled",
+                               "max_poll_interval": 0.02}  # fmt: skip
+    workers = [
+        threading.Thread(target=lambda n=n: group.work(handle, worker_id=f"w{n}", **options))
+        for n in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert not wrong
+    assert ended == expected
+    assert group.stats().acked == 240
+
+
+def test_a_lane_hands_out_one_task_at_a_time() -> None:
+    chains: LaneChains[str] = LaneChains()
+    assert chains.add(1, "a")
+    assert not chains.add(1, "b")
+    assert not chains.add(1, "c")
+    assert chains.add(2, "x")
+    assert (chains.lanes, len(chains)) == (2, 4)
+    assert chains.remove("b") is None
+    chains.pause("a")
+    assert chains.paused
+    assert chains.remove("a") == "c"
+    assert not chains.paused
+    assert chains.remove("a") is None
+    assert chains.remove("c") is None
+    assert chains.remove("x") is None
+    assert (chains.lanes, len(chains)) == (0, 0)
+
+
+def test_the_order_of_a_group_may_change_while_a_worker_runs() -> None:
+    queue = memory_queue(lanes=LANES)
+    queue.publish([Message("early", key=key_in(0)) for _ in range(3)])
+    group, stop = queue.group().ensure(), threading.Event()
+    seen: list[str] = []
+    worker = threading.Thread(
+        target=lambda: group.work(
+            lambda message: seen.append(message.text), each="message", threads=2, stop=stop
+        )
+    )
+    worker.start()
+    try:
+        until(lambda: len(seen) == 3)
+        group.configure(order="key")
+        queue.publish([Message(f"{n}", key=key_in(0)) for n in range(20)])
+        until(lambda: group.stats().acked == 23)
+    finally:
+        stop.set()
+        worker.join(60)
+    assert seen[3:] == [f"{n}" for n in range(20)]

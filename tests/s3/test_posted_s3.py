@@ -1,0 +1,123 @@
+"""Posted operations over an object store that fails or loses its replies. Only with --s3."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from support.faulty_s3 import AFTER, BEFORE, RESET, FaultyS3
+from support.handles import again
+
+from spark_mq import Lease, Queue
+from spark_mq.storage import posted_requests
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.posted_requests import FOLDER, PostedRequest, RequestTurn
+from spark_mq.util.fair_lock import FairLock
+from spark_mq.util.pace import Pace
+
+
+@pytest.fixture
+def faulty(s3: dict[str, str]) -> Iterator[FaultyS3]:
+    with FaultyS3(s3["AWS_ENDPOINT_URL"]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def queue(faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue behind the proxy, whose handle thinks that others compete."""
+    monkeypatch.setattr(posted_requests, "PATIENCE_SECONDS", 0.0)
+    options = {**s3, "AWS_ENDPOINT_URL": faulty.url, "backoff_config.init_backoff": "1ms"}
+    queue = Queue.create(f"s3://queues/{uuid.uuid4().hex}/queue", storage_options=options)
+    queue.publish([str(n) for n in range(20)])
+    queue.group().ensure()
+    pace = Pace()
+    pace.take_over(0.1)
+    pace.shares = True
+    queue._context.ledgers.paces["default"] = pace
+    return queue
+
+
+def post_lease(queue: Queue, count: int) -> RequestTurn:
+    """Post a lease as another worker does, and do no more."""
+    ledgers = queue._context.ledgers
+    data = {"lease": {"worker_id": "posted", "max_messages": count}}
+    turn = RequestTurn(ledgers.files, ledgers.log, "default", [data])
+    turn.post()
+    return turn
+
+
+def sequences(lease: Lease) -> set[int]:
+    return {m.sequence for m in lease.messages}
+
+
+@pytest.mark.parametrize("fault", [BEFORE, AFTER, RESET])
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        ("PUT", FOLDER), ("GET", FOLDER), ("GET", "list-type"), ("PUT", "leases/_delta_log"),
+        ("PUT", "leases/consumer_group"), ("POST", "delete"),
+    ],
+)  # fmt: skip
+def test_a_fault_at_any_request_runs_each_operation_once(
+    queue: Queue, faulty: FaultyS3, fault: str, method: str, part: str
+) -> None:
+    other = again(queue)
+    post_lease(other, 3)
+    faulty.once(fault, method, part)
+    lease = queue.group().lease("w", max_messages=4)
+    assert lease is not None
+    assert len(sequences(lease)) == 4
+    held = {one.worker_id: one.messages for one in other.group().leases()}
+    # A request whose file cannot be read is left to its own writer.
+    assert held in ({"w": 4, "posted": 3}, {"w": 4})
+    assert faulty.met() == 1 or method == "POST"
+
+
+def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
+    queue: Queue, faulty: FaultyS3, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four writers with locks of their own, as on four machines."""
+    locks: dict[tuple[int, str], FairLock] = {}
+    monkeypatch.setattr(
+        LedgerTable,
+        "door",
+        lambda table, group: locks.setdefault((id(table), group), FairLock(None)),
+    )
+    options = queue._context.storage_options
+    queue.publish([f"more {n}" for n in range(60)])
+    done: list[int] = []
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            group = Queue.open(queue.path, storage_options=options).group()
+            while (lease := group.lease(f"w{number}", max_messages=5)) is not None:
+                found = sequences(lease)
+                assert lease.ack().settled == len(found)
+                done.extend(found)
+        except BaseException as error:
+            failed.append(error)
+
+    faulty.often(0.02, 7)
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failed
+    assert len(done) == len(set(done)) == 80
+    stats = Queue.open(queue.path, storage_options=s3).group().stats()
+    assert (stats.acked, stats.in_flight, stats.dead) == (80, 0, 0)
+
+
+def test_a_request_has_a_small_file(queue: Queue) -> None:
+    turn = post_lease(queue, 5)
+    (info,) = queue._context.ledgers.files.list(f"{FOLDER}/default")
+    assert info.size < 200
+    read = PostedRequest.decode(
+        info.path.rpartition("/")[2], queue._context.ledgers.files.read(info.path)
+    )
+    assert read is not None
+    assert read.request_id == turn.request_id

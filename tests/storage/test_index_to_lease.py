@@ -1,0 +1,55 @@
+"""A lease from a backlog in an object store does not ask for newer messages each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.handles import again
+
+from spark_mq import Message, Queue
+from spark_mq.storage import message_table
+
+
+@pytest.fixture
+def queue(delta_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue whose messages act as if they were in an object store. They were just looked at."""
+    monkeypatch.setattr(message_table, "RECENT_SECONDS", 60.0)
+    queue = delta_queue()
+    queue._context.messages.files.is_local = False
+    queue.publish([str(n) for n in range(10)])
+    queue.group().ensure()
+    assert queue.stats()["published"] == 10
+    return queue
+
+
+def texts(queue: Queue, count: int) -> list[str]:
+    lease = queue.group().lease("w", max_messages=count)
+    return [] if lease is None else [m.text for m in lease.messages]
+
+
+def test_a_backlog_is_leased_without_a_look(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    log = queue._context.messages.log
+    look = log.refresh
+    monkeypatch.setattr(log, "refresh", lambda: (looks.append(1), look())[1])
+    assert texts(queue, 4) == ["0", "1", "2", "3"]
+    assert not looks
+    again(queue).publish(["10"])
+    assert texts(queue, 7) == ["4", "5", "6", "7", "8", "9", "10"]
+    assert looks, "six were known"
+
+
+def test_priorities_and_times_need_a_look(queue: Queue) -> None:
+    other = again(queue)
+    other.publish(Message("high", priority=9))
+    assert texts(queue, 2) == ["0", "1"], "as of the last look"
+    assert queue.stats()["published"] == 11
+    other.publish(Message("higher", priority=9))
+    assert texts(queue, 2) == ["high", "higher"], "from the first priority on, each lease looks"
+
+
+def test_an_old_look_is_repeated(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_table, "RECENT_SECONDS", 0.0)
+    again(queue).publish(Message("high", priority=9))
+    assert texts(queue, 1) == ["high"]

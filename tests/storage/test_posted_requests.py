@@ -1,0 +1,395 @@
+"""Operations that writers post, and the commits of other writers that run them.
+
+The queue lies on a local disk here, and each handle acts as if it were on a machine of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.handles import again, housekeep, on_commit, until
+from support.handles import lease as leased
+
+from spark_mq import Lease, Queue, errors
+from spark_mq.ledger.settle import ACK, SettleCommand
+from spark_mq.operations.acquire import Acquired, LeaseOptions, lease_operation
+from spark_mq.operations.group_ledger import GroupLedger
+from spark_mq.operations.shared_ledger import LedgerOperation
+from spark_mq.storage import posted_requests
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.posted_requests import FOLDER, SERVED, RequestTurn, delete_old_requests
+from spark_mq.util.fair_lock import FairLock
+from spark_mq.util.pace import Pace
+from spark_mq.util.user import acting_as
+
+MINUTE = 60.0
+
+
+@pytest.fixture(autouse=True)
+def machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each handle a lock of its own, and let it post. Nobody waits for those before it."""
+    locks: dict[tuple[int, str], FairLock] = {}
+
+    def door(table: LedgerTable, group: str) -> FairLock:
+        return locks.setdefault((id(table), group), FairLock(None))
+
+    def turn(table: LedgerTable, group: str, operations: Any) -> RequestTurn:
+        return RequestTurn(table.files, table.log, group, operations)
+
+    monkeypatch.setattr(LedgerTable, "door", door)
+    monkeypatch.setattr(LedgerTable, "turn", turn)
+    monkeypatch.setattr(posted_requests, "PATIENCE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def queue(delta_queue: Callable[..., Queue]) -> Queue:
+    queue = delta_queue(visibility_timeout="1m")
+    queue.publish([str(n) for n in range(20)])
+    queue.group().ensure()
+    return sharing(queue)
+
+
+def sharing(queue: Queue) -> Queue:
+    """Let a handle think that others compete and post."""
+    pace = Pace()
+    pace.take_over(0.2)
+    pace.shares = True
+    queue._context.ledgers.paces["default"] = pace
+    return queue
+
+
+def group_of(queue: Queue) -> GroupLedger:
+    return queue._context.group("default")
+
+
+def post(queue: Queue, *operations: LedgerOperation[Any]) -> RequestTurn:
+    """Post operations and do no more, as a writer does that waits."""
+    data = [one.post().data for one in operations if one.post is not None]
+    assert len(data) == len(operations)
+    ledgers = queue._context.ledgers
+    assert isinstance(ledgers, LedgerTable)
+    ledgers.version()
+    turn = RequestTurn(ledgers.files, ledgers.log, "default", json.loads(json.dumps(data)))
+    turn.post()
+    return turn
+
+
+def lease_of(queue: Queue, count: int = 5) -> LedgerOperation[Acquired]:
+    return lease_operation(group_of(queue), LeaseOptions("posted", count))
+
+
+def outcome(turn: RequestTurn) -> Any:
+    return turn.wait(time.monotonic() + MINUTE)
+
+
+def sequences(lease: Lease | Acquired) -> set[int]:
+    ranges = lease.ranges if isinstance(lease, Acquired) else lease._ranges
+    return {seq for r in ranges for seq in range(r.first, r.last + 1)}
+
+
+def files(queue: Queue) -> list[Path]:
+    return sorted(Path(queue.path, "leases", FOLDER).rglob("*.json"))
+
+
+def deleted(queue: Queue) -> bool:
+    """Wait until the thread that deletes requests has ended."""
+    for thread in threading.enumerate():
+        if thread.name == "spark_mq requests":
+            thread.join(30)
+    return not files(queue)
+
+
+def test_a_commit_runs_the_lease_that_another_writer_has_posted(queue: Queue) -> None:
+    other = again(queue)
+    posted = lease_of(other)
+    turn = post(other, posted)
+    before = queue._context.ledgers.version()
+    own = leased(queue, 5)
+    assert queue._context.ledgers.version() == before + 1, "one commit for both"
+    assert posted.post is not None
+    (result,) = outcome(turn)
+    theirs = posted.post().decode(result)
+    assert len(sequences(theirs)) == 5
+    assert not sequences(theirs) & sequences(own)
+    assert queue.group().stats().in_flight == 10
+    assert deleted(queue)
+    assert {one.worker_id for one in queue.group().leases()} == {"w", "posted"}
+
+
+def test_a_commit_runs_the_settles_and_extensions_of_others(queue: Queue) -> None:
+    other = again(queue)
+    held = [leased(other, 3) for _ in range(3)]
+    threads = [
+        threading.Thread(target=held[0].ack),
+        threading.Thread(target=held[1].extend),
+        threading.Thread(target=lambda: held[2].nack(delay="1h", error="late")),
+    ]
+    sharing(other)
+    for thread in threads:
+        thread.start()
+    own = leased(queue, 5)
+    for thread in threads:
+        thread.join(30)
+    stats = queue.group().stats()
+    assert (stats.in_flight, stats.delayed, stats.ready) == (3 + 5, 3, 20 - 14)
+    assert not sequences(own) & {seq for one in held for seq in sequences(one)}
+
+
+def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
+    other = again(queue)
+    first = leased(other, 5)
+    ledger = group_of(other)
+    settle = ledger.settle_operation([SettleCommand(ACK, first.lease_id)])
+    following = lease_of(other)
+    turn = post(other, settle, following)
+    own = leased(queue, 5)
+    outcomes = outcome(turn)
+    assert settle.post is not None
+    assert following.post is not None
+    assert settle.post().decode(outcomes[0])[0].settled == 5
+    got = sequences(following.post().decode(outcomes[1]))
+    assert len(got) == 5
+    assert not got & sequences(own)
+
+
+def test_a_request_runs_once_although_its_file_is_still_there(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(queue)
+    turn = post(other, lease_of(other))
+    monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)
+    first, third = leased(queue, 5), leased(sharing(again(queue)), 5)
+    assert len(files(queue)) >= 1
+    assert outcome(turn) is not None
+    assert not sequences(first) & sequences(third)
+    assert queue.group().stats().in_flight == 15
+    fresh = sharing(again(queue))  # it knows the note only from the log
+    leased(fresh, 2)
+    assert queue.group().stats().in_flight == 17
+
+
+def test_a_writer_that_commits_itself_is_not_run_by_others(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RequestTurn, "_delete", lambda *_: None)
+    other = sharing(again(queue))
+    leased(other, 5)
+    assert len(files(queue)) == 1
+    leased(queue, 5)
+    assert queue.group().stats().in_flight == 10
+
+
+def test_of_two_commits_that_run_a_request_only_one_lands(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one finds the request in the note of the first, and computes again without it."""
+    asking, third = again(queue), sharing(again(queue))
+    turn = post(asking, lease_of(asking))
+    raced: list[Lease] = []
+    on_commit(monkeypatch, "leases", before=lambda: raced.append(leased(third, 3)))
+    own = leased(queue, 4)
+    assert outcome(turn) is not None
+    assert queue.group().stats().in_flight == 5 + 3 + 4
+    assert not sequences(own) & sequences(raced[0])
+    notes = [
+        commit.note.get(SERVED) or {}
+        for commit in queue._context.ledgers.log.commits(0, queue._context.ledgers.version())
+    ]
+    assert sum(turn.request_id in note for note in notes) == 1
+
+
+def test_a_commit_that_is_lost_withdraws_nothing_of_others(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = again(queue)
+    turn = post(asking, lease_of(asking))
+    fault = on_commit(monkeypatch, "leases", fail=PermissionError(13, "no"), at=1)
+    fault.real = lambda *_, **__: None  # nothing is written
+    with pytest.raises(errors.StorageError):
+        leased(queue, 4)
+    monkeypatch.undo()
+    assert turn.request_id in str(files(queue))
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [{"lease": {"worker_id": "w", "max_messages": "many"}}],
+        [{"lease": {"worker_id": "w", "max_messages": -1}}],
+        [{"lease": {"worker": "w"}}],
+        [{"drop": {}}],
+        [{"settle": 3}],
+        [{"settle": [{"verb": "burn", "lease_id": "x"}]}],
+        [{"settle": [{"verb": "ack", "lease_id": "x", "intervals": [["a", "b"]]}]}],
+        [{"extend": {"targets": [["x", None]], "timeout": "soon"}}],
+        [{"lease": {}, "settle": []}],
+        [{}],
+        ["lease"],
+        [],
+        None,
+        7,
+    ],
+)
+def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, operations: Any) -> None:
+    ledgers = queue._context.ledgers
+    turn = RequestTurn(ledgers.files, ledgers.log, "default", [])
+    name = turn._request.name
+    data = {"format": 1, "operations": operations}
+    ledgers.files.write(f"{FOLDER}/default/{name}", json.dumps(data).encode())
+    own = leased(queue, 5)
+    assert len(sequences(own)) == 5
+    stats = queue.group().stats()
+    assert (stats.in_flight, stats.dead, stats.ready) == (5, 0, 15)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format":2,"operations":[]}', b"\xff"])
+def test_a_file_that_is_no_request_is_ignored(queue: Queue, data: bytes) -> None:
+    ledgers = queue._context.ledgers
+    for name in ("0" * 20 + "-x.json", "x.json", "9" * 20 + "-y.json"):
+        ledgers.files.write(f"{FOLDER}/default/{name}", data)
+    assert len(sequences(leased(queue, 5))) == 5
+
+
+def test_an_outcome_that_cannot_be_read_is_an_error(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = leased(queue, 5)
+    monkeypatch.setattr(RequestTurn, "wait", lambda *_: [{"settled": "all"}])
+    with pytest.raises(errors.StorageError, match="one version of spark_mq"):
+        held.ack()
+
+
+def test_a_settle_of_a_lost_lease_fails_at_its_own_caller(queue: Queue) -> None:
+    other = again(queue)
+    held = leased(other, 5)
+    queue.group().seek("latest")
+    queue.publish(["more"])
+    sharing(other)
+    caught: list[BaseException] = []
+
+    def ack() -> None:
+        try:
+            held.ack()
+        except errors.LeaseLost as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=ack)
+    thread.start()
+    leased(queue, 1)
+    thread.join(30)
+    assert len(caught) == 1
+
+
+def test_the_request_of_a_dead_writer_is_not_run_and_goes(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(queue)
+    post(other, lease_of(other))
+    (file,) = files(queue)
+    os.utime(file, (time.time() - MINUTE, time.time() - MINUTE))
+    leased(queue, 5)
+    assert queue.group().stats().in_flight == 5
+    assert deleted(queue)
+
+
+def test_a_request_of_before_what_a_writer_knows_is_not_run(queue: Queue) -> None:
+    """Its writer may have been run by a commit that this one has never seen."""
+    other = again(queue)
+    turn = post(other, lease_of(other))
+    leased(queue, 5)
+    assert outcome(turn) is not None
+    data = turn._request.encode()
+    housekeep(queue, keep_versions=1, keep_seconds=0.0)
+    queue._context.ledgers.files.write(f"{FOLDER}/default/{turn._request.name}", data)
+    fresh = sharing(again(queue))
+    leased(fresh, 1)
+    assert queue.group().stats().in_flight == 11
+
+
+def test_an_interrupted_writer_withdraws_its_request(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestTurn, "_is_turn", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            leased(queue, 5)
+    assert deleted(queue)
+    assert len(sequences(leased(queue, 5))) == 5
+
+
+def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
+    other = again(queue)
+    post(other, lease_of(other))
+    (file,) = files(queue)
+    assert delete_old_requests(queue._context.ledgers.files) == 0
+    os.utime(file, (time.time() - 7200, time.time() - 7200))
+    assert delete_old_requests(queue._context.ledgers.files) == 1
+    assert not files(queue)
+
+
+def test_a_writer_waits_for_the_commit_of_the_one_before_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posted_requests, "PATIENCE_SECONDS", 30.0)
+    again(queue).group("other").ensure()
+    younger = sharing(again(queue))  # it knows a later version, so its request comes after
+    read, known = RequestTurn.guests, younger._context.ledgers.log.state.version
+
+    def guests(turn: RequestTurn, meanwhile: Callable[[], object]) -> Any:
+        if turn._request.base < known:
+            until(lambda: len(files(queue)) == 2)
+        return read(turn, meanwhile)
+
+    monkeypatch.setattr(RequestTurn, "guests", guests)
+    before, got = queue._context.ledgers.log.state.version + 1, list[Lease]()
+    first = threading.Thread(target=lambda: got.append(leased(queue, 5)))
+    first.start()
+    until(lambda: files(queue))
+    second = threading.Thread(target=lambda: got.append(leased(younger, 5)))
+    second.start()
+    first.join(30)
+    second.join(30)
+    assert len(sequences(got[0]) | sequences(got[1])) == 10
+    assert queue._context.ledgers.version() <= before + 2, "nobody lost a race"
+
+
+def test_commits_by_a_person_are_not_posted(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[str] = []
+    monkeypatch.setattr(RequestTurn, "post", lambda turn: posted.append(turn.request_id))
+    with acting_as("ann"):
+        leased(queue, 5)
+    assert not posted
+
+
+def test_writers_that_meet_share_commits_and_lose_nothing(queue: Queue) -> None:
+    """Six handles, as on six machines, drain a queue at once."""
+    queue.publish([f"more {n}" for n in range(280)])
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        group = again(queue).group()
+        while (lease := group.lease(f"w{number}", max_messages=10)) is not None:
+            done.extend(sequences(lease))
+            lease.ack()
+
+    before = queue._context.ledgers.version()
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(done) == len(set(done)) == 300
+    stats = queue.group().stats()
+    assert (stats.ready, stats.in_flight) == (0, 0)
+    assert queue._context.ledgers.version() > before
+    assert deleted(queue)
