@@ -1,9 +1,11 @@
-"""What a long log costs: opening a queue of many single-message commits in a new process, its first lease, a poll, a publish.
+"""What a long log costs: opening a queue of many single-message commits in a new process, its first
+lease, a poll, a publish.
 
     .venv/bin/python benchmarks/backlog.py --commits 20000
 
-The commits are made up: their JSON is written directly, an hour old, as a publisher of single messages would have left it, with a
-checkpoint every --checkpoint-every of them. Before, and after sweeps.
+The commits are made up: their JSON is written directly, an hour old, as a publisher of single
+messages would have left it, with a checkpoint every --checkpoint-every of them. Before, and after
+sweeps.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ LINKS = 10_000
 
 
 def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
-    """Makes up so many commits of one message each. Their data files are a few files under many names."""
+    """Makes up so many commits of one message each.
+
+    Their data files are a few files under many names.
+    """
     path = Path(queue._context.messages.path)
     messages = pa.table(
         {
@@ -52,7 +57,8 @@ def fill(queue: Queue, commits: int, checkpoint_every: int) -> None:
             "operation": "WRITE",
             "spark_mq_operation_id": uuid.uuid4().hex,
         }
-        add = {"path": name, "partitionValues": {}, "size": file.size, "modificationTime": 0, "dataChange": True,
+        add = {"path": name, "partitionValues": {}, "size": file.size, "modificationTime": 0,
+               "dataChange": True,
                "stats": file.stats}  # fmt: skip
         log = path / "_delta_log" / f"{version:020d}.json"
         log.write_text(

@@ -1,10 +1,14 @@
-"""Measures what spark_mq promises of its cost, side by side in one run. Writes results.json and prints a table.
+"""Measures what spark_mq promises of its cost, side by side in one run.
+
+Writes results.json and prints a table.
 
     make bench                                                    # all, and the plots
-    make bench-short                                              # whether all figures are still produced
+    # whether all figures are still produced
+    make bench-short
     .venv/bin/python benchmarks/bench.py --only commits           # one part
 
-Figures of one machine in one run mean little; the ratios between rows of one run are what to look at.
+Figures of one machine in one run mean little; the ratios between rows of one run are what to look
+at.
 """
 
 from __future__ import annotations
@@ -46,13 +50,18 @@ def chosen(names: list[str] | None, sizes: Sizes, short: bool) -> dict[str, Part
 
 
 def merged(file: Path, results: list[Result], reported: dict[str, Any]) -> list[dict[str, Any]]:
-    """The results of a file with those of this run in their places: what was not measured this time stays as it is."""
+    """The results of a file with those of this run in their places: what was not measured this time
+    stays as it is.
+    """
     known = {r["name"]: r for r in json.loads(file.read_text())["results"]} if file.exists() else {}
     return list((known | {r.name: {**asdict(r), **reported} for r in results}).values())
 
 
 def keep(file: Path, points: dict[str, list[Point]], reported: dict[str, Any]) -> None:
-    """Writes the points of curves, with what is reported of their run; curves that were not measured this time stay as they are."""
+    """Writes the points of curves, with what is reported of their run.
+
+    Curves that were not measured this time stay as they are.
+    """
     curves = json.loads(file.read_text()) if file.exists() else {}
     for name, found in points.items():
         curves[name] = {**reported, "points": [{"x": point.x, **point.lines} for point in found]}
@@ -95,7 +104,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.messages < 4 * Sizes.drain_batch or given.messages % Sizes.drain_batch:
         parser.error(
-            f"--messages: a multiple of {Sizes.drain_batch:,}, and at least 4 of them, since the first two batches do not count"
+            f"--messages: a multiple of {Sizes.drain_batch:,}, and at least 4 of them, since the "
+            "first two batches do not count"
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped
@@ -141,7 +151,8 @@ def show(results: list[Result]) -> None:
     for r in results:
         value = "-" if r.value is None else f"{r.value:,.1f}"
         print(
-            f"{r.name:<{width}}  {value:>13} {r.unit:<3} {r.against:<28} {('goal ' + r.goal) if r.goal else ''}".rstrip()
+            f"{r.name:<{width}}  {value:>13} {r.unit:<3} {r.against:<28} "
+            f"{('goal ' + r.goal) if r.goal else ''}".rstrip()
         )
     survives = {r.name.rsplit(": ", 1)[-1]: r.survives for r in results if r.survives}
     if survives:

@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/commit_path.py --rounds 200
 
-Each round leases and acks 100 messages of a queue, synced and not synced, and then replaces the same rows
-of a copy of the ledger's table by ``write_deltalake`` twice. The ratio is delta-rs's time divided by ours.
+Each round leases and acks 100 messages of a queue, synced and not synced, and then replaces the
+same rows of a copy of the ledger's table by ``write_deltalake`` twice. The ratio is delta-rs's time
+divided by ours.
 """
 
 from __future__ import annotations

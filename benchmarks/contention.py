@@ -1,9 +1,12 @@
-"""What several processes that lease and settle at once do to each other: commits a second, and how long each of them waits.
+"""What several processes that lease and settle at once do to each other: commits a second, and how
+long each of them waits.
 
     .venv/bin/python benchmarks/contention.py --workers 8 --groups 1 --seconds 10
-    .venv/bin/python benchmarks/contention.py --workers 8 --groups 1 --slow 0.1   # one of them thinks 100 ms before each commit
+    # one of them thinks 100 ms before each commit
+    .venv/bin/python benchmarks/contention.py --workers 8 --groups 1 --slow 0.1
 
-Each worker leases 100 messages, extends, acks, and starts again, as fast as it can: the worst neighbour there is.
+Each worker leases 100 messages, extends, acks, and starts again, as fast as it can: the worst
+neighbour there is.
 """
 
 from __future__ import annotations
@@ -39,7 +42,10 @@ class Worker:
 
 
 def contend(me: Worker, begin: Any, stop: Any, results: Any) -> None:
-    """Leases, extends and acks until asked to stop; puts its milliseconds by verb into `results`."""
+    """Leases, extends and acks until asked to stop.
+
+    Puts its milliseconds by verb into `results`.
+    """
     if me.apart:
         doors.fcntl = None
     ours = Queue.open(me.path, storage_options=me.options).group(me.group)
@@ -83,7 +89,10 @@ def run(
     messages: int = 1_000_000,
     asked: Callable[[], int] = int,
 ) -> dict[str, Any]:
-    """One contest. The first worker is the slow one, if there is one. ``root``: where, if not on this disk; ``messages``: enough of them;
+    """One contest.
+
+    The first worker is the slow one, if there is one. ``root``: where, if not on this disk;
+    ``messages``: enough of them;
     ``asked``: returns how many requests a store has had.
 
     ``cpu``: seconds of it that the workers used in all.
@@ -142,11 +151,13 @@ def show(found: dict[str, Any]) -> None:
         found["cpu"] / found["seconds"],
     )
     print(
-        f"{done:.0f} leases and settles a second, {commits:.0f} ledger commits, {busy:.1f} cores busy"
+        f"{done:.0f} leases and settles a second, {commits:.0f} ledger commits, {busy:.1f} cores "
+        "busy"
     )
     for name, group, pause, times, failed, _ in found["workers"]:
         cells = [
-            f"{verb} {len(ms):4d} p50 {statistics.median(ms):6.0f} p95 {sorted(ms)[int(len(ms) * 0.95)]:6.0f} max {max(ms):6.0f} ms"
+            f"{verb} {len(ms):4d} p50 {statistics.median(ms):6.0f} p95 "
+            f"{sorted(ms)[int(len(ms) * 0.95)]:6.0f} max {max(ms):6.0f} ms"
             for verb, ms in times.items()
             if ms
         ]

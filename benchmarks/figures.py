@@ -1,4 +1,6 @@
-"""What the parts of the benchmark yield: figures for the table, and points of curves for the plots."""
+"""What the parts of the benchmark yield: figures for the table, and points of curves for the
+plots.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ __all__ = ["Part", "Point", "Result", "median_ms", "p95", "summary"]
 class Result:
     """One figure. ``against``: what it was compared with in the same run, and the ratio to that.
 
-    ``value`` is None where this machine cannot have what was to be measured; ``against`` then says why. ``survives``: what a power cut
-    leaves of what was reported as done.
+    ``value`` is None where this machine cannot have what was to be measured; ``against`` then says
+    why. ``survives``: what a power cut leaves of what was reported as done.
     """
 
     name: str

@@ -1,9 +1,11 @@
 """Measure what a process needs at the limits: many groups, queues, dead letters, commits.
 
-    .venv/bin/python benchmarks/limits.py groups 1 560 10000     # p50 of a lease and an ack, descriptors
+    # p50 of a lease and an ack, descriptors
+    .venv/bin/python benchmarks/limits.py groups 1 560 10000
     .venv/bin/python benchmarks/limits.py queues 1000            # descriptors of many queues
     .venv/bin/python benchmarks/limits.py dead 300000 1024       # memory of routing and redrive
-    .venv/bin/python benchmarks/limits.py index 10000000 100000  # commits ever and retained: memory, time to open
+    # commits ever and retained: memory, time to open
+    .venv/bin/python benchmarks/limits.py index 10000000 100000
 
 Descriptors are limited to 1,024. Memory is in MB, that of a process of its own for each step.
 """
@@ -188,7 +190,8 @@ def opened(path: str) -> None:
     seconds = timed(look)
     files, total = len(found[0].files), found[0].total
     print(f"{total} messages ever, {files} files retained: opened in {seconds:.2f} s, "
-          f"{used('VmRSS')} MB, at most {used('VmHWM')} MB, {before} before", flush=True)  # fmt: skip
+          f"{used('VmRSS')} MB, at most {used('VmHWM')} MB, {before} before",
+          flush=True)  # fmt: skip
 
 
 STEPS: dict[str, Callable[..., None]] = {

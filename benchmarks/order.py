@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/order.py                # all parts: about 15 minutes
     .venv/bin/python benchmarks/order.py lease drain    # some parts
 
-The parts: lease, drain, publish, dataframe, hot, pgmq. Ordered and unordered runs alternate, and the figures are medians.
-It prints a table for results/order.md. `pgmq` needs PostgreSQL and psycopg (the extra "peers"), `dataframe` needs pyspark.
+The parts: lease, drain, publish, dataframe, hot, pgmq. Ordered and unordered runs alternate, and the
+figures are medians. It prints a table for results/order.md. `pgmq` needs PostgreSQL and psycopg (the
+extra "peers"), `dataframe` needs pyspark.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ def files_spanned(group: Any) -> int:
 
 
 def leases(queue: Queue, path: Path, order: str, workers: int, number: int) -> Leases:
-    """Take leases in turn, as many held as there are workers. The first are not counted: workers come one by one."""
+    """Take leases in turn, as many held as there are workers.
+
+    The first are not counted, because workers come one by one.
+    """
     group, found, held = group_of(queue, f"lease-{order}-{workers}-{number}", order), Leases(), []
     for at in range(10 * workers + 8):
         if len(held) >= workers:
@@ -155,7 +159,10 @@ def lease(sizes: Sizes) -> Iterator[Result]:
 
 
 def drained(group: Any, total: int, size: int, workers: int = 8, pause: float = 0.0) -> float:
-    """Seconds in which `workers` threads read and ack so many messages. ``pause``: a handler's wait for each lease."""
+    """Return the seconds in which `workers` threads read and ack so many messages.
+
+    A handler waits `pause` seconds for each lease.
+    """
     left, lock = [total], threading.Lock()
 
     def work() -> None:
@@ -179,7 +186,10 @@ def drained(group: Any, total: int, size: int, workers: int = 8, pause: float = 
 
 
 def drain(sizes: Sizes) -> Iterator[Result]:
-    """8 threads drain messages of 100 bytes with 100,000 keys. The handler does nothing, or waits 200 ms for each lease."""
+    """Drain messages of 100 bytes with 100,000 keys by 8 threads.
+
+    The handler does nothing, or waits 200 ms for each lease.
+    """
     queue = filled(sizes.folder / "drain", sizes, sizes.drained)
     total = sizes.drained * ROWS
     for size, pause in ((LEASE, 0.0), (LEASE, 0.2), (10_000, 0.0)):
@@ -198,7 +208,8 @@ def drain(sizes: Sizes) -> Iterator[Result]:
 def hot(sizes: Sizes) -> Iterator[Result]:
     """One key has half of all messages. The speed of the others, beside a queue without such a key.
 
-    The lanes in the block of the hot one are a tenth of the others. A lease of the block is mostly of the hot key, so they come last.
+    The lanes in the block of the hot one are a tenth of the others. A lease of the block is mostly of
+    the hot key, so they come last.
     """
     commits = max(20, sizes.drained // 3)
     queues = {

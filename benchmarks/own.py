@@ -1,4 +1,6 @@
-"""What spark_mq's own operations cost: commits beside a MERGE, settling beside a handler, the buffered publisher."""
+"""What spark_mq's own operations cost: commits beside a MERGE, settling beside a handler, the
+buffered publisher.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ __all__ = ["PARTS"]
 
 
 def commits(folder: Path, rounds: int) -> Iterator[Result]:
-    """One lease and one ack, each one commit, for batches of 1,000 and of 300,000 messages, taken in turn."""
+    """One lease and one ack, each one commit, for batches of 1,000 and of 300,000 messages, taken
+    in turn.
+    """
     sizes = (1_000, 300_000)
     queue = Queue.create(folder / "commits", visibility_timeout="10m")
     rows = 300_000
@@ -55,7 +59,9 @@ def commits(folder: Path, rounds: int) -> Iterator[Result]:
 
 
 def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
-    """Why a ledger commit replaces its partition: the same change by that, and by a MERGE of the changed rows, in turn."""
+    """Why a ledger commit replaces its partition: the same change by that, and by a MERGE of the
+    changed rows, in turn.
+    """
     for ranges in (2, 16_000):
         ledger = Ledger.from_ranges(
             LedgerHeader(),
@@ -88,8 +94,10 @@ def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
             columns = {name: f"s.{name}" for name in LEASES_SCHEMA.names}
             (
                 handle.merge(
-                    changed, "t.consumer_group = 'g' AND t.first = s.first", source_alias="s", target_alias="t",
-                    post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+                    changed, "t.consumer_group = 'g' AND t.first = s.first", source_alias="s",
+                    target_alias="t",
+                    post_commithook_properties=PostCommitHookProperties(create_checkpoint=False,
+                        cleanup_expired_logs=False),
                 )
                 .when_matched_delete("s.op = 'delete'")
                 .when_matched_update(columns, "s.op = 'put'")
@@ -112,7 +120,9 @@ def ledger_commit(folder: Path, rounds: int) -> Iterator[Result]:
 
 
 def micro_batch(folder: Path, rounds: int) -> Iterator[Result]:
-    """What settling adds to a micro-batch of 10,000: the time of the foreachBatch function less that of the handler."""
+    """What settling adds to a micro-batch of 10,000: the time of the foreachBatch function less
+    that of the handler.
+    """
     with session(folder) as spark:
         yield from _micro_batch(spark, folder, rounds)
 

@@ -1,6 +1,7 @@
 """Draws the curves that bench.py has measured, as small PNGs.
 
-python benchmarks/plots.py                                   # benchmarks/results/: curves.json -> *.png
+# benchmarks/results/: curves.json -> *.png
+python benchmarks/plots.py
 python benchmarks/plots.py --curves FILE --out FOLDER
 """
 
@@ -26,7 +27,11 @@ SIZE = (6.4, 3.6)
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture. ``lines``: which of a curve's lines, or all; ``log``: the axes that are logarithmic; ``level``: a goal to draw."""
+    """One picture.
+
+    ``lines``: which of a curve's lines, or all; ``log``: the axes that are logarithmic; ``level``:
+    a goal to draw.
+    """
 
     file: str
     curve: str
@@ -41,21 +46,32 @@ class Plot:
 
 COMMIT = ("lease p50", "lease p95", "ack p50", "ack p95")
 PLOTS = (
-    Plot("batch.png", "batch", "Commit time by messages a lease", "messages a lease", "ms", COMMIT, "x", 15),
-    Plot("backlog.png", "backlog", "Commit time by backlog (leases of 1,000)", "messages waiting", "ms", COMMIT, "x", 15),
+    Plot("batch.png", "batch", "Commit time by messages a lease", "messages a lease", "ms", COMMIT,
+         "x", 15),
+    Plot("backlog.png", "backlog", "Commit time by backlog (leases of 1,000)", "messages waiting",
+         "ms", COMMIT, "x", 15),
     Plot("age.png", "age", "Commit time by age", "leases so far", "ms",
-         ("lease p50, with the sweep", "lease p50, without", "lease p95, with the sweep", "lease p95, without"), "", 15),
-    Plot("workers.png", "workers", "Competing workers on one group", "workers", "leases and settles a second", ("operations/s",)),
-    Plot("workers-wait.png", "workers", "What an operation takes among competing workers", "workers", "ms", ("p50", "p95")),
-    Plot("position.png", "position, 1000 B", "Lease and read 1,000 messages in a file of a million (1 KB)", "position, %", "ms",
+         ("lease p50, with the sweep", "lease p50, without", "lease p95, with the sweep",
+          "lease p95, without"), "", 15),
+    Plot("workers.png", "workers", "Competing workers on one group", "workers",
+         "leases and settles a second", ("operations/s",)),
+    Plot("workers-wait.png", "workers", "What an operation takes among competing workers",
+         "workers", "ms", ("p50", "p95")),
+    Plot("position.png", "position, 1000 B",
+         "Lease and read 1,000 messages in a file of a million (1 KB)", "position, %", "ms",
          log="y"),
-    Plot("log.png", "log", "A log of single-message commits, opened by a new process", "commits", "ms",
-         ("open and first lease, without a sweep", "open and first lease, swept", "poll, swept", "stats(), swept"), "xy"),
-    Plot("fragments.png", "fragmentation", "1,000 messages, while every second of a million is nacked", "", "ms", (), "y", None,
+    Plot("log.png", "log", "A log of single-message commits, opened by a new process", "commits",
+         "ms",
+         ("open and first lease, without a sweep", "open and first lease, swept", "poll, swept",
+          "stats(), swept"), "xy"),
+    Plot("fragments.png", "fragmentation",
+         "1,000 messages, while every second of a million is nacked", "", "ms", (), "y", None,
          {0: "before", 1: "in pieces", 2: "settled"}),
     Plot("memory.png", "memory", "Resident memory of a driver and a worker", "leases so far", "MB"),
-    Plot("s3.png", "S3 workers", "Competing workers over S3, 30 ms a request", "workers", "leases and settles a second", ("operations/s",)),
-    Plot("scaling.png", "simulated, 500 workers", "Simulated: 500 workers on one group over S3", "messages a lease", "messages a second",
+    Plot("s3.png", "S3 workers", "Competing workers over S3, 30 ms a request", "workers",
+         "leases and settles a second", ("operations/s",)),
+    Plot("scaling.png", "simulated, 500 workers", "Simulated: 500 workers on one group over S3",
+         "messages a lease", "messages a second",
          ("messages/s",), "xy"),
 )  # fmt: skip
 

@@ -1,10 +1,12 @@
-"""Where a drain through Spark spends its time: start-up, medians of each stage of a batch, and a profile of the tasks' reader.
+"""Where a drain through Spark spends its time: start-up, medians of each stage of a batch, and a
+profile of the tasks' reader.
 
     .venv/bin/python benchmarks/profile_drain.py --messages 800000 --batch 200000
-    .venv/bin/python benchmarks/profile_drain.py --only reader    # no Spark: one batch's partitions, under cProfile
+    # no Spark: one batch's partitions, under cProfile
+    .venv/bin/python benchmarks/profile_drain.py --only reader
 
-The stages are Spark's (``durationMs`` of its progress), but of ``addBatch``, which is all of foreachBatch: the handler, and
-the rest (settling, if any).
+The stages are Spark's (``durationMs`` of its progress), but of ``addBatch``, which is all of
+foreachBatch: the handler, and the rest (settling, if any).
 """
 
 from __future__ import annotations
@@ -77,16 +79,18 @@ def show(name: str, drained: Drained, batch: int) -> None:
         f"steady state {batch / cycle:,.0f} messages/s, {cycle * 1000:.0f} ms a batch"
     )
     print(f"  {'the handler: reads every byte':<34}{handler * 1000:8.0f} ms")
-    print(
-        f"  {'the rest of addBatch (and settling)':<34}{drained.stages.get('addBatch', 0) - handler * 1000:8.0f} ms"
-    )
+    rest = drained.stages.get("addBatch", 0) - handler * 1000
+    print(f"  {'the rest of addBatch (and settling)':<34}{rest:8.0f} ms")
     for stage, ms in sorted(drained.stages.items(), key=lambda item: -item[1]):
         if stage not in ("addBatch", "triggerExecution"):
             print(f"  {stage:<34}{ms:8.0f} ms")
 
 
 def reader(folder: Path, kind: str, batch: int) -> None:
-    """One batch's partitions, read as tasks read them but one after the other in this process; then the same under a profiler."""
+    """One batch's partitions, read as tasks read them but one after the other in this process.
+
+    Then the same under a profiler.
+    """
     queue = Queue.create(folder / "queue")
     for _ in range(2):
         queue.publish(pa.table({"value": pa.array(values(kind, batch // 2), pa.binary())}))
@@ -111,10 +115,12 @@ def reader(folder: Path, kind: str, batch: int) -> None:
     )  # type: ignore[attr-defined]
     groups = -(-batch // 2 // ROW_GROUP_ROWS) * 2
     print(
-        f"\nreader: {batch:,} messages in {seconds * 1000:.0f} ms by one process ({batch / seconds:,.0f}/s), {len(parts)} partitions;"
+        f"\nreader: {batch:,} messages in {seconds * 1000:.0f} ms by one process "
+        f"({batch / seconds:,.0f}/s), {len(parts)} partitions;"
     )
     print(
-        f"  {decoded} row groups decoded where the files have {groups}: one that two partitions share is decoded by both"
+        f"  {decoded} row groups decoded where the files have {groups}: one that two partitions "
+        "share is decoded by both"
     )
     stats.sort_stats("tottime").print_stats(12)
 

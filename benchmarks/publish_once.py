@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/publish_once.py --rounds 5
 
-Each round publishes the same messages in every way, one way after the other. The ratio is the time of
-a message divided by that of the plain way with as many messages to a commit.
+Each round publishes the same messages in every way, one way after the other. The ratio is the time
+of a message divided by that of the plain way with as many messages to a commit.
 """
 
 from __future__ import annotations
@@ -139,8 +139,10 @@ def window(folder: Path, ids: int) -> None:
     stored = sum(len(store.files.read(block_path(block.ref.name))) for block in blocks)
     medians = {name: statistics.median(took) * 1e3 for name, took in times.items()}
     print(
-        f"window of {ids} ids: publish {medians['ids']:.2f} ms, {medians['ids'] / medians['plain']:.2f}x; "
-        f"open and publish {opened * 1e3:.0f} ms; {len(blocks)} blocks, {stored / ids:.1f} bytes an id"
+        f"window of {ids} ids: publish {medians['ids']:.2f} ms, "
+        f"{medians['ids'] / medians['plain']:.2f}x; "
+        f"open and publish {opened * 1e3:.0f} ms; {len(blocks)} blocks, {stored / ids:.1f} bytes "
+        "an id"
     )
 
 

@@ -32,7 +32,10 @@ SETTINGS = {
 
 @contextlib.contextmanager
 def session(folder: Path, **settings: str) -> Iterator[Any]:
-    """A session, stopped at the end. All of a run share one JVM: the first that starts sets its class path and memory."""
+    """A session, stopped at the end.
+
+    All of a run share one JVM: the first that starts sets its class path and memory.
+    """
     from delta import configure_spark_with_delta_pip
     from peers.kafka import CONNECTOR
     from pyspark.sql import SparkSession

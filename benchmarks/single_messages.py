@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/single_messages.py --messages 200 --work 10ms --threads 8
 
-Each round fills three queues with the same messages. Then ``group.work`` drains one with leases of one,
-one with ``each="message"`` in as many threads, and one with as many coroutines. The handler waits for
+Each round fills three queues with the same messages. Then ``group.work`` drains one with leases of
+one, one with ``each="message"`` in as many threads, and one with as many coroutines. The handler
+waits for
 ``--work``. It prints the median of the rounds: seconds, messages a second, commits in ``leases/``.
 """
 

@@ -53,9 +53,11 @@ class Parser(argparse.ArgumentParser):
         else:
             self.add_argument("--queue", required=True, metavar="PATH", help=queue)
         self.add_argument(
-            "--storage-option", action="append", default=[], type=pair, metavar="NAME=VALUE", dest="storage_options",
-            help="option of the object store, as delta-rs names it; repeatable. Give secrets by the environment (AWS_..., "
-            "AZURE_..., GOOGLE_...), because the list of processes shows arguments",
+            "--storage-option", action="append", default=[], type=pair, metavar="NAME=VALUE",
+            dest="storage_options",
+            help="option of the object store, as delta-rs names it; repeatable. Give secrets by "
+                 "the environment (AWS_..., AZURE_..., GOOGLE_...), because the list of "
+                 "processes shows arguments",
         )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:

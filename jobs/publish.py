@@ -1,10 +1,14 @@
-"""Publish files into a queue: JSON lines, CSV or Parquet. Each line or row is a message. All are published together, or none.
+"""Publish files into a queue: JSON lines, CSV or Parquet.
+
+Each line or row is a message. All are published together, or none.
 
 The value of a message:
   json      the line itself. It must be JSON; blank lines are left out
-  csv       the row as a JSON object of text, named by the header line (--option inferSchema=true: numbers too)
+  csv       the row as a JSON object of text, named by the header line
+            (--option inferSchema=true: numbers too)
   parquet   the row as a JSON object
-Null fields are left out of the object. COLUMN is a column of the file, or a field of a JSON line: user, or user.id in an object.
+Null fields are left out of the object. COLUMN is a column of the file, or a field of a JSON line:
+user, or user.id in an object.
 """
 
 from __future__ import annotations
@@ -22,11 +26,15 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   publish.py --queue /tmp/orders --create orders.jsonl
-  publish.py --queue /tmp/orders --key-column customer.id --header kind=type --header source:=import day1.jsonl day2.jsonl
-  publish.py --queue /tmp/orders --format csv --option sep=';' --option nullValue=NA --message-id-column order_no orders.csv
-  publish.py --queue s3://shop/orders --storage-option AWS_REGION=eu-central-1 --format parquet s3a://shop/export/
+  publish.py --queue /tmp/orders --key-column customer.id --header kind=type \\
+    --header source:=import day1.jsonl day2.jsonl
+  publish.py --queue /tmp/orders --format csv --option sep=';' --option nullValue=NA \\
+    --message-id-column order_no orders.csv
+  publish.py --queue s3://shop/orders --storage-option AWS_REGION=eu-central-1 \\
+    --format parquet s3a://shop/export/
 
-exit code: 0 published, 2 wrong arguments, 1 anything else. A killed publish has published all messages or none.
+exit code: 0 published, 2 wrong arguments, 1 anything else.
+A killed publish has published all messages or none.
 """
 
 OTHER_KINDS = {"csv": (".csv", ".tsv", ".csv.gz"), "parquet": (".parquet",)}
@@ -71,11 +79,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--header", action="append", default=[], type=pair, metavar="NAME=COLUMN", dest="headers",
-        help="a header from a column, left out if that is null; NAME:=TEXT is the same text in all messages; repeatable",
+        help="a header from a column, left out if that is null; NAME:=TEXT is the same text in "
+             "all messages; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--option", action="append", default=[], type=pair, metavar="NAME=VALUE", dest="options",
-        help="option of Spark's reader of the format; repeatable. csv already has header=true and mode=FAILFAST",
+        help="option of Spark's reader of the format; repeatable. csv already has header=true and "
+             "mode=FAILFAST",
     )  # fmt: skip
     args = parser.parse_args()
     if args.lanes is not None and not args.create:
@@ -84,7 +94,8 @@ def arguments() -> argparse.Namespace:
         for kind, suffixes in OTHER_KINDS.items():
             if args.format == "json" and given.lower().endswith(suffixes):
                 parser.error(
-                    f"INPUT {given} is a {kind} file by its name: give --format {kind}, or rename it if it has JSON lines"
+                    f"INPUT {given} is a {kind} file by its name: give --format {kind}, or rename "
+                    "it if it has JSON lines"
                 )
     return args
 

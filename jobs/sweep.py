@@ -1,7 +1,8 @@
-"""Sweep a queue: expire leases, route dead letters to the dead-letter queue, trim, and keep the tables small.
+"""Sweep a queue: expire leases, route dead letters to the dead-letter queue, trim, and keep the
+tables small.
 
-Delivery is correct without it, but dead letters then wait and the tables grow. It is safe to kill, to repeat, and to run twice at
-once. Spark copies many dead letters in parallel.
+Delivery is correct without it, but dead letters then wait and the tables grow. It is safe to kill,
+to repeat, and to run twice at once. Spark copies many dead letters in parallel.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ EXAMPLES = """examples:
   sweep.py --queue /tmp/orders --every 60
 
 Prints a line for each sweep. After SIGTERM it finishes the running sweep, within 30 seconds.
-exit code: 0, or 143 after SIGTERM to spark-submit, whose JVM sets it; 2 wrong arguments; 1 anything else.
+exit code: 0, or 143 after SIGTERM to spark-submit, whose JVM sets it;
+2 wrong arguments; 1 anything else.
 """
 
 _log = logging.getLogger("spark_mq.sweep")

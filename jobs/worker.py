@@ -1,14 +1,18 @@
-"""Run a worker of a consumer group: lease batches of a queue in a stream, pass each to your function, and settle it.
+"""Run a worker of a consumer group: lease batches of a queue in a stream, pass each to your
+function, and settle it.
 
-The function is process(batch, lease): batch is a DataFrame (sequence, message_id, key, value, headers, published_at,
-delivery_count, lease_id, lease_expires_at, state, failure_count, worker_id, available_at, reason, error; with several queues also queue,
-the path). value is bytes: cast it to string. When the function returns, the batch is acked. It may return rows that are settled
-one by one: as failed, or by their columns outcome, delay and error. An exception settles the whole batch as failed (--on-error).
-lease.reject(df), lease.nack(df) and lease.ack(df) settle rows at once. With lease.delta_options a Delta table takes the append of a
-batch only once, also if the batch runs again.
+The function is process(batch, lease): batch is a DataFrame (sequence, message_id, key, value,
+headers, published_at, delivery_count, lease_id, lease_expires_at, state, failure_count, worker_id,
+available_at, reason, error; with several queues also queue, the path). value is bytes: cast it to
+string. When the function returns, the batch is acked. It may return rows that are settled one by
+one: as failed, or by their columns outcome, delay and error. An exception settles the whole batch
+as failed (--on-error). lease.reject(df), lease.nack(df) and lease.ack(df) settle rows at once. With
+lease.delta_options a Delta table takes the append of a batch only once, also if the batch runs
+again.
 
-Start as many workers of a group as you like, each with its own checkpoint. After SIGTERM the worker finishes and settles the running
-batch, gives later ones back, and ends. After any other death start it again on its checkpoint: it repeats the running batch.
+Start as many workers of a group as you like, each with its own checkpoint. After SIGTERM the worker
+finishes and settles the running batch, gives later ones back, and ends. After any other death start
+it again on its checkpoint: it repeats the running batch.
 """
 
 from __future__ import annotations
@@ -34,12 +38,15 @@ from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import validate_duration
 
 EXAMPLES = """examples:
-  worker.py --queue /tmp/orders --handler billing:process --checkpoint /tmp/checkpoints/billing-1 --group billing
-  worker.py --queue /tmp/orders --handler handlers/billing.py:process --checkpoint /tmp/c1 --trigger available-now
-  worker.py --queue /tmp/orders --handler billing:process --checkpoint /tmp/c1 --trigger "5 seconds" --max-messages 10000
+  worker.py --queue /tmp/orders --handler billing:process \\
+    --checkpoint /tmp/checkpoints/billing-1 --group billing
+  worker.py --queue /tmp/orders --handler handlers/billing.py:process \\
+    --checkpoint /tmp/c1 --trigger available-now
+  worker.py --queue /tmp/orders --handler billing:process --checkpoint /tmp/c1 \\
+    --trigger "5 seconds" --max-messages 10000
 
-exit code: 0 at the end of available-now, or after SIGTERM to Python (143 after SIGTERM to spark-submit, whose JVM sets it);
-2 wrong arguments; 1 if the query failed.
+exit code: 0 at the end of available-now, or after SIGTERM to Python
+(143 after SIGTERM to spark-submit, whose JVM sets it); 2 wrong arguments; 1 if the query failed.
 """
 
 APP = "spark_mq worker"
@@ -52,7 +59,8 @@ Handler = Callable[[Any, Any], Any]
 def arguments() -> argparse.Namespace:
     parser = Parser(__doc__ or "", epilog=EXAMPLES, several=True)
     parser.add_argument("--handler", required=True, metavar="MODULE:FUNCTION",
-                        help="the function, in a module of this folder or an installed one; or path/to/file.py:function")  # fmt: skip
+                        help="the function, in a module of this folder or an installed one; or "
+                             "path/to/file.py:function")  # fmt: skip
     parser.add_argument(
         "--checkpoint",
         required=True,
@@ -69,8 +77,10 @@ def arguments() -> argparse.Namespace:
         metavar="NAME",
         help="a label for people, in the ledger and its history. Default: host and process",
     )
-    parser.add_argument("--trigger", default="default", type=trigger, metavar="default|available-now|DURATION",
-                        help="a batch as soon as messages are due (default); all that are due now, then end; or one in each interval: '5 seconds'")  # fmt: skip
+    parser.add_argument("--trigger", default="default", type=trigger,
+                        metavar="default|available-now|DURATION",
+                        help="a batch as soon as messages are due (default); all that are due "
+                             "now, then end; or one in each interval: '5 seconds'")  # fmt: skip
     parser.add_argument(
         "--max-messages", metavar="N", help="the most messages of a batch. Default: 100000"
     )
@@ -78,7 +88,8 @@ def arguments() -> argparse.Namespace:
         "--max-bytes", metavar="SIZE", help="about the most bytes of a batch, such as 64m"
     )
     parser.add_argument("--visibility-timeout", type=duration, metavar="DURATION",
-                        help="how long the messages of a dead worker stay hidden. Default: the group's setting")  # fmt: skip
+                        help="how long the messages of a dead worker stay hidden. Default: the "
+                             "group's setting")  # fmt: skip
     parser.add_argument(
         "--max-lease-duration",
         type=duration,
@@ -86,26 +97,34 @@ def arguments() -> argparse.Namespace:
         help="how long one batch may take. Default: 30m",
     )
     parser.add_argument("--on-error", default="nack", choices=("nack", "reject", "ack", "raise"),
-                        help="what an exception does: nack (delivered again later, default), reject (to the dead letters), or raise (this worker ends)")  # fmt: skip
+                        help="what an exception does: nack (delivered again later, default), "
+                             "reject (to the dead letters), or raise (this worker "
+                             "ends)")  # fmt: skip
     parser.add_argument("--ack", default="after", choices=("after", "first", "manual"),
-                        help="when a batch is acked: after the function has returned (default); first, before it is called (at most once: a dead "
-                        "worker loses its batch); or manual, only by lease.ack(...), nack and reject. Unsettled messages are delivered again")  # fmt: skip
+                        help="when a batch is acked: after the function has returned (default); "
+                             "first, before it is called (at most once: a dead worker loses its "
+                             "batch); or manual, only by lease.ack(...), nack and reject. "
+                             "Unsettled messages are delivered again")  # fmt: skip
     parser.add_argument("--fail-on-data-loss", choices=("true", "false"),
-                        help="whether to end if the queue's hard limit dropped unsettled messages. Default: true")  # fmt: skip
+                        help="whether to end if the queue's hard limit dropped unsettled "
+                             "messages. Default: true")  # fmt: skip
     parser.add_argument("--ack-mode", metavar="onCommit|manual",
-                        help="what happens to a batch of which the function saw no row. Default: onCommit, acked; "
-                        "with --ack manual: manual, it expires")  # fmt: skip
+                        help="what happens to a batch of which the function saw no row. Default: "
+                             "onCommit, acked; with --ack manual: manual, it expires")  # fmt: skip
     parser.add_argument("--create-group", choices=("true", "false"),
-                        help="whether the first lease creates the group. With false a group that is missing ends the job. Default: true")  # fmt: skip
+                        help="whether the first lease creates the group. With false a group that "
+                             "is missing ends the job. Default: true")  # fmt: skip
     parser.add_argument("--starting-position", metavar="POSITION",
-                        help="where a new group begins: earliest (default), latest, a sequence, an instant")  # fmt: skip
+                        help="where a new group begins: earliest (default), latest, a sequence, "
+                             "an instant")  # fmt: skip
     parser.add_argument(
         "--min-partitions",
         metavar="N",
         help="the least number of Spark tasks of a batch. Default: 1",
     )
     parser.add_argument("--graceful-timeout", default="30s", type=duration, metavar="DURATION",
-                        help="how long the running batch may take after SIGTERM. Default: 30s")  # fmt: skip
+                        help="how long the running batch may take after SIGTERM. Default: "
+                             "30s")  # fmt: skip
     return parser.parse_args()
 
 

@@ -7,6 +7,7 @@ they travel between processes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
@@ -47,22 +48,32 @@ class SparkMQError(Exception):
     ----------
     message : str
         The text of the error.
+    advice : iterable of pairs
+        Calls of Python that the text advises, each with the same for the command line.
     **data
         Data that explains the error. Each item becomes an attribute.
     """
 
-    def __init__(self, message: str, **data: Any) -> None:
+    def __init__(
+        self, message: str, *, advice: Iterable[tuple[str, str]] = (), **data: Any
+    ) -> None:
         super().__init__(message)
+        self.advice = tuple(advice)
         self.data = data
         for name, value in data.items():
             setattr(self, name, value)
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), str(self), self.data)
+        return _rebuild, (type(self), str(self), self.data, self.advice)
 
 
-def _rebuild(kind: type[SparkMQError], message: str, data: dict[str, Any]) -> SparkMQError:
-    return kind(message, **data)
+def _rebuild(
+    kind: type[SparkMQError],
+    message: str,
+    data: dict[str, Any],
+    advice: Iterable[tuple[str, str]] = (),
+) -> SparkMQError:
+    return kind(message, advice=advice, **data)
 
 
 class InvalidOption(SparkMQError, ValueError):

@@ -23,6 +23,7 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.interventions import change_messages, find_messages
 from spark_mq.operations.public_settings import GroupSettings, public_group_settings
 from spark_mq.operations.settle import HeldLease, HeldSelector, SettleResult, extend, settle
+from spark_mq.util.advice import RAISE_CAP, UNBLOCK_GROUP
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import (
@@ -69,6 +70,7 @@ class ConsumerGroup(GroupViews):
 
     # -- the group itself
 
+    @acting_by_default()
     def ensure(self) -> ConsumerGroup:
         """Create the group at its start position if it does not exist.
 
@@ -373,7 +375,8 @@ class ConsumerGroup(GroupViews):
         if acquired.blocked_because and not acquired.blocked_for_now:
             raise GroupBlocked(
                 f"group {self.name!r} may lease nothing: {acquired.blocked_because}. Settle what "
-                "is leased, or configure(...) the cap; what blocks needs unblock(...)",
+                f"is leased, or {RAISE_CAP}; what blocks needs {UNBLOCK_GROUP}",
+                advice=[RAISE_CAP, UNBLOCK_GROUP],
                 group=self.name,
                 blocked_because=acquired.blocked_because,
             )

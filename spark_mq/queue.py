@@ -17,8 +17,10 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.find import find_queues
 from spark_mq.inspect.notebook import QueueStats
 from spark_mq.inspect.views import QueueViews
+from spark_mq.ledger import queue_settings as stored_queue
 from spark_mq.ledger import settings as stored
-from spark_mq.ledger.settings import GroupOptions, QueueOptions
+from spark_mq.ledger.queue_settings import QueueOptions
+from spark_mq.ledger.settings import GroupOptions
 from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.drop import drop_queue
 from spark_mq.maintenance.recover import RecoveryReport, recover
@@ -36,6 +38,7 @@ from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.operations.trimming import what_is_held_back
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.message_store import PublishReceipt, producer_txn
+from spark_mq.util.advice import CONFIGURE_GROUP
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.user import acting_by_default
 from spark_mq.util.validation import (
@@ -155,7 +158,7 @@ class Queue(QueueViews):
         if dead_letter_path is not None:
             place = absolute_path(dead_letter_path, "dead_letter_path")
             dead_letters = relative_place(root, place)
-        settings = stored.QueueSettings.validated(
+        settings = stored_queue.QueueSettings.validated(
             group,
             retention=retention,
             hard_retention=hard_retention,
@@ -169,16 +172,7 @@ class Queue(QueueViews):
             group_expiry=group_expiry,
         )
         create_queue_tables(root, settings, options, exist_ok=exist_ok)
-        queue = cls(open_context(root, options, clock))
-        if queue._context.settings != settings:
-            _log.warning(
-                "the queue at %s is there already, with settings of its own: these stay (a "
-                "group's: group.configure)",
-                root,
-            )
-        if is_own_place(queue._context.settings):
-            queue._context.dead_letters()
-        return queue
+        return cls(_open_created(open_context(root, options, clock), settings))
 
     @classmethod
     def open(
@@ -574,7 +568,7 @@ class Queue(QueueViews):
         Raises
         ------
         InvalidOption
-            The condition cannot be run.
+            The condition cannot be run. Nothing was redriven.
         """
         return redrive(self._context, where, limit, dry_run, rate)
 
@@ -736,6 +730,20 @@ class Queue(QueueViews):
             groups=groups,
             trim_blocked_by=[] if held is None else list(held.groups),
         )
+
+
+def _open_created(context: QueueContext, wanted: stored_queue.QueueSettings) -> QueueContext:
+    """Warn if a queue was there with other settings. Create its dead-letter queue."""
+    if context.settings != wanted:
+        _log.warning(
+            "the queue at %s is there already, with settings of its own: these stay (a "
+            "group's: %s)",
+            context.path,
+            CONFIGURE_GROUP,
+        )
+    if is_own_place(context.settings):
+        context.dead_letters()
+    return context
 
 
 def _publish_txn(

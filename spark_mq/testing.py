@@ -22,8 +22,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
 
 from spark_mq.group import ConsumerGroup
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.schedule import next_due_at
-from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions, QueueSettings
+from spark_mq.ledger.settings import GroupSettings, GroupSettingsOptions
 from spark_mq.operations.context import QueueContext
 from spark_mq.queue import Queue
 from spark_mq.storage.memory import MemoryLedgers, MemoryMessages

@@ -96,7 +96,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what needs Spark, and leaves out what needs a store or a cluster that was not asked for."""
+    """Marks what needs Spark, and leaves out what needs a store or a cluster that was not asked
+    for.
+    """
     wanted, others = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]

@@ -1,6 +1,8 @@
-"""The time of commits as a queue grows old: 20,000 leases and acks, with a sweep running beside them as in production; 4,000 without.
+"""The time of commits as a queue grows old: 20,000 leases and acks, with a sweep running beside
+them as in production; 4,000 without.
 
-The sweep is a process of its own that sweeps, pauses, and sweeps again, as ``jobs/sweep.py --every`` does.
+The sweep is a process of its own that sweeps, pauses, and sweeps again, as ``jobs/sweep.py
+--every`` does.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def opened(path: str) -> float:
 
 
 def age(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
-    """Two queues in turn, lease by lease: one is swept, one is not, and is left early, since each lease takes longer.
+    """Two queues in turn, lease by lease: one is swept, one is not, and is left early, since each
+    lease takes longer.
 
     Rounds do not count here: every lease does.
     """

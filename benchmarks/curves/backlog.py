@@ -1,4 +1,6 @@
-"""A long log: 100,000 commits of one message each, opened by a new process, before sweeps and after them. See ``backlog.py``."""
+"""A long log: 100,000 commits of one message each, opened by a new process, before sweeps and after
+them. See ``backlog.py``.
+"""
 
 from __future__ import annotations
 

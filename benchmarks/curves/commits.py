@@ -1,4 +1,6 @@
-"""The time of the commit of a lease, and of an ack: against the size of the batch, against the backlog."""
+"""The time of the commit of a lease, and of an ack: against the size of the batch, against the
+backlog.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def against_batch(folder: Path, rounds: int, short: bool = False) -> Iterator[Re
 
 
 def against_backlog(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
-    """Leases of 1,000 from queues with so much behind it, in turn; from an empty one each time all that there is."""
+    """Leases of 1,000 from queues with so much behind it, in turn.
+
+    From an empty one each time all that there is.
+    """
     depths = (0, 10_000, 100_000) if short else (0, 10_000, 100_000, 1_000_000, 10_000_000)
     size, groups, queues = 1_000, {}, {}
     for depth in depths:

@@ -1,7 +1,9 @@
-"""Leases that begin deep inside a big file of a foreign writer: a million rows in one row group, by plain delta-rs.
+"""Leases that begin deep inside a big file of a foreign writer: a million rows in one row group, by
+plain delta-rs.
 
-What it takes to lease 1,000 messages and read them, by the Python API and by what a task of Spark runs, at the start of the file and
-further on; and the memory that it takes. Beside it the same rows as spark_mq writes them, in row groups of 20,000.
+What it takes to lease 1,000 messages and read them, by the Python API and by what a task of Spark
+runs, at the start of the file and further on; and the memory that it takes. Beside it the same rows
+as spark_mq writes them, in row groups of 20,000.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ def one(path: str, reader: str, group: str, start: int) -> float:
 
 
 def probe(path: str, reader: str, rounds: int) -> dict[str, object]:
-    """In a new process: milliseconds by position, and the most memory that this process ever had, in MB."""
+    """In a new process: milliseconds by position, and the most memory that this process ever had,
+    in MB.
+    """
     index = Queue.open(path)._context.messages.index()
     starts = {at: index.nth_from(0, index.total * at // 100 + 1) for at in POSITIONS}
     one(path, reader, "first", starts[0])
@@ -127,7 +131,10 @@ def deep(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Po
                 )
                 reported = json.loads(run.stdout)
                 lines[f"{kind}, {reader}"] = reported["ms"]
-                what = f"deep in a file of {rows:,} rows of {size} B, {kind}, {reader}: lease and read {BATCH:,}"
+                what = (
+                    f"deep in a file of {rows:,} rows of {size} B, {kind}, {reader}: lease and "
+                    f"read {BATCH:,}"
+                )
                 ms = list(reported["ms"].values())
                 goal = "the same at each position" if kind == "foreign" else ""
                 yield Result(f"{what}, at 0 %", ms[0], "ms")

@@ -1,6 +1,8 @@
-"""Fragmentation: every second message of a million nacked, so that the ledger holds half a million waiting ranges of one message each.
+"""Fragmentation: every second message of a million nacked, so that the ledger holds half a million
+waiting ranges of one message each.
 
-What a lease, its reading and its ack take before, while the ledger is in pieces, and after they have settled.
+What a lease, its reading and its ack take before, while the ledger is in pieces, and after they
+have settled.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def ledger_bytes(queue: Queue) -> int:
 
 
 def fragments(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
-    """Lease all, nack every second by its sequence, ack the rest: then lease, and settle until all is done."""
+    """Lease all, nack every second by its sequence, ack the rest: then lease, and settle until all
+    is done.
+    """
     total = 50_000 if short else 1_000_000
     rounds = max(3, rounds // 3)
     queue = Queue.create(folder / "fragments", visibility_timeout="30m", max_delivery_attempts=None)
@@ -54,7 +58,8 @@ def fragments(folder: Path, rounds: int, short: bool = False) -> Iterator[Result
     fill(queue, total)
     held = group.lease("bench", max_messages=total)
     assert held is not None
-    sequences = [seq for piece in queue._context.messages.index().slices(held._ranges[0].first, held._ranges[-1].last)
+    sequences = [seq for piece in queue._context.messages.index().slices(held._ranges[0].first,
+        held._ranges[-1].last)
                  for seq in range(piece.first, piece.first + piece.rows)]  # fmt: skip
     holes = sequences[::2]
     nacked, _ = seconds(lambda: held.nack(holes, delay=0))

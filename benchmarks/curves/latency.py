@@ -1,6 +1,8 @@
-"""Through Spark: from publish to acked on an idle queue, and what a micro-batch of 10,000 costs beyond what Spark itself takes.
+"""Through Spark: from publish to acked on an idle queue, and what a micro-batch of 10,000 costs
+beyond what Spark itself takes.
 
-Spark's own share is that of an equally shaped Python data source which yields the same rows from memory, under the same handler.
+Spark's own share is that of an equally shaped Python data source which yields the same rows from
+memory, under the same handler.
 """
 
 from __future__ import annotations
@@ -96,7 +98,9 @@ def latency(folder: Path, rounds: int, short: bool = False) -> Iterator[Result |
 
 
 def publish_to_acked(spark: SparkSession, folder: Path, rounds: int) -> Iterator[Result | Point]:
-    """One message at a time, on an idle queue with a running stream of the default trigger, until its ack has landed."""
+    """One message at a time, on an idle queue with a running stream of the default trigger, until
+    its ack has landed.
+    """
     queue = Queue.create(folder / "idle")
     group = queue.group("bench").ensure()
     reached, called, acked = threading.Event(), [0.0], [0.0]
@@ -143,7 +147,9 @@ def publish_to_acked(spark: SparkSession, folder: Path, rounds: int) -> Iterator
 
 
 def idle(query: Any) -> None:
-    """Waits until the stream has found nothing new a few times: it looks less often then, up to maxPollInterval."""
+    """Waits until the stream has found nothing new a few times: it looks less often then, up to
+    maxPollInterval.
+    """
     deadline, status = time.monotonic() + DEADLINE, threading.Event()
     since = time.monotonic()
     while time.monotonic() - since < 2.0:

@@ -1,4 +1,6 @@
-"""A simulation: so many workers over one line of commits. Each leases a batch, works on it, acks it, and begins again.
+"""A simulation: so many workers over one line of commits.
+
+Each leases a batch, works on it, acks it, and begins again.
 
     python benchmarks/curves/line.py --workers 500 --batch 100000
 
@@ -21,7 +23,9 @@ __all__ = ["Expected", "simulate"]
 
 @dataclass(frozen=True)
 class Expected:
-    """What came of it: batches a second, seconds that a commit took with its wait (p50, p95), the share of time that lines were busy."""
+    """What came of it: batches a second, seconds that a commit took with its wait (p50, p95), the
+    share of time that lines were busy.
+    """
 
     batches_per_second: float
     commit_p50: float
@@ -159,10 +163,12 @@ def main() -> None:
     )
     each = reported.batches_per_second * given.batch
     print(
-        f"{each:,.0f} messages/s ({each / (given.workers * given.rate):.0%} of what the workers could do), {1e9 / each / 3600:.1f} h for a"
+        f"{each:,.0f} messages/s ({each / (given.workers * given.rate):.0%} of what the workers "
+        f"could do), {1e9 / each / 3600:.1f} h for a"
     )
     print(
-        f"billion; a commit takes {reported.commit_p50:.2f} s, p95 {reported.commit_p95:.2f} s; the line is busy for {reported.busy:.0%} of the time"
+        f"billion; a commit takes {reported.commit_p50:.2f} s, p95 {reported.commit_p95:.2f} s; "
+        f"the line is busy for {reported.busy:.0%} of the time"
     )
 
 

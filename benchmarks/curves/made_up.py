@@ -1,4 +1,7 @@
-"""Logs of many messages, made in no time: one data file under many names. What a lease costs goes by ranges and files, not by values."""
+"""Logs of many messages, made in no time: one data file under many names.
+
+What a lease costs goes by ranges and files, not by values.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ LINKS = 10_000
 
 
 def fill(queue: Queue, messages: int, commit: int = 100_000, value: bytes = b"x" * 20) -> None:
-    """Publishes so many messages, `commit` to a commit (and a file); message ids are left null, as a plain Delta writer may."""
+    """Publishes so many messages, `commit` to a commit (and a file).
+
+    Message ids are left null, as a plain Delta writer may.
+    """
     root = Path(queue._context.messages.path)
     made: dict[int, WrittenFile] = {}
     for number, start in enumerate(range(0, messages, commit)):

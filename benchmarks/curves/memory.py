@@ -1,7 +1,10 @@
-"""Memory: of a driver and its planner over an hour of ten leases a second, made faster; of a task, over a slice of a gigabyte.
+"""Memory: of a driver and its planner over an hour of ten leases a second, made faster.
 
-Each is measured in a process of its own. The driver's runs the hooks of the streaming source (look, lease and ack, plan), in turn with
-a worker of the Python API, which makes half of the leases; their clock is moved by a tenth of a second for each lease.
+Of a task, over a slice of a gigabyte.
+
+Each is measured in a process of its own. The driver's runs the hooks of the streaming source (look,
+lease and ack, plan), in turn with a worker of the Python API, which makes half of the leases; their
+clock is moved by a tenth of a second for each lease.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ PLACES = 10
 
 
 def leases_of(path: str, leases: int) -> dict[str, Any]:
-    """In a new process, so many leases of each: what is resident, in MB, after each tenth of them."""
+    """In a new process, so many leases of each: what is resident, in MB, after each tenth of
+    them.
+    """
     from spark_mq.streaming.source import StreamOptions, StreamSource
 
     clock = ManualClock()
@@ -57,7 +62,9 @@ def leases_of(path: str, leases: int) -> dict[str, Any]:
 
 
 def slice_of(path: str, rows: int) -> dict[str, Any]:
-    """In a new process: what a task of Spark holds at most, in MB, above what it held before, while it goes through all of a queue."""
+    """In a new process: what a task of Spark holds at most, in MB, above what it held before, while
+    it goes through all of a queue.
+    """
     from spark_mq.spark import partitions
     from spark_mq.spark.schema import READ_SCHEMA
 
@@ -85,7 +92,10 @@ def in_a_process(what: str, path: str, number: int) -> dict[str, Any]:
 
 
 def memory(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
-    """Over time, and over slices in small and in big row groups. A sweep runs beside. Rounds do not count here."""
+    """Over time, and over slices in small and in big row groups.
+
+    A sweep runs beside. Rounds do not count here.
+    """
     from curves.deep import publish
 
     leases = 300 if short else EACH
@@ -108,7 +118,8 @@ def memory(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | 
             reported = in_a_process("slice", queue.path, rows)
         above = reported["peak"] - reported["before"]
         groups = "row groups of 20,000" if kind == "own" else "one row group"
-        yield Result(f"memory of a task over {reported['slice']:,.0f} MB in {groups}: peak above its start", above, "MB",
+        yield Result(f"memory of a task over {reported['slice']:,.0f} MB in {groups}: peak above "
+                     "its start", above, "MB",
                      f"{above / reported['slice']:.2f}x of the slice", "bounded")  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""The memory of this process, as Linux reports it (``getrusage`` carries a parent's over into its children)."""
+"""The memory of this process, as Linux reports it (``getrusage`` carries a parent's over into its
+children).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Over an S3 endpoint with the latency of a real one: what a lease and an ack ask of the store, and what competing workers get done.
+"""Over an S3 endpoint with the latency of a real one: what a lease and an ack ask of the store, and
+what competing workers get done.
 
-Then the same line of commits with 50 and 500 workers, simulated with what was measured (``line.py``). The latency is an assumption.
+Then the same line of commits with 50 and 500 workers, simulated with what was measured
+(``line.py``). The latency is an assumption.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""An S3 endpoint on this machine that answers as late as a real one, and counts what it is asked. moto behind a proxy, a process each."""
+"""An S3 endpoint on this machine that answers as late as a real one, and counts what it is asked.
+moto behind a proxy, a process each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Workers that compete: commits a second, what each of them waits, and whether each gets its share. See ``contention.py``."""
+"""Workers that compete: commits a second, what each of them waits, and whether each gets its share.
+
+See ``contention.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ def contest_name(workers: int, groups: int) -> str:
 
 
 def reported(found: dict[str, Any]) -> dict[str, float]:
-    """A contest in figures: milliseconds over all workers. Where tickets are taken, there are more commits than operations."""
+    """A contest in figures: milliseconds over all workers.
+
+    Where tickets are taken, there are more commits than operations.
+    """
     each = [[ms for times in worker[3].values() for ms in times] for worker in found["workers"]]
     every = [ms for times in each for ms in times]
     counts = [len(times) for times in each]
@@ -38,7 +44,10 @@ def reported(found: dict[str, Any]) -> dict[str, float]:
 
 
 def workers(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
-    """Each contest several times, in turn; of each the median run. ``folder``: contests make their own."""
+    """Each contest several times, in turn; of each the median run.
+
+    ``folder``: contests make their own.
+    """
     contests = ((1, 1), (2, 1), (4, 2)) if short else CONTESTS
     seen: dict[tuple[int, int], list[dict[str, float]]] = {contest: [] for contest in contests}
     for _ in range(1 if short else 3):

@@ -1,4 +1,6 @@
-"""What a peer is: something that holds messages, hands them out to one worker at a time, and forgets them once acked."""
+"""What a peer is: something that holds messages, hands them out to one worker at a time, and
+forgets them once acked.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Leased:
-    """Messages held by one worker. ``read`` gets their values; ``token`` is what :meth:`Peer.ack` wants."""
+    """Messages held by one worker.
+
+    ``read`` gets their values; ``token`` is what :meth:`Peer.ack` wants.
+    """
 
     read: Callable[[], Sequence[bytes]]
     token: Any
 
 
 class Peer(ABC):
-    """A queue as the benchmark uses it, with one worker. ``survives``: what a power cut leaves of what was reported as done."""
+    """A queue as the benchmark uses it, with one worker.
+
+    ``survives``: what a power cut leaves of what was reported as done.
+    """
 
     survives: str
 
@@ -53,5 +61,7 @@ Opener = Callable[[Path], contextlib.AbstractContextManager[Peer]]
 
 
 def read_all(values: Sequence[bytes]) -> int:
-    """Touches every byte, and gives the sum of the checksums: what a consumer does, wherever the messages come from."""
+    """Touches every byte, and gives the sum of the checksums: what a consumer does, wherever the
+    messages come from.
+    """
     return sum(map(zlib.crc32, values))

@@ -1,4 +1,6 @@
-"""Apache Kafka on one node: broker and controller in one process (KRaft). Read by Spark's own source.
+"""Apache Kafka on one node: broker and controller in one process (KRaft).
+
+Read by Spark's own source.
 
 The jars come from Maven Central through Ivy, which pyspark ships. Ivy keeps them in its cache.
 """

@@ -15,7 +15,9 @@ SYNCED = "all: commits are synced"
 
 
 class SparkMQ(Peer):
-    """``rows``: whether messages are read as objects (``lease.messages``), or else as a table (``lease.table()``)."""
+    """``rows``: whether messages are read as objects (``lease.messages``), or else as a table
+    (``lease.table()``).
+    """
 
     survives = SYNCED
 

@@ -1,4 +1,6 @@
-"""What a lease and an ack cost, beside tables with one row a message, whose rows they rewrite: with backlogs of several sizes."""
+"""What a lease and an ack cost, beside tables with one row a message, whose rows they rewrite: with
+backlogs of several sizes.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Draining a backlog: through Spark from a queue, a plain Delta table and Kafka, and by a Python consumer from each broker.
+"""Draining a backlog: through Spark from a queue, a plain Delta table and Kafka, and by a Python
+consumer from each broker.
 
-The Spark sides run ``sum(crc32(value))`` over the batch in foreachBatch. spark_mq does so by Spark's
-reader and through Python. The consumer of a broker is one Python process that takes the crc32 of
-every value that it leased, then acks. Steady state: the median of batches after the second.
+The Spark sides run ``sum(crc32(value))`` over the batch in foreachBatch. spark_mq does so by
+Spark's reader and through Python. The consumer of a broker is one Python process that takes the
+crc32 of every value that it leased, then acks. Steady state: the median of batches after the
+second.
 """
 
 from __future__ import annotations

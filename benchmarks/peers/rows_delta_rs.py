@@ -1,4 +1,6 @@
-"""A Delta table with one row a message and its state in columns, leased and acked by delta-rs UPDATE."""
+"""A Delta table with one row a message and its state in columns, leased and acked by delta-rs
+UPDATE.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def rows(values: Sequence[bytes], first: int) -> pa.Table:
 
 
 class RowsDeltaRs(Peer):
-    """``done``: up to which id all is acked, which spares a lease the look at what lies before. A luxury that competing workers lack."""
+    """``done``: up to which id all is acked, which spares a lease the look at what lies before.
+
+    A luxury that competing workers lack.
+    """
 
     survives = "what the system had written out: delta-rs does not sync local files"
 

@@ -14,7 +14,10 @@ from peers.rows_delta_rs import RowsDeltaRs
 
 
 class RowsMerge(RowsDeltaRs):
-    """Filled by delta-rs, so with the same files. ``vectors``: deletion vectors, so a MERGE writes the rows that it changes, not files."""
+    """Filled by delta-rs, so with the same files.
+
+    ``vectors``: deletion vectors, so a MERGE writes the rows that it changes, not files.
+    """
 
     survives = "what the system had written out: Hadoop does not sync local files"
 
@@ -26,7 +29,8 @@ class RowsMerge(RowsDeltaRs):
     def lease(self, count: int) -> Leased | None:
         if self._to_enable:  # from here on delta-rs cannot write it any more
             self.spark.sql(
-                f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+                f"ALTER TABLE delta.`{self.path}` SET TBLPROPERTIES "
+                "('delta.enableDeletionVectors' = 'true')"
             )
             self._to_enable = False
         table = self.spark.read.format("delta").load(self.path)
@@ -42,7 +46,8 @@ class RowsMerge(RowsDeltaRs):
         lease, (first, last) = str(uuid.uuid4()), (found[0].id, found[-1].id)
         self._merge(
             f"t.id >= {first} AND t.id <= {last} AND t.state = 'ready'", first, last,
-            {"state": "'leased'", "lease_id": f"'{lease}'", "lease_expires_at": str(int(time.time()) + 60),
+            {"state": "'leased'", "lease_id": f"'{lease}'",
+             "lease_expires_at": str(int(time.time()) + 60),
              "delivery_count": "t.delivery_count + 1"},
         )  # fmt: skip
         held = table.where(f"id >= {first} AND id <= {last} AND lease_id = '{lease}'").select(

@@ -1,4 +1,6 @@
-"""A peer's server: started in a folder of its own, stopped and removed at the end, also after an error."""
+"""A peer's server: started in a folder of its own, stopped and removed at the end, also after an
+error.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ PATIENCE = 60.0
 
 @contextlib.contextmanager
 def server_folder(owner: str | None = None) -> Iterator[Path]:
-    """A new folder that `owner` (a user's name) may use. Not below the benchmark's own: that is for its user alone, and sockets need short
-    names."""
+    """A new folder that `owner` (a user's name) may use.
+
+    Not below the benchmark's own: that is for its user alone, and sockets need short names.
+    """
     with tempfile.TemporaryDirectory(prefix="peer-") as name:
         if owner:
             shutil.chown(name, owner)
@@ -45,7 +49,9 @@ def user_for_postgres() -> str | None:
 
 
 def as_user(user: str | None) -> dict[str, object]:
-    """Arguments of a Popen that runs as `user`, and that a Ctrl-C in the terminal does not reach: we stop it ourselves."""
+    """Arguments of a Popen that runs as `user`, and that a Ctrl-C in the terminal does not reach:
+    we stop it ourselves.
+    """
     entry = pwd.getpwnam(user) if user else None
     return {"start_new_session": True} | (
         {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []} if entry else {}
@@ -53,7 +59,9 @@ def as_user(user: str | None) -> dict[str, object]:
 
 
 def accepts(port: int, process: subprocess.Popen[str]) -> bool:
-    """Whether a server accepts connections on a port of this machine before it ends or time is up."""
+    """Whether a server accepts connections on a port of this machine before it ends or time is
+    up.
+    """
     deadline = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -70,13 +78,16 @@ def running(
     user: str | None = None,
     port: int | None = None,
 ) -> Iterator[None]:
-    """The server of `command`, from when it is ready until the block ends. Raises Missing with its last words if it does not start.
+    """The server of `command`, from when it is ready until the block ends.
+
+    Raises Missing with its last words if it does not start.
 
     With a `port` it is ready once that accepts connections.
     """
     said: deque[str] = deque(maxlen=20)
     process = subprocess.Popen(
-        [str(word) for word in command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [str(word) for word in command], cwd=folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         **as_user(user),
     )  # type: ignore[call-overload]  # fmt: skip
     ready = threading.Event()
@@ -97,7 +108,8 @@ def running(
             up = ready.wait(PATIENCE) and any(READY in line.lower() for line in said)
         if not up or process.poll() is not None:
             raise Missing(
-                f"{Path(str(command[0])).name} does not start: {' / '.join(list(said)[-3:]) or 'it says nothing'}"
+                f"{Path(str(command[0])).name} does not start: "
+                f"{' / '.join(list(said)[-3:]) or 'it says nothing'}"
             )
         yield
     finally:

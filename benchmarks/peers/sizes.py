@@ -9,7 +9,10 @@ from peers.values import KINDS
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of messages, unless it says otherwise. Rounds are those of what takes seconds; quick figures take ``--rounds``."""
+    """Numbers of messages, unless it says otherwise.
+
+    Rounds are those of what takes seconds; quick figures take ``--rounds``.
+    """
 
     kinds: tuple[str, ...] = KINDS
     drain: int = 2_400_000
@@ -30,6 +33,7 @@ class Sizes:
 
 
 SHORT = Sizes(
-    kinds=KINDS[:1], drain=80_000, drain_batch=20_000, drain_rounds=1, brokers=40_000, python=15_000, publish_rounds=2, buffered=10_000,
+    kinds=KINDS[:1], drain=80_000, drain_batch=20_000, drain_rounds=1, brokers=40_000,
+    python=15_000, publish_rounds=2, buffered=10_000,
     backlogs=(10_000,), cost_rounds=1, cost_warm_up=0, deletion_vectors=False,
 )  # fmt: skip

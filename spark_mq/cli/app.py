@@ -26,7 +26,7 @@ from spark_mq.cli import (
     workers,
 )
 from spark_mq.cli.exits import INTERRUPTED, OK, USAGE, exit_code_of
-from spark_mq.cli.hints import CommandFormatter, as_command
+from spark_mq.cli.hints import CommandFormatter, text_for_commands
 from spark_mq.cli.options import option
 
 __all__ = ["app", "run"]
@@ -104,7 +104,7 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
         return error.exit_code
     if "--debug" in arguments or os.environ.get("SPARK_MQ_DEBUG") not in (None, "", "0"):
         traceback.print_exception(error)
-    _complain(str(error) or type(error).__name__)
+    _complain(text_for_commands(error))
     return exit_code_of(error)
 
 
@@ -117,4 +117,4 @@ def _end_of_pipe() -> int:
 
 def _complain(text: str) -> None:
     """Print an error as one line."""
-    print(f"spark-mq: error: {as_command(' '.join(text.split()))}", file=sys.stderr)
+    print(f"spark-mq: error: {' '.join(text.split())}", file=sys.stderr)

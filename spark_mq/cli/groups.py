@@ -25,6 +25,7 @@ from spark_mq.cli.options import (
 )
 from spark_mq.cli.output import emit, emit_one, json_line
 from spark_mq.cli.queues import GROUP_COLUMNS, group_rows
+from spark_mq.cli.settings_table import emit_settings
 from spark_mq.errors import InvalidOption
 from spark_mq.util.setting_text import parse_setting
 
@@ -113,11 +114,15 @@ def configure(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Change settings of a group, and print all of them. Workers obey at once."""
+    """Change settings of a group, and print all of them: a changed one as old -> new.
+
+    Workers obey at once.
+    """
     found = existing_group(open_queue(queue, storage_option), group)
     given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
-    after = found.configure(**given) if given else found.settings
-    emit_one({"group": group, **asdict(after)}, output)
+    before = found.settings
+    after = found.configure(**given) if given else before
+    emit_settings({"group": group}, before, after, output)
 
 
 @app.command()

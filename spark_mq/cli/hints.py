@@ -1,45 +1,34 @@
-"""Name a command where an error or a warning names a call of Python."""
+"""Name a command where an error or a log line names a call of Python."""
 
 from __future__ import annotations
 
 import logging
-import re
-from typing import Final
+from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["HINTS", "CommandFormatter", "as_command"]
+from spark_mq.errors import SparkMQError
+from spark_mq.util.advice import Advice
 
-HINTS: Final = (
-    (r"Create it with Queue\.create", "Create it with `spark-mq queue create`"),
-    (r"Use Queue\.open, or exist_ok=True", "Use it as it is, or give --exist-ok"),
-    (r"run Queue\.create again", "run `spark-mq queue create` again"),
-    (r"made by Queue\.create", "made by `spark-mq queue create`"),
-    (r"sweep first \(queue\.sweep\(\)\)", "sweep first (`spark-mq sweep`)"),
-    (r"(?:Queue\.)?drop_group\('([^']*)'\)", r"`spark-mq group drop \1`"),
-    (r"\bqueue\.configure\(dedup_window='1h'\)",
-     "`spark-mq queue configure --set dedup_window=1h`"),
-    (r"\bqueue\.configure cannot", "`queue configure` cannot"),
-    (r"\b(group|queue)\.configure\b(?!\()", r"`spark-mq \1 configure`"),
-    (r"or call resume\(\)", "or run `spark-mq group resume`"),
-    (r"The first lease, or ensure\(\), creates a group",
-     "`spark-mq group create` creates a group, and so does the first lease"),
-    (r"configure\(\.\.\.\) the cap; what blocks needs unblock\(\.\.\.\)",
-     "raise the cap with `spark-mq group configure`; what blocks needs `spark-mq group unblock`"),
-    (r"name messages by one of sequences, message_id or key",
-     "name messages by one of SEQUENCES, --message-id and --key"),
-    (r"Create a queue with lanes=64", "Create a queue with `spark-mq queue create --lanes 64`"),
-    (r"group\.lanes\(\) lists", "`spark-mq lanes` lists"),
-    (r"force=True", "--force"),
-)  # fmt: skip
-"""Advice of the Python API, as regular expressions, and the same advice for the command line."""
-
-_COMPILED: Final = tuple((re.compile(call), command) for call, command in HINTS)
+__all__ = ["CommandFormatter", "text_for_commands"]
 
 
-def as_command(text: str) -> str:
-    """Return a text with commands in place of calls of Python."""
-    for call, command in _COMPILED:
-        text = call.sub(command, text)
+def text_for_commands(error: BaseException) -> str:
+    """Return the text of an error with commands in place of calls of Python."""
+    text = str(error) or type(error).__name__
+    for call, command in _advice(error):
+        text = text.replace(call, command)
     return text
+
+
+def _advice(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Yield the advice of an error and of those whose text it may repeat."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, SparkMQError):
+            yield from found.advice
+        seen.append(found)
+        found = found.__cause__ or found.__context__
 
 
 class CommandFormatter(logging.Formatter):
@@ -47,4 +36,14 @@ class CommandFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        return as_command(super().format(record))
+        if isinstance(record.args, tuple):
+            record = logging.makeLogRecord(record.__dict__)
+            record.args = tuple(map(_for_commands, record.args or ()))
+        return super().format(record)
+
+
+def _for_commands(value: Any) -> Any:
+    """Return an argument of a log record as the command line shows it."""
+    if isinstance(value, Advice):
+        return value.command
+    return text_for_commands(value) if isinstance(value, SparkMQError) else value

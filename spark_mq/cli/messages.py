@@ -1,9 +1,10 @@
-"""``publish``, ``peek``, ``tail``, ``leases`` and ``trace``."""
+"""``publish``, ``peek``, ``tail``, ``leases``, ``locate`` and ``trace``."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
@@ -43,9 +44,16 @@ _LEASE_COLUMNS = [
     ("EXPIRED", "expired"), ("MESSAGES", "messages"), ("DELIVERY", "delivery_count"),
     ("SEQUENCES", "sequences"),
 ]  # fmt: skip
+_PLACE_COLUMNS = [
+    ("SEQUENCE", "sequence"), ("GROUP", "group"), ("STATE", "state"), ("WORKER", "worker_id"),
+    ("LEASE", "lease_id"), ("UNTIL", "leased_until"), ("DUE", "available_at"),
+    ("DELIVERIES", "delivery_count"), ("FAILURES", "failure_count"), ("REASON", "reason"),
+    ("ERROR", "error"),
+]  # fmt: skip
 _CHUNK = 100
 
 _Limit = Annotated[int, option("--limit", "-n", min=1, help="The most messages.")]
+_Sequence = Annotated[str | None, typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The message.")]
 _Key = Annotated[str | None, option("--key", help="Only messages with this key.")]
 _MessageId = Annotated[str | None, option("--message-id", help="Only messages with this id.")]
 _After = Annotated[int | None, option("--after", min=0, help="Only after this sequence.")]
@@ -60,7 +68,7 @@ def _complete_states(incomplete: str) -> list[str]:
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(publishing.publish)
-    for command in (peek, tail, leases, trace):
+    for command in (peek, tail, leases, locate, trace):
         app.command()(command)
 
 
@@ -163,11 +171,35 @@ def _intervals(positions: Iterable[tuple[int, int]]) -> str:
     return ",".join(parts[:3]) + (",..." if len(parts) > 3 else "")
 
 
+def locate(
+    queue: QueuePath,
+    sequence: _Sequence = None,
+    message_id: Annotated[
+        str | None, option("--message-id", help="The messages with this id.")
+    ] = None,
+    limit: Annotated[
+        int, option("--limit", "-n", min=1, help="The most messages with the id, newest first.")
+    ] = 10,
+    storage_option: StorageOptions = None,
+    output: Output = OutputFormat.table,
+) -> None:
+    """Show where a message stands in each group, and which worker holds it."""
+    given = None if sequence is None else parse_sequence(sequence, "a sequence")
+    if (given is None) == (message_id is None):
+        raise InvalidOption(
+            "locate takes one kind of name: give a sequence or --message-id",
+            option="sequence",
+            value=sequence,
+        )
+    opened = open_queue(queue, storage_option)
+    found = [given] if given is not None else opened.find(message_id=message_id, n=limit)
+    _require_found(found)
+    emit([place for one in found for place in opened.locate(one)], _PLACE_COLUMNS, output)
+
+
 def trace(
     queue: QueuePath,
-    sequence: Annotated[
-        str | None, typer.Argument(envvar="SPARK_MQ_SEQUENCE", help="The message.")
-    ] = None,
+    sequence: _Sequence = None,
     message_id: Annotated[
         str | None, option("--message-id", help="The messages with this id.")
     ] = None,
@@ -190,19 +222,18 @@ def trace(
             option="sequence",
             value=None,
         )
-    if not sequences:
-        print("spark-mq: no message has this id or key", file=_stderr())
-        raise typer.Exit(NOT_FOUND)
+    _require_found(sequences)
     shown: set[int] = set()
     for one in sequences:
         if one not in shown:  # a redrive keeps id and key, so the first trace may have it
             shown |= _print_trace(opened, one, output)
 
 
-def _stderr() -> Any:
-    import sys
-
-    return sys.stderr
+def _require_found(sequences: Sequence[int]) -> None:
+    """End the command with its exit code if no message was found."""
+    if not sequences:
+        print("spark-mq: no message has this id or key", file=sys.stderr)
+        raise typer.Exit(NOT_FOUND)
 
 
 def _print_trace(queue: Any, sequence: int, output: OutputFormat) -> set[int]:

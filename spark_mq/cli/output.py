@@ -36,6 +36,7 @@ __all__ = [
     "emit",
     "emit_one",
     "json_line",
+    "make_cell",
     "make_table",
     "printable",
     "show_age",
@@ -76,7 +77,7 @@ def emit_one(row: Any, output: OutputFormat) -> None:
     if output is OutputFormat.json:
         print(json_line(row))
         return
-    shown = {name: _cell(value) for name, value in _mapping(row).items()}
+    shown = {name: make_cell(value) for name, value in _mapping(row).items()}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
         print(f"{name:<{width}}  {value}".rstrip())
@@ -131,7 +132,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -
         Console().print(make_table(rows, columns))
         return
     lines = [[heading for heading, _ in columns]]
-    lines += [[_cell(row.get(name)) for _, name in columns] for row in rows]
+    lines += [[make_cell(row.get(name)) for _, name in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     right = [_is_number(rows, name) for _, name in columns]
     for cells in lines:
@@ -151,7 +152,7 @@ def make_table(
         right = _is_number(rows, name)
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(row.get(name))) for _, name in columns))
+        table.add_row(*(Text(make_cell(row.get(name))) for _, name in columns))
     return table
 
 
@@ -162,7 +163,7 @@ def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     )
 
 
-def _cell(value: Any) -> str:
+def make_cell(value: Any) -> str:
     """Return a value as the text of a cell."""
     for kind, show in _SHOWN:
         if isinstance(value, kind):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,6 +21,7 @@ from spark_mq.cli.options import (
     parse_pairs,
 )
 from spark_mq.cli.output import busy, emit, emit_one, json_line, show_age, show_time
+from spark_mq.cli.settings_table import emit_settings
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.util.setting_text import parse_setting
 
@@ -188,11 +189,12 @@ def configure(
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:
-    """Change settings of a queue, and print all of them."""
+    """Change settings of a queue, and print all of them: a changed one as old -> new."""
     opened = open_queue(queue, storage_option)
     given = {name: parse_setting(text) for name, text in parse_pairs("--set", settings).items()}
-    after = asdict(opened.configure(**given) if given else opened.settings)
-    emit_one({"queue": opened.path, **after}, output)
+    before = opened.settings
+    after = opened.configure(**given) if given else before
+    emit_settings({"queue": opened.path}, before, after, output)
 
 
 @app.command()

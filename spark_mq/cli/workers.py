@@ -37,6 +37,45 @@ from spark_mq.util.validation import validate_duration
 
 __all__ = ["load_handler", "register", "stopping"]
 
+_Handler = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FUNCTION",
+        envvar="SPARK_MQ_HANDLER",
+        help="The function, called with a lease or message. Or path/to/file.py:function.",
+    ),
+]
+_Each = Annotated[str, option("--each", help="Call it with each lease or each message.")]
+_MaxMessages = Annotated[
+    int | None,
+    option("--max-messages", min=1, help="The most messages in a lease. Default: 1, or 1000."),
+]
+_Concurrency = Annotated[
+    int | None, option("--concurrency", min=1, help="Calls of an async function at a time.")
+]
+_WorkerId = Annotated[
+    str | None, option("--worker-id", help="A label for people. Default: host and process.")
+]
+_VisibilityTimeout = Annotated[
+    str | None, option("--visibility-timeout", help="Default: the group's.")
+]
+_MaxLeaseDuration = Annotated[
+    str, option("--max-lease-duration", help="Extensions stop after this time.")
+]
+_GracefulTimeout = Annotated[
+    str, option("--graceful-timeout", help="How long handlers have at the end.")
+]
+_Until = Annotated[
+    str | None, option("--until", help="empty: nothing is due. settled: no message is left.")
+]
+_UntilEmpty = Annotated[bool, option("--until-empty", help="The same as --until empty.")]
+_CreateGroup = Annotated[
+    bool, option("--create-group/--no-create-group", help="Create the group if it is missing.")
+]
+_Threads = Annotated[int, option("--threads", min=1, help="Threads that call it.")]
+_OnError = Annotated[str, option("--on-error", help="nack, reject, ack or raise.")]
+_Ack = Annotated[str, option("--ack", help="after, first or manual.")]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -81,51 +120,22 @@ def stopping() -> Iterator[threading.Event]:
 
 
 def work(
-    handler: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:FUNCTION",
-            envvar="SPARK_MQ_HANDLER",
-            help="The function, called with a lease or message. Or path/to/file.py:function.",
-        ),
-    ],
+    handler: _Handler,
     queue: QueuePath,
     group: Group = "default",
-    each: Annotated[
-        str, option("--each", help="Call it with each lease or each message.")
-    ] = "lease",
-    max_messages: Annotated[
-        int | None,
-        option("--max-messages", min=1, help="The most messages in a lease. Default: 1, or 1000."),
-    ] = None,
-    threads: Annotated[int, option("--threads", min=1, help="Threads that call it.")] = 1,
-    concurrency: Annotated[
-        int | None, option("--concurrency", min=1, help="Calls of an async function at a time.")
-    ] = None,
-    worker_id: Annotated[
-        str | None, option("--worker-id", help="A label for people. Default: host and process.")
-    ] = None,
-    visibility_timeout: Annotated[
-        str | None, option("--visibility-timeout", help="Default: the group's.")
-    ] = None,
-    max_lease_duration: Annotated[
-        str, option("--max-lease-duration", help="Extensions stop after this time.")
-    ] = "30m",
-    on_error: Annotated[str, option("--on-error", help="nack, reject, ack or raise.")] = "nack",
-    ack: Annotated[str, option("--ack", help="after, first or manual.")] = "after",
-    graceful_timeout: Annotated[
-        str, option("--graceful-timeout", help="How long handlers have at the end.")
-    ] = "30s",
-    until: Annotated[
-        str | None, option("--until", help="empty: nothing is due. settled: no message is left.")
-    ] = None,
-    until_empty: Annotated[
-        bool, option("--until-empty", help="The same as --until empty.")
-    ] = False,
-    create_group: Annotated[
-        bool,
-        option("--create-group/--no-create-group", help="Create the group if it is missing."),
-    ] = True,
+    each: _Each = "lease",
+    max_messages: _MaxMessages = None,
+    threads: _Threads = 1,
+    concurrency: _Concurrency = None,
+    worker_id: _WorkerId = None,
+    visibility_timeout: _VisibilityTimeout = None,
+    max_lease_duration: _MaxLeaseDuration = "30m",
+    on_error: _OnError = "nack",
+    ack: _Ack = "after",
+    graceful_timeout: _GracefulTimeout = "30s",
+    until: _Until = None,
+    until_empty: _UntilEmpty = False,
+    create_group: _CreateGroup = True,
     storage_option: StorageOptions = None,
     output: Output = OutputFormat.table,
 ) -> None:

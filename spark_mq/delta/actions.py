@@ -1,4 +1,4 @@
-"""Parse, check and build the actions of Delta commits.
+"""Parse and check the actions of Delta commits.
 
 The rules are those of the Delta protocol (section "Actions"). Another engine may have written a
 commit, so each field that spark_mq uses is checked before it is used.
@@ -7,23 +7,20 @@ commit, so each field that spark_mq uses is checked before it is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import quote
 
 from spark_mq.delta.parse import Action, parse
 from spark_mq.errors import CorruptLog, UnsupportedTable
+from spark_mq.util.advice import CREATE_QUEUE
 
 __all__ = [
     "AddFile",
     "Change",
     "Commit",
-    "add_action",
     "check_protocol",
     "checkpoint_path",
-    "encode",
-    "encode_actions",
     "log_path",
     "missing_commit_error",
     "parse_commit",
@@ -35,9 +32,7 @@ OPERATION_ID: Final = "spark_mq_operation_id"
 """Key in ``commitInfo``: shows after a failure whether a commit landed."""
 PREVIOUS_ID: Final = "spark_mq_previous_operation_id"
 """Key in ``commitInfo``: the operation id of the commit before it."""
-ENGINE: Final = "spark_mq"
 
-_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _PLAIN_FEATURES: Final = {"appendOnly", "invariants"}
 _WRITER_FEATURES: Final = {
     3: "checkConstraints",
@@ -242,13 +237,11 @@ def check_protocol(path: str, protocol: Mapping[str, Any], since: int | None = N
         raise UnsupportedTable(
             f"the Delta table at {path} has features that spark_mq does not support: {named}"
             + (f", since commit {since}. " if since is not None else ". ")
-            + "A queue's tables must stay as Queue.create makes them: publish into a new queue",
+            + f"A queue's tables must stay as {CREATE_QUEUE} makes them: publish into a new queue",
+            advice=[CREATE_QUEUE],
             path=path,
             features=features,
         )
-
-
-# -- reading
 
 
 def parse_commit(version: int, text: bytes, path: str) -> Commit:
@@ -293,70 +286,3 @@ def missing_commit_error(path: str, version: int) -> CorruptLog:
         path=path,
         version=version,
     )
-
-
-# -- building
-
-
-def encode(change: Change, previous_id: str | None, operation: str, now: int) -> bytes:
-    """Return the JSON of a commit: ``commitInfo``, transactions, removes, adds.
-
-    ``operation`` is Delta's own name of the operation, such as ``WRITE``. ``now`` is the time of
-    the commit in milliseconds since 1970.
-    """
-    note = {name: value for name, value in change.info.items() if value is not None}
-    parameters = {"mode": "Append" if not change.removes else "Overwrite"}
-    if change.partition is not None:
-        parameters["predicate"] = " AND ".join(f"{k} = '{v}'" for k, v in change.partition.items())
-    info = {
-        "timestamp": now,
-        "operation": operation,
-        "operationParameters": parameters,
-        "engineInfo": ENGINE,
-        "isBlindAppend": change.partition is None and not change.removes and not change.whole_table,
-        "userMetadata": json.dumps(note),
-        OPERATION_ID: change.operation_id,
-    }
-    if previous_id is not None:
-        info[PREVIOUS_ID] = previous_id
-    actions: list[Action] = [{"commitInfo": info}]
-    actions += [
-        {"txn": {"appId": app, "version": number, "lastUpdated": now}}
-        for app, number in change.txns
-    ]
-    if change.metadata is not None:
-        actions.append({"metaData": dict(change.metadata)})
-    actions += [{"remove": _remove(file, now, change.data_change)} for file in change.removes]
-    actions += [{"add": add_action(file, now, change.data_change)} for file in change.adds]
-    return encode_actions(actions)
-
-
-def encode_actions(actions: Iterable[Action]) -> bytes:
-    """Return actions as the lines of a commit."""
-    return "\n".join(_to_json(action) for action in actions).encode() + b"\n"
-
-
-def add_action(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
-    """Return the ``add`` of a data file. ``now``: the time of a new file, in milliseconds."""
-    stats = json.dumps({"numRecords": file.rows}) if file.stats is None else file.stats
-    tags = {"tags": dict(file.tags)} if file.tags else {}
-    return {
-        "path": quote(file.path, safe="/=:@!$&'()*+,;~"),
-        "partitionValues": dict(file.partition),
-        "size": file.size,
-        "modificationTime": file.modified or now,
-        "dataChange": data_change,
-        "stats": stats,
-        **tags,
-    }
-
-
-def _remove(file: AddFile, now: int, data_change: bool) -> dict[str, Any]:
-    return {
-        "path": quote(file.path, safe="/=:@!$&'()*+,;~"),
-        "deletionTimestamp": now,
-        "dataChange": data_change,
-        "extendedFileMetadata": True,
-        "partitionValues": dict(file.partition),
-        "size": file.size,
-    }

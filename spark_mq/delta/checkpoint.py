@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta.actions import add_action
+from spark_mq.delta.encode import add_action
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.state import TableState, added_file
 

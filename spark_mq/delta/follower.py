@@ -1,8 +1,7 @@
 """Follow the log of a Delta table by name, and keep the table's state.
 
 Versions are dense, so the follower asks for the next commit by its name and lists nothing. Guards
-notice
-a log that was cleaned past the follower, a table that was made again, and a gap.
+notice a log that was cleaned past the follower, a table that was made again, and a gap.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from spark_mq.delta.actions import (
@@ -23,6 +21,7 @@ from spark_mq.delta.actions import (
 )
 from spark_mq.delta.cold_start import find_start, listed_checkpoint, starting_state
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.read_ahead import read_ahead
 from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import NotAQueue
 
@@ -77,9 +76,8 @@ class LogFollower:
         self.generation = 0
         """How often the table was opened: more than once if it was not as it was left."""
         self._own_streak = 0  # commits of this handle in a row, with no other commit between them
-        self._sure_at = float(
-            "-inf"
-        )  # when the state was certainly the latest, before any cleaning
+        # When the state was certainly the latest, before any cleaning.
+        self._sure_at = float("-inf")
 
     # -- reading
 
@@ -102,8 +100,7 @@ class LogFollower:
         return self._state or self.refresh()
 
     def open(self) -> TableState | None:
-        """Return the table at its latest version, or None if there is no table. Raise as
-        :meth:`refresh`."""
+        """Return the table at its latest version, or None. Raise as :meth:`refresh`."""
         with self._lock:
             if self._replaceable and self._state is not None and not self._base_is_there():
                 self.forget()
@@ -178,8 +175,7 @@ class LogFollower:
             return state.version, tuple(sorted(files, key=lambda file: file.path))
 
     def read_commit(self, version: int) -> Commit:
-        """Return one commit. Raise FileNotFoundError if the log has it no more, CorruptLog if
-        broken."""
+        """Return one commit. Raise FileNotFoundError if it is gone, CorruptLog if broken."""
         commit = self._commits.get(version)
         if commit is None:
             commit = parse_commit(version, self.store.read(log_path(version)), self.path)
@@ -277,7 +273,7 @@ class LogFollower:
         while True:
             if read >= 2 and not self._local:  # far behind: several requests at once
                 ahead = min(read, _READ_AHEAD)
-                commits = self._read_ahead(version, ahead)
+                commits = read_ahead(self.store, version, ahead)
                 yield from commits
                 if len(commits) < ahead:
                     return
@@ -288,22 +284,6 @@ class LogFollower:
             except FileNotFoundError:
                 return
             version, read = version + 1, read + 1
-
-    def _read_ahead(self, version: int, count: int) -> list[Commit]:
-        with ThreadPoolExecutor(count) as pool:
-            texts = list(pool.map(self._text, range(version, version + count)))
-        there = texts[: texts.index(None)] if None in texts else texts
-        return [
-            parse_commit(version + at, text, self.path)
-            for at, text in enumerate(there)
-            if text is not None
-        ]
-
-    def _text(self, version: int) -> bytes | None:
-        try:
-            return self.store.read(log_path(version))
-        except FileNotFoundError:
-            return None
 
     def _apply(self, state: TableState, commit: Commit) -> None:
         commit.check_features(self.path)

@@ -39,7 +39,7 @@ class ChangeRecord(Record):
     operation
         What was done, such as "pause".
     user
-        The person, or the user and host of the process. None for a new group.
+        The person, or the user and host of the process. None for a group that a lease created.
     messages
         The messages that it concerned.
     in_dead_letters

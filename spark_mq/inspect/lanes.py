@@ -19,6 +19,7 @@ from spark_mq.ledger.stats import age_at
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.reader import MessageReader
+from spark_mq.util.advice import LIST_LANES
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_time
@@ -298,7 +299,8 @@ def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
     if type(lane) is not int or not 0 <= lane < lanes:
         has = f"lanes 0 to {lanes - 1}" if lanes else "no lanes"
         raise InvalidOption(
-            f"lane={lane!r}: the queue has {has}. group.lanes() lists those with messages.",
+            f"lane={lane!r}: the queue has {has}. {LIST_LANES} those with messages.",
+            advice=[LIST_LANES],
             option="lane",
             value=lane,
         )

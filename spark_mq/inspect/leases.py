@@ -8,6 +8,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
+from spark_mq.errors import InvalidOption
+from spark_mq.inspect.peek import find_sequences
 from spark_mq.inspect.positions import label_ranges
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.message_index import MessageIndex
@@ -16,8 +18,9 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record
+from spark_mq.util.validation import short_repr, validate_count
 
-__all__ = ["LeaseInfo", "MessagePosition", "list_leases", "locate"]
+__all__ = ["LeaseInfo", "MessagePosition", "list_leases", "locate", "named_sequences"]
 
 MAX_POSITIONS: Final = 10
 """Intervals of a lease that are listed."""
@@ -62,6 +65,8 @@ class MessagePosition(Record):
 
     Attributes
     ----------
+    sequence
+        The message.
     group
         The name of the group.
     state
@@ -76,6 +81,7 @@ class MessagePosition(Record):
         Why it is dead or blocked, and the text of its last failure.
     """
 
+    sequence: int
     group: str
     state: str
     lease_id: str | None
@@ -118,6 +124,29 @@ def _lease(ranges: list[Range], now: int) -> LeaseInfo:
     )
 
 
+def named_sequences(
+    context: QueueContext, sequence: int | None, message_id: str | None, n: int
+) -> list[int]:
+    """Return the messages to locate: the given one, or those with the id. Raises InvalidOption."""
+    if (sequence is None) == (message_id is None):
+        raise InvalidOption(
+            "locate takes one kind of name: give a sequence or message_id=...",
+            option="sequence",
+            value=sequence,
+        )
+    if sequence is not None:
+        return [validate_count("sequence", sequence, least=0, most=2**63 - 1)]
+    found = find_sequences(context, n, message_id=message_id)
+    if not found:
+        raise InvalidOption(
+            f"message_id={short_repr(message_id)}: no retained message of {context.path} has this "
+            "id. Check the id, or give the sequence of a message that was trimmed",
+            option="message_id",
+            value=message_id,
+        )
+    return found
+
+
 def locate(context: QueueContext, sequence: int) -> list[MessagePosition]:
     """Return where a message stands in each group, by the group's name."""
     index = context.messages.index(sequence)
@@ -132,6 +161,7 @@ def _position(group: GroupLedger, index: MessageIndex, sequence: int) -> Message
             return None
         leased, delayed = one.state == "leased", one.state == "delayed"
         return MessagePosition(
+            sequence=sequence,
             group=group.name,
             state=one.state,
             lease_id=r.lease_id if leased else None,

@@ -7,7 +7,7 @@ import pyarrow as pa
 from spark_mq.inspect.activity import throughput
 from spark_mq.inspect.blockers import Blocker, find_blockers
 from spark_mq.inspect.changes import ChangeRecord, list_changes
-from spark_mq.inspect.leases import MessagePosition, locate
+from spark_mq.inspect.leases import MessagePosition, locate, named_sequences
 from spark_mq.inspect.letters import DeadLetterReasons, count_reasons, newest_letters
 from spark_mq.inspect.notebook import NOTEBOOK_ERRORS, failed_html, overview_html
 from spark_mq.inspect.overview import Health, QueueOverview, check_health, describe
@@ -144,16 +144,38 @@ class QueueViews:
             return []
         return find_sequences(self._context, n, key=key, message_id=message_id)
 
-    def locate(self, sequence: int) -> Records[MessagePosition]:
+    def locate(
+        self, sequence: int | None = None, *, message_id: str | None = None, n: int = 10
+    ) -> Records[MessagePosition]:
         """Return where a message stands in each group: its state, lease and worker.
 
         Parameters
         ----------
         sequence
             The message.
+        message_id
+            Instead of a sequence: the newest messages with this id. The search reads the ids of
+            retained messages, from the newest on, until it has found `n`.
+        n
+            The most messages with the id. Default: 10.
+
+        Returns
+        -------
+        Records[MessagePosition]
+            One for each message and group. Empty if the queue has no groups.
+
+        Raises
+        ------
+        InvalidOption
+            No retained message has the id, or not exactly one of the two is given.
+
+        Examples
+        --------
+        >>> queue.locate(message_id="order-1")  # doctest: +SKIP
         """
-        validate_count("sequence", sequence, least=0, most=2**63 - 1)
-        return Records(locate(self._context, sequence))
+        validate_count("n", n)
+        sequences = named_sequences(self._context, sequence, message_id, n)
+        return Records([found for one in sequences for found in locate(self._context, one)])
 
     def list_dead_letters(self, *, where: str | None = None, limit: int | None = None) -> pa.Table:
         """Return the dead letters that were not redriven, without a commit.

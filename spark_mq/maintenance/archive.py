@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_mq.operations.context import QueueContext
-from spark_mq.storage.history_table import Archived
+from spark_mq.storage.history_store import Archived
 
 __all__ = ["archive_history", "index_commits"]
 

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.queue_settings import QueueSettings
 
 __all__ = ["is_own_letter", "typed_texts"]
 

@@ -24,13 +24,14 @@ from spark_mq.maintenance.dead_letters import HEADER_PREFIX
 from spark_mq.maintenance.letter_headers import is_own_letter
 from spark_mq.maintenance.letter_tables import COLUMNS, letter_schema, letter_tables
 from spark_mq.maintenance.transfer import Frozen, Transfer
-from spark_mq.maintenance.where_errors import invalid_where, is_about_condition
+from spark_mq.maintenance.where_errors import invalid_where, is_about_condition, may_fail_at_a_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.operations.redrives import REDRIVEN_FROM
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.ledger_store import LedgerSnapshot
+from spark_mq.util.advice import SWEEP
 from spark_mq.util.html import MAX_ROWS, object_html, rows_html
 from spark_mq.util.records import Record
 from spark_mq.util.validation import RESERVED_PREFIX, validate_count, validate_rate
@@ -48,6 +49,7 @@ _MAX_NAMED: Final = 10
 CHUNK: Final = 10_000
 """Messages looked at, and redriven, by one round of commits."""
 
+_SELECT: Final = "SELECT dead_letter_sequence FROM dead WHERE (\n{}\n)"
 _SELECT_BYTES: Final = 8 * 2**20
 """What a condition is run on at once. delta-rs holds it several times."""
 
@@ -77,8 +79,10 @@ def redrive(
     """Publish dead letters of a queue into it again: see :meth:`spark_mq.Queue.redrive`."""
     left = None if limit is None else validate_count("limit", limit, most=2**63 - 1)
     chunk = CHUNK if rate is None else max(1, min(CHUNK, int(validate_rate("rate", rate))))
-    _check_where(where)
+    checked = _check_where(where)
     _warn_unrouted(context)
+    if not (checked or dry_run):
+        _try_condition(context, where, left)
     pause = 0.0
     total = 0 if dry_run else Redrive(context).finish_all()
     found: list[pa.Table] = []
@@ -112,10 +116,10 @@ def _warn_unrouted(context: QueueContext) -> None:
     if unrouted:
         _log.warning(
             "%d dead messages of %s are not in the dead-letter queue yet, so they are not "
-            "redriven: "
-            "sweep first (queue.sweep())",
+            "redriven: sweep first (%s)",
             sum(unrouted.values()),
             _named(list(unrouted)),
+            SWEEP,
         )
 
 
@@ -140,17 +144,34 @@ def _unrouted(group: GroupLedger) -> int:
     return ledger.count((DEAD, ROUTING))
 
 
-def _check_where(where: str | None) -> None:
-    """Whether a condition can be run, before anything is. Raises InvalidOption."""
+def _check_where(where: str | None) -> bool:
+    """Check a condition without letters. Raises InvalidOption.
+
+    Returns whether it can be run on all letters. Only a try shows whether a cast can.
+    """
     if where is not None and not (isinstance(where, str) and where.strip()):
         raise InvalidOption(
             f"where={where!r} is not a condition: give SQL like \"reason = 'rejected'\"",
             option="where",
             value=where,
         )
-    _select(
-        pa.table([pa.array([], f.type) for f in letter_schema()], schema=letter_schema()), where
-    )
+    if where is None:
+        return True
+    empty = letter_schema().empty_table()
+    _select_part(empty, where)
+    plan = _run(empty, f"EXPLAIN {_SELECT.format(where)}", where)
+    return not any(may_fail_at_a_row(text) for text in plan["plan"].to_pylist())
+
+
+def _try_condition(context: QueueContext, where: str | None, limit: int | None) -> None:
+    """Run a condition on the letters that a redrive will meet. Raises InvalidOption.
+
+    Otherwise the redrive would stop midway, at the first letter that the condition does not fit.
+    """
+    left = limit
+    for table in _candidates(context, where, CHUNK):
+        if left is not None and (left := left - table.num_rows) <= 0:
+            return
 
 
 def _select(table: pa.Table, where: str | None) -> pa.Table:
@@ -164,6 +185,12 @@ def _select(table: pa.Table, where: str | None) -> pa.Table:
 
 def _select_part(table: pa.Table, where: str) -> pa.Table:
     """Return the rows by DataFusion, which comes with delta-rs. It sees only this table."""
+    found = _run(table, _SELECT.format(where), where)["dead_letter_sequence"].combine_chunks()
+    return table.filter(pc.is_in(table["dead_letter_sequence"], value_set=found))
+
+
+def _run(table: pa.Table, query: str, where: str) -> pa.Table:
+    """Run a query of the table "dead". Raises InvalidOption about its condition."""
     # Here, because deltalake is slow to load and no other operation needs it.
     from deltalake import DeltaTable, QueryBuilder, write_deltalake
     from deltalake.exceptions import DeltaError
@@ -171,18 +198,12 @@ def _select_part(table: pa.Table, where: str) -> pa.Table:
     with tempfile.TemporaryDirectory(prefix="spark_mq-redrive-") as directory:
         write_deltalake(directory, table)
         try:
-            rows = (
-                QueryBuilder()
-                .register("dead", DeltaTable(directory))
-                .execute(f"SELECT dead_letter_sequence FROM dead WHERE (\n{where}\n)")
-            )
-            found = pa.table(rows.read_all())["dead_letter_sequence"].combine_chunks()
+            engine = QueryBuilder().register("dead", DeltaTable(directory))
+            return pa.table(engine.execute(query).read_all())
         except Exception as error:
             if not (isinstance(error, DeltaError) or is_about_condition(error)):
                 raise
             problem = invalid_where(where, str(error))
-        else:
-            return table.filter(pc.is_in(table["dead_letter_sequence"], value_set=found))
     # Outside the except block: else a traceback shows the engine's text.
     raise problem
 

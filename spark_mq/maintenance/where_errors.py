@@ -9,10 +9,12 @@ from spark_mq.errors import InvalidOption
 from spark_mq.maintenance.letter_tables import COLUMNS
 from spark_mq.util.validation import suggest
 
-__all__ = ["invalid_where", "is_about_condition"]
+__all__ = ["invalid_where", "is_about_condition", "may_fail_at_a_row"]
 
 _UNKNOWN_COLUMN: Final = re.compile(r"No field named \"?(?:dead\.)?(\w+)")
 _AT_A_ROW: Final = re.compile(r"ArrowError|Arrow error|Compute error")
+_FAILS_AT_A_ROW: Final = re.compile(r"(?<!TRY_)\bCAST\(| [/%] |\b[a-z]\w*\(")
+"""Casts, divisions and functions in a plan. The engine writes functions in lower case."""
 _PROBLEMS: Final = (
     (re.compile(r"ParserError|TokenizerError"), "it has a syntax error, or is not complete"),
     (re.compile(r"non-boolean"), "it is not true or false for a message"),
@@ -22,6 +24,14 @@ _PROBLEMS: Final = (
     (re.compile(r"DivideByZero"), "it divides by zero for a message"),
     (re.compile(r"[Cc]ast|coerc|parsing"), "it compares values of different types"),
 )
+
+
+def may_fail_at_a_row(plan: str) -> bool:
+    """Return whether a condition that can be planned may still fail for single rows.
+
+    A comparison of text with a number is such a one: the engine casts the text of each row.
+    """
+    return _FAILS_AT_A_ROW.search(plan) is not None
 
 
 def is_about_condition(error: Exception) -> bool:

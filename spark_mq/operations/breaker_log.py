@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from spark_mq.ledger.breaker import Breaker
+from spark_mq.util.advice import RESUME_GROUP
 from spark_mq.util.clock import to_datetime
 
 __all__ = ["log_breaker_change"]
@@ -19,8 +20,9 @@ def log_breaker_change(group: str, before: Breaker, after: Breaker) -> None:
     if after.opened_at is not None and before.opened_at is None:
         _log.error(
             "group %s: the breaker is open: %d leases failed in a row, the last with %s. The next "
-            "probe is at %s. Repair the handler, or call resume()",
+            "probe is at %s. Repair the handler, or %s",
             group, len(after.failed), after.cause or "no error text", _at(after.next_probe_at),
+            RESUME_GROUP,
         )  # fmt: skip
     elif after.failed_probes > before.failed_probes:
         _log.warning(

@@ -9,13 +9,15 @@ from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.log_marks import with_mark
+from spark_mq.ledger.queue_settings import QUEUE_DURATIONS, QueueSettings
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settings import QUEUE_DURATIONS, GroupSettings, QueueSettings
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.public_settings import public_queue_settings, settings_changed
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.update import Update, update_ledger
+from spark_mq.util.advice import CONFIGURE_GROUP, CONFIGURE_QUEUE
 from spark_mq.util.validation import suggest
 
 __all__ = ["configure_queue"]
@@ -79,11 +81,16 @@ def _check_name(name: str, value: Any) -> None:
     if name in QUEUE_DURATIONS:
         return
     if name in _OF_GROUPS:
-        why = "it belongs to each group. Use group.configure"
+        why = f"it belongs to each group. Use {CONFIGURE_GROUP}"
     elif name in _FIXED:
         why = f"it is fixed when the queue is created: {_FIXED[name]}"
     else:
         hint = suggest(name, QUEUE_DURATIONS)
         meant = f"Did you mean {hint!r}?" if hint else f"Use {', '.join(QUEUE_DURATIONS)}."
         why = f"the name is unknown. {meant}"
-    raise InvalidOption(f"queue.configure cannot change {name!r}: {why}", option=name, value=value)
+    raise InvalidOption(
+        f"{CONFIGURE_QUEUE} cannot change {name!r}: {why}",
+        advice=[CONFIGURE_GROUP, CONFIGURE_QUEUE],
+        option=name,
+        value=value,
+    )

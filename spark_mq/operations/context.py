@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import SparkMQError, TablesDisagree
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.operations.group_ledger import (
     GroupLedger,
     StartPosition,
@@ -19,7 +19,7 @@ from spark_mq.operations.group_ledger import (
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.posted import open_posted
 from spark_mq.operations.shared_ledger import OperationBatcher
-from spark_mq.storage.history_table import HistoryStore
+from spark_mq.storage.history_store import HistoryStore
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import MessageStore
 from spark_mq.util.clock import Clock, system_clock, to_micros

@@ -14,12 +14,13 @@ from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import NotAQueue, QueueExists, QueueNotFound
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.identity import dead_letter_place, identified, rehomed
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
+from spark_mq.util.advice import CREATE_QUEUE, OPEN_QUEUE
 from spark_mq.util.clock import Clock
 from spark_mq.util.show import show_some
 
@@ -68,7 +69,7 @@ def create_queue_tables(
 
 def _exists(root: str) -> QueueExists:
     return QueueExists(
-        f"there is a queue at {root} already. Use Queue.open, or exist_ok=True", path=root
+        f"there is a queue at {root} already. {OPEN_QUEUE}", advice=[OPEN_QUEUE], path=root
     )
 
 
@@ -112,12 +113,15 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         if table is None:
             refuse_delta_table(root, options)
             raise QueueNotFound(
-                f"there is no queue at {root}. Create it with Queue.create", path=root
+                f"there is no queue at {root}. Create it with {CREATE_QUEUE}",
+                advice=[CREATE_QUEUE],
+                path=root,
             )
         found = QueueSettings.from_json(table.description, root)
         if found is None:
             raise NotAQueue(
-                f"{messages.path} is a Delta table, but not one of a queue made by Queue.create",
+                f"{messages.path} is a Delta table, but not one of a queue made by {CREATE_QUEUE}",
+                advice=[CREATE_QUEUE],
                 path=root,
             )
         if (found.durable, found.lanes) == (settings.durable, settings.lanes):
@@ -143,14 +147,16 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
     if ledgers is None and messages.version > 0:
         raise NotAQueue(
             f"leases/ of the queue at {root} is missing. Restore it from a backup. Without one, "
-            f"run Queue.create again with the same settings: new groups then get all messages "
+            f"run {CREATE_QUEUE} again with the same settings: new groups then get all messages "
             f"that were not trimmed, also those that were settled",
+            advice=[CREATE_QUEUE],
             path=root,
         )
     if ledgers is None:
         raise NotAQueue(
-            f"the queue at {root} was never completed: run Queue.create again with the same "
+            f"the queue at {root} was never completed: run {CREATE_QUEUE} again with the same "
             f"settings",
+            advice=[CREATE_QUEUE],
             path=root,
         )
     if ledgers.description != leases_description(messages.table_id):

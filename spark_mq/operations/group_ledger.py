@@ -27,7 +27,9 @@ from spark_mq.operations.shared_ledger import (
 )
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import DROP_GROUP, Priority, Update, update_ledger
+from spark_mq.util.advice import drop_group
 from spark_mq.util.clock import to_micros
+from spark_mq.util.show import show_position
 from spark_mq.util.validation import suggest, validate_choice
 
 __all__ = ["GroupLedger", "GroupView", "StartPosition", "read_horizon"]
@@ -107,8 +109,8 @@ class GroupLedger(SharedLedger):
         others = (name for name in names if _without_digits(name) != stem)
         if alike := suggest(self.name, others):
             _log.warning(
-                "group %r is made in %s, at %s: is %r meant, which is there? If so, drop_group(%r)",
-                self.name, self.queue_path, self.start, alike, self.name,
+                "group %r is made in %s, at %s: is %r meant, which is there? If so, %s",
+                self.name, self.queue_path, self.start, alike, drop_group(self.name),
             )  # fmt: skip
         else:
             _log.info("group %r is made in %s, at %s", self.name, self.queue_path, self.start)
@@ -121,11 +123,8 @@ class GroupLedger(SharedLedger):
             index = self.index_for(view.ledger)
             position = self.seek_position(index, target)
             after = with_mark(admin.seek(view.ledger, index, position), index)
-            return (
-                after,
-                None,
-                {"operation": "seek", "ranges": f"{position}-", "detail": f"to {target}"},
-            )
+            detail = f"to {show_position(target)}"
+            return after, None, {"operation": "seek", "ranges": f"{position}-", "detail": detail}
 
         update_ledger(
             self.ledgers,

@@ -6,6 +6,7 @@ from typing import Final
 
 from spark_mq.errors import GroupNotFound
 from spark_mq.storage.ledger_store import LedgerStore
+from spark_mq.util.advice import ENSURE_GROUP
 from spark_mq.util.show import show_some
 from spark_mq.util.validation import suggest
 
@@ -25,6 +26,7 @@ def group_not_found(name: str, ledgers: LedgerStore, queue_path: str) -> GroupNo
         f"there is no consumer group {name!r} in {queue_path}. "
         + (f"Did you mean {nearest!r}? " if nearest else "")
         + (f"{there}. " if known else "")
-        + "The first lease, or ensure(), creates a group",
+        + str(ENSURE_GROUP),
+        advice=[ENSURE_GROUP],
         group=name,
     )

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.shared_ledger import CREATE_GROUP, SharedLedger
 from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
-from spark_mq.storage.history_table import BATCH, HistoryStore
+from spark_mq.storage.history_store import HistoryStore
+from spark_mq.storage.history_table import BATCH
 from spark_mq.storage.ledger_store import LedgerStore
 from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import to_datetime

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from spark_mq.delta.object_store import canonical_path, join
 from spark_mq.errors import CopiedQueue, InvalidOption
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.queue_settings import QueueSettings
 
 __all__ = ["dead_letter_place", "identified", "is_own_place", "rehomed", "relative_place"]
 

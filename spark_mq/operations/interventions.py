@@ -16,6 +16,7 @@ from spark_mq.operations.group_ledger import GroupLedger
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.update import Update, update_ledger
+from spark_mq.util.advice import FORCE, NAME_MESSAGES
 from spark_mq.util.show import show_some
 from spark_mq.util.user import acting_as, acting_by_default
 
@@ -39,8 +40,8 @@ def find_messages(
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise InvalidOption(
-            f"{' and '.join(named) or 'no message'} given: name messages by one of sequences, "
-            "message_id or key",
+            f"{' and '.join(named) or 'no message'} given: name messages by one of {NAME_MESSAGES}",
+            advice=[NAME_MESSAGES],
             option=named[0] if named else "sequences",
             value=None,
         )
@@ -155,7 +156,8 @@ def _held(group: str, how: str, done: Intervention) -> MessagesHeld:
     each = [f"{first}..{last}: {who}" for first, last, who in done.held]
     return MessagesHeld(
         f"{how} in group {group!r} changed nothing: {show_some(each, 5, '; ')}. Wait, or use "
-        "force=True to take messages from their leases",
+        f"{FORCE} to take messages from their leases",
+        advice=[FORCE],
         group=group,
         held=list(done.held),
     )

@@ -27,6 +27,8 @@ class TraceEvent(Record):
     ``error`` is the message's own failure. ``batch_error`` is the failure of its whole lease, which
     held ``batch_size`` messages: any of them may have caused it. Only the event of a failure has an
     error.
+
+    ``detail`` is what a person asked for, such as the target of a seek.
     """
 
     at: datetime
@@ -45,6 +47,7 @@ class TraceEvent(Record):
     user: str | None = None
     batch_error: str | None = None
     batch_size: int | None = None
+    detail: str | None = None
 
     def __str__(self) -> str:
         parts = [
@@ -58,7 +61,11 @@ class TraceEvent(Record):
         parts += [f"delivery {self.delivery_count}, failures {self.failure_count}"]
         parts += [
             f"{name}: {text}"
-            for name, text in (("reason", self.reason), ("error", self.shown_error))
+            for name, text in (
+                ("reason", self.reason),
+                ("error", self.shown_error),
+                ("detail", None if self.detail == self.reason else self.detail),
+            )
             if text
         ]
         return "  ".join(parts)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any, Final
 
+from spark_mq.ledger import queue_settings as stored_queue
 from spark_mq.ledger import settings as stored
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_duration
@@ -140,7 +141,7 @@ class QueueSettings(Record):
     former_ids: tuple[str, ...]
 
 
-_DURATIONS: Final = frozenset((*stored.DURATION_SETTINGS, *stored.QUEUE_DURATIONS))
+_DURATIONS: Final = frozenset((*stored.DURATION_SETTINGS, *stored_queue.QUEUE_DURATIONS))
 
 
 def public_group_settings(settings: stored.GroupSettings) -> GroupSettings:
@@ -148,13 +149,13 @@ def public_group_settings(settings: stored.GroupSettings) -> GroupSettings:
     return GroupSettings(**_shown(settings))
 
 
-def public_queue_settings(settings: stored.QueueSettings) -> QueueSettings:
+def public_queue_settings(settings: stored_queue.QueueSettings) -> QueueSettings:
     """Return the settings of a queue with timedeltas."""
     shown = {**_shown(settings), "group": public_group_settings(settings.group)}
     return QueueSettings(**shown)
 
 
-def _shown(settings: stored.GroupSettings | stored.QueueSettings) -> dict[str, Any]:
+def _shown(settings: stored.GroupSettings | stored_queue.QueueSettings) -> dict[str, Any]:
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return {
         name: timedelta(microseconds=value) if name in _DURATIONS and value is not None else value

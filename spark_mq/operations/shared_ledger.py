@@ -34,7 +34,7 @@ from spark_mq.operations.group_names import group_not_found
 from spark_mq.operations.payloads import PayloadFiles
 from spark_mq.operations.posted_work import Guests, Posted, post_settles
 from spark_mq.operations.signals import destination_of, settle_signals
-from spark_mq.storage.history_table import HistoryStore
+from spark_mq.storage.history_store import HistoryStore
 from spark_mq.storage.ledger_store import LedgerSnapshot, LedgerStore
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.message_store import MessageStore, tables_disagree

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.trim import GroupFloor, HeldBack, counting_groups, held_back
+from spark_mq.ledger.trim import (
+    GroupFloor,
+    HeldBack,
+    counting_groups,
+    held_back,
+    trim_floor,
+)
 from spark_mq.operations.context import QueueContext
 
 __all__ = ["groups_that_count", "read_floors", "what_is_held_back"]
@@ -34,5 +40,8 @@ def what_is_held_back(
 ) -> HeldBack | None:
     """Return what groups hold back from the next trim, or None."""
     counting = groups_that_count(context, index, floors)
+    horizon = context.horizon()
+    if not counting or index.last_sequence <= max(trim_floor(counting), horizon):
+        return None  # all is settled: no look at the ages of all files
     old = index.last_of_older(context.now() - context.settings.retention)
-    return held_back(counting, index, context.horizon(), old)
+    return held_back(counting, index, horizon, old)

@@ -18,6 +18,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.draft import Draft, FilesDraft, TableDraft, hashed_ids
 from spark_mq.storage.message_store import MessageStore, PublishReceipt
+from spark_mq.util.advice import SET_DEDUP_WINDOW
 
 __all__ = ["check_dedup", "draft_of", "draft_of_files", "publish_draft", "store_table"]
 
@@ -29,7 +30,8 @@ def check_dedup(window: int | None) -> int:
     if window is None:
         raise InvalidOption(
             "a message has a dedup_id, and the queue has no dedup_window. Set one, as by "
-            "queue.configure(dedup_window='1h'), or leave the dedup_id out",
+            f"{SET_DEDUP_WINDOW}, or leave the dedup_id out",
+            advice=[SET_DEDUP_WINDOW],
             option=_DEDUP_ID,
             value=None,
         )

@@ -6,16 +6,17 @@ import inspect
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import wraps
 from itertools import groupby
 from typing import Any, Final
 
-from spark_mq.errors import InvalidHandlerResult
+from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.intervals import from_sequences
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleCommand
 from spark_mq.util.clock import Duration
-from spark_mq.util.validation import validate_duration
+from spark_mq.util.validation import short_repr, validate_duration
 
 __all__ = [
     "Decision",
@@ -54,9 +55,15 @@ class Retry(Decision):
     Parameters
     ----------
     delay
-        When the message is due again. Default: the group's retry policy.
+        When the message is due again. Default: the group's retry policy. A reason needs its name:
+        ``Retry(error="busy")``.
     error
         The reason: text or an exception. Default: the exception from which this one was raised.
+
+    Raises
+    ------
+    InvalidOption
+        The delay is not a duration.
 
     Examples
     --------
@@ -67,7 +74,7 @@ class Retry(Decision):
 
     def __init__(self, delay: Duration | None = None, error: object = None) -> None:
         super().__init__(delay, error)
-        self.delay = None if delay is None else validate_duration("delay", delay, zero=True)
+        self.delay = None if delay is None else _retry_delay(delay)
         self.error = error
 
     def end(self) -> MessageEnd:
@@ -82,9 +89,16 @@ class Reject(Decision):
     ----------
     error
         The reason: text or an exception. Default: the exception from which this one was raised.
+        A rejected message has no delay.
+
+    Raises
+    ------
+    InvalidOption
+        The reason is a duration, such as "30s".
     """
 
     def __init__(self, error: object = None) -> None:
+        _refuse_delay(error)
         super().__init__(error)
         self.error = error
 
@@ -109,6 +123,40 @@ class Snooze(Decision):
     def end(self) -> MessageEnd:
         """Return the end of the message."""
         return MessageEnd(RELEASE, self.delay)
+
+
+def _retry_delay(delay: Duration) -> int:
+    """Return the delay in microseconds. The error for text names the place of a reason."""
+    try:
+        return validate_duration("delay", delay, zero=True)
+    except InvalidOption as wrong:
+        if not isinstance(delay, str | BaseException):
+            raise
+        given = short_repr(str(delay))
+        raise InvalidOption(
+            f"{wrong}. The first parameter is the delay: name the reason, Retry(error={given})",
+            option="delay",
+            value=delay,
+        ) from None
+
+
+def _refuse_delay(error: object) -> None:
+    """Raise InvalidOption if a reason is a duration. Text needs a unit to be one."""
+    if not isinstance(error, str | int | float | timedelta):
+        return
+    if isinstance(error, str) and not error.strip()[-1:].isalpha():
+        return  # text such as "404"
+    try:
+        validate_duration("error", error, zero=True)
+    except InvalidOption:
+        return
+    given = short_repr(error)
+    raise InvalidOption(
+        f"error={given} is a duration, not a reason: a rejected message has no delay. "
+        f"Use Retry(delay={given}), or give the reason as text",
+        option="error",
+        value=error,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,13 +57,13 @@ LEASES_SCHEMA: Final = _schema(
 TRACE_SCHEMA: Final = _schema(
     at=_TIME, version=_LONG, consumer_group=_TEXT, event=_TEXT, state=_TEXT, outcome=_TEXT,
     operation=_TEXT, lease_id=_TEXT, worker_id=_TEXT, delivery_count=_INT, failure_count=_INT,
-    reason=_TEXT, error=_TEXT, batch_error=_TEXT, batch_size=_LONG,
+    reason=_TEXT, error=_TEXT, batch_error=_TEXT, batch_size=_LONG, user=_TEXT, detail=_TEXT,
 )  # fmt: skip
 HISTORY_SCHEMA: Final = _schema(
     committed_at=_TIME, version=_LONG, consumer_group=_TEXT, event=_TEXT, first=_LONG, last=_LONG,
     message_count=_LONG, state=_TEXT, outcome=_TEXT, operation=_TEXT, lease_id=_TEXT,
     worker_id=_TEXT, delivery_count=_INT, failure_count=_INT, reason=_TEXT, error=_TEXT,
-    batch_size=_LONG,
+    batch_size=_LONG, user=_TEXT, detail=_TEXT,
 )  # fmt: skip
 """The columns of each function."""
 

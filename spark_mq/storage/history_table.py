@@ -12,7 +12,7 @@ import uuid
 import zlib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,11 +33,13 @@ from spark_mq.delta.tables import (
     write_checkpoint,
 )
 from spark_mq.storage.history_rows import HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_search import history_statistics, matching_rows, may_match
+from spark_mq.storage.history_store import Archived, Filters
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_store import tables_disagree
 from spark_mq.util.clock import SECOND
 
-__all__ = ["BATCH", "Archived", "HistoryStore", "HistoryTable"]
+__all__ = ["BATCH", "HistoryTable"]
 
 BATCH: Final = 1_000
 """Ledger commits archived by one commit."""
@@ -52,43 +54,7 @@ CHECKPOINT_VERSIONS: Final = 16
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
 """How much of its own log stays: nobody asks for its past."""
-
-
-Filters = list[tuple[str, str, Any]]
-"""Conditions on rows: column, one of ``=``, ``<=``, ``>=``, and the value."""
 _ORDER: Final = [("version", "ascending"), ("ordinal", "ascending")]
-
-
-class Archived(NamedTuple):
-    """What an archive did: the number of commits, and the last version of ``leases/`` in it."""
-
-    commits: int
-    up_to: int
-
-
-class HistoryStore(Protocol):
-    """The archive of ledger commits. A queue in memory has none."""
-
-    def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        """Return the archived rows that match, and the last archived version (-1: none).
-
-        ``columns`` are those of HISTORY_SCHEMA to return. None: all.
-        """
-
-    def agreed_up_to(self) -> int | None:
-        """Return the last ledger version that archive and ledgers share. None: they agree."""
-
-    def truncate(self, up_to: int) -> None:
-        """Drop the rows of all ledger versions after one."""
-
-    def archive(self, retention: int) -> Archived:
-        """Archive new ledger commits and drop days older than `retention` microseconds."""
-
-    def progress(self) -> tuple[int, int | None]:
-        """Return the last archived version (-1: none), and the time of the archive's last commit.
-
-        The time is in microseconds since 1970, or None without an archive.
-        """
 
 
 class HistoryTable:
@@ -127,10 +93,10 @@ class HistoryTable:
                 state = self._log.open()
                 if state is None:
                     return HISTORY_SCHEMA.empty_table().select(names), -1
-                files = [file for file in state.files() if _may_match(file, filters)]
+                files = [file for file in state.files() if may_match(file, filters)]
                 try:
                     tables = [
-                        _matching(self._read_file(file, needed), filters).select(names)
+                        matching_rows(self._read_file(file, needed), filters).select(names)
                         for file in files
                     ]
                 except FileNotFoundError:
@@ -288,7 +254,7 @@ class HistoryTable:
             pq.write_table(part, buffer, compression="snappy")
             self.files.write(path, buffer.getvalue())
             partition = {"day": day.isoformat()}
-            yield AddFile(path, buffer.tell(), part.num_rows, partition, _statistics(part))
+            yield AddFile(path, buffer.tell(), part.num_rows, partition, history_statistics(part))
 
     def _read_file(self, file: AddFile, names: Container[str] | None = None) -> pa.Table:
         """Return the rows of a file, perhaps only some columns."""
@@ -358,45 +324,3 @@ class HistoryTable:
 def _number_of(operation_id: str | None) -> int:
     """Return a number that stands for an operation."""
     return zlib.crc32((operation_id or "").encode())
-
-
-def _statistics(rows: pa.Table) -> str:
-    """Return the statistics of a file, with the bounds that a search needs."""
-    lowest, highest = pc.min(rows["first"]).as_py(), pc.max(rows["last"]).as_py()
-    latest = pc.max(rows["committed_at"]).as_py()
-    most: dict[str, Any] = {} if latest is None else {"committed_at": _rounded_up(latest)}
-    stats: dict[str, Any] = {"numRecords": rows.num_rows, "maxValues": most}
-    if lowest is not None:
-        stats["minValues"] = {"first": lowest}
-        most["last"] = highest
-    return json.dumps(stats)
-
-
-def _rounded_up(at: datetime) -> str:
-    """Return an instant as Delta's statistics have it: in milliseconds, not earlier."""
-    later = at + timedelta(milliseconds=1)
-    return later.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{later.microsecond // 1000:03}Z"
-
-
-def _may_match(file: AddFile, filters: Filters) -> bool:
-    """Whether a file may have rows that match, by its day and its statistics."""
-    since = next((value for name, _, value in filters if name == "committed_at"), None)
-    if since is not None and (file.partition.get("day") or "") < since.date().isoformat():
-        return False
-    stats = json.loads(file.stats or "{}")
-    most = stats.get("maxValues", {})
-    latest = most.get("committed_at")
-    if since is not None and latest is not None and datetime.fromisoformat(latest) < since:
-        return False
-    low, high = stats.get("minValues", {}).get("first"), most.get("last")
-    if low is None or high is None:
-        return True
-    wanted = next((value for name, _, value in filters if name == "first"), None)
-    return wanted is None or low <= wanted <= high
-
-
-def _matching(rows: pa.Table, filters: Filters) -> pa.Table:
-    compare = {"=": pc.equal, "<=": pc.less_equal, ">=": pc.greater_equal}
-    for name, operator, value in filters:
-        rows = rows.filter(compare[operator](rows[name], value))
-    return rows

@@ -35,6 +35,7 @@ from spark_mq.storage.ledger_rows import LEASES_SCHEMA, encode_ledger, from_rows
 from spark_mq.storage.ledger_scan import scan_ledgers
 from spark_mq.storage.ledger_store import PAUSE, LedgerCommit, LedgerSnapshot
 from spark_mq.storage.posted_requests import SERVED, RequestTurn, delete_old_requests
+from spark_mq.util.advice import drop_group
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.pace import Pace
@@ -186,12 +187,13 @@ class LedgerTable:
         return cached[1]
 
     def _unreadable(self, group: str, files: tuple[AddFile, ...], error: Exception) -> CorruptLog:
-        named = ", ".join(file.path for file in files)
+        named, drop = ", ".join(file.path for file in files), drop_group(group)
         return CorruptLog(
             f"the ledger of group {group!r} cannot be read: {named} of {self.path}: "
             f"{one_line(error)}. Restore the file from a backup; or drop the group with "
-            f"Queue.drop_group({group!r}): it then starts again, and gets all messages that are "
-            "still there. Other groups go on",
+            f"{drop}: it then starts again, and gets all messages that are still there. Other "
+            "groups go on",
+            advice=[drop],
             path=self.path,
             version=self.log.state.version,
         )

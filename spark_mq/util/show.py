@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["printable", "show_age", "show_duration", "show_some", "show_time", "show_value"]
+__all__ = [
+    "printable",
+    "show_age",
+    "show_duration",
+    "show_position",
+    "show_some",
+    "show_time",
+    "show_value",
+]
 
 
 def show_time(at: datetime | None) -> str:
     """Return a time for people."""
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def show_position(position: str | int | datetime) -> str:
+    """Return the target of a seek for people. An instant is in UTC."""
+    if isinstance(position, datetime):
+        return position.astimezone(UTC).isoformat(sep=" ").replace("+00:00", "Z")
+    return str(position)
 
 
 def show_age(age: timedelta | float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
@@ -10,8 +10,9 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.public_settings import public_group_settings
 from spark_mq.util.markup import Child, Html, el, join
 from spark_mq.util.setting_text import parse_setting
-from spark_mq.util.validation import validate_choice
-from spark_mq.web.layout import facts, field
+from spark_mq.util.show import show_position
+from spark_mq.util.validation import validate_choice, validate_position
+from spark_mq.web.layout import facts, field, href
 from spark_mq.web.pages.group import show_setting
 from spark_mq.web.view import View
 
@@ -24,16 +25,30 @@ def ask_for_position(view: View) -> Child:
     """Return the fields of a seek, or None if the request has a position."""
     if view.text("to") is not None:
         return None
-    note = "Earliest, latest, a sequence, or an instant with a zone, as 2026-01-31T12:00:00Z."
+    note = (
+        "earliest, latest, the sequence of a message, or an instant with a zone, such as "
+        "2026-01-31T12:00:00Z."
+    )
     return join(field("Move to", "to"), el("p", note, class_="note"))
 
 
 def seek_trial(view: View) -> Html:
     """Return what the seek would do. It moves nothing."""
-    found = asdict(view.group()[0].preview_seek(_position(view)))
-    del found["group"]
-    pairs = [(name.replace("_", " ").capitalize(), value) for name, value in found.items()]
-    note = "Messages that workers settle until you confirm change these numbers."
+    target = _position(view)
+    found = view.group()[0].preview_seek(target)
+    position = href("message", view.name, sequence=found.position)
+    pairs: list[tuple[str, Child]] = [
+        ("Move to", show_position(validate_position("to", target))),
+        ("Ack floor now", str(found.floor)),
+        ("First unread sequence then", el("a", str(found.position), href=position)),
+        ("Unsettled messages skipped", found.skipped),
+        ("Messages delivered again", found.delivered_again),
+        ("Leases fenced", found.fenced_leases),
+    ]
+    note = (
+        "All messages up to the ack floor are settled. A fenced lease can settle nothing. Messages "
+        "that workers settle until you confirm change these numbers."
+    )
     return join(facts(pairs), el("p", note, class_="note"))
 
 
@@ -50,7 +65,7 @@ def ask_for_setting(view: View) -> Child:
     """Return the fields of a change of a setting, or None if the request has them."""
     if view.text("setting") is not None and view.text("value") is not None:
         return None
-    note = 'A number, a text such as 30s, or "none".'
+    note = "A number, a duration such as 30s, a word such as linear, or none."
     return join(
         field("Setting", "setting", view.text("setting"), options=_SETTINGS),
         field("New value", "value", view.text("value")),

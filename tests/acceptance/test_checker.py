@@ -25,8 +25,10 @@ def row(
     **more: Any,
 ) -> dict[str, Any]:
     return {
-        "version": version, "ordinal": 0, "consumer_group": "g", "event": event, "state": state, "first": 0, "last": 1, "lease_id": lease,
-        "delivery_count": count, "leased_at": START + timedelta(seconds=at), "expires_at": None, "available_at": None,
+        "version": version, "ordinal": 0, "consumer_group": "g", "event": event, "state": state,
+        "first": 0, "last": 1, "lease_id": lease,
+        "delivery_count": count, "leased_at": START + timedelta(seconds=at), "expires_at": None,
+        "available_at": None,
         "committed_at": START + timedelta(seconds=at), **more,
     }  # fmt: skip
 

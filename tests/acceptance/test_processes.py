@@ -1,4 +1,7 @@
-"""A queue under processes of all kinds, each of its own; what came of it is read from the tables afterwards, not from their words."""
+"""A queue under processes of all kinds, each of its own.
+
+What came of it is read from the tables afterwards, not from their words.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,8 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
     place: tuple[str, dict[str, str]],
 ) -> None:
     path, options = place
-    # A lease that ran out before the poison is handed over counts as dead while its worker still lives: a slow store needs more time.
+    # A lease that ran out before the poison is handed over counts as dead while its worker still
+    # lives: a slow store needs more time.
     timeout = "3s" if options else "500ms"
     queue = Queue.create(
         path,
@@ -98,7 +102,8 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
             )
         )
         deaths += worker.exitcode is not None
-        worker.terminate()  # it settles what it works on: that may be another message's last attempt
+        # it settles what it works on: that may be another message's last attempt
+        worker.terminate()
         worker.join()
         return bool(queue.group().ensure().stats().dead)
 

@@ -1,6 +1,8 @@
-"""What runs, dies and is run again under ``make fault``: each a process of its own that works until it is killed or asked to stop.
+"""What runs, dies and is run again under ``make fault``: each a process of its own that works until
+it is killed or asked to stop.
 
-What an actor has seen confirmed, or done, it writes down in a file of its own before it goes on, for the check at the end.
+What an actor has seen confirmed, or done, it writes down in a file of its own before it goes on,
+for the check at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ GROUP, SPARK = "python", "spark"
 
 @dataclass(frozen=True)
 class Flag:
-    """An event for processes that may be killed at any instant: a file. (multiprocessing's own leaves a lock behind with the dead.)"""
+    """An event for processes that may be killed at any instant: a file.
+
+    (multiprocessing's own leaves a lock behind with the dead.)
+    """
 
     file: Path
 
@@ -100,7 +105,10 @@ def publish(path: str, notes: Path, stop: Flag, name: str) -> None:
 
 
 def publish_buffered(path: str, notes: Path, stop: Flag, name: str) -> None:
-    """Single messages through the buffered publisher; which of them a crash takes is not known before their result is."""
+    """Single messages through the buffered publisher.
+
+    Which of them a crash takes is not known before their result is.
+    """
     journal = Journal(notes, "published")
     with opened(path, stop).publisher(max_messages=50, max_age="50ms") as publisher:
         while not stop.wait(random.uniform(0.1, 0.5)):
@@ -116,7 +124,10 @@ def poison(lease: Lease) -> bool:
 
 
 def work(path: str, notes: Path, stop: Flag, name: str) -> None:
-    """The worker loop. It dies of poison; what it returns fails or is rejected at times, by single messages."""
+    """The worker loop.
+
+    It dies of poison; what it returns fails or is rejected at times, by single messages.
+    """
     journal, ended = Journal(notes, "done"), threading.Event()
 
     def handle(lease: Lease) -> list[dict[str, Any]]:

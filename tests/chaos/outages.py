@@ -1,4 +1,6 @@
-"""What the storage does under ``make fault``: permissions go and come back, the disk is full and is freed, one table is put back."""
+"""What the storage does under ``make fault``: permissions go and come back, the disk is full and is
+freed, one table is put back.
+"""
 
 from __future__ import annotations
 

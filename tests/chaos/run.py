@@ -1,9 +1,12 @@
-"""Publishers, workers, streams and sweepers under random SIGKILL, SIGSTOP and SIGINT and outages of the storage, and a check of everything at the end.
+"""Publishers, workers, streams and sweepers under random SIGKILL, SIGSTOP and SIGINT and outages of
+the storage, and a check of everything at the end.
 
     make fault                                # 200 kills
     make fault KILLS=1000 SPARK=2             # longer, with two Spark workers; SPARK=0 without
-    make fault OUTAGES=30                     # times without permissions, and full disks where one may be mounted
-    make fault-order                          # eight workers of a group that keeps the order of keys
+    # times without permissions, and full disks where one may be mounted
+    make fault OUTAGES=30
+    # eight workers of a group that keeps the order of keys
+    make fault-order
     PYTHONPATH=tests .venv/bin/python -m chaos.run --kills 50 --spark 0 --seed 7
 
 Exit code 1 if anything is wrong. The queue is left in --folder, if one is given, to be looked at.
@@ -53,7 +56,10 @@ STREAM_KILLS = 6
 
 @dataclass
 class Slot:
-    """A place for one process: when it has died, the next one starts. ``patience``: seconds that it gets between faults."""
+    """A place for one process: when it has died, the next one starts.
+
+    ``patience``: seconds that it gets between faults.
+    """
 
     kind: str
     start: Callable[[], Any]
@@ -104,7 +110,9 @@ class Forked:
 
 
 class Submitted:
-    """A Spark worker (jobs/worker.py): Python, its JVM and the JVM's Python workers, one process group."""
+    """A Spark worker (jobs/worker.py): Python, its JVM and the JVM's Python workers, one process
+    group.
+    """
 
     def __init__(self, path: str, folder: Path, number: int) -> None:
         self._alive, self._since = folder / f"alive-{number}", time.time()
@@ -116,8 +124,10 @@ class Submitted:
             "spark.master local[2]\nspark.ui.enabled false\nspark.log.level WARN\n"
         )
         command = [
-            sys.executable, str(ROOT / "jobs" / "worker.py"), "--queue", path, "--group", SPARK, "--max-messages", "1000",
-            "--handler", f"{ROOT / 'tests' / 'chaos' / 'stream_handler.py'}:process", "--checkpoint", str(folder / f"checkpoint-{number}"),
+            sys.executable, str(ROOT / "jobs" / "worker.py"), "--queue", path, "--group", SPARK,
+            "--max-messages", "1000",
+            "--handler", f"{ROOT / 'tests' / 'chaos' / 'stream_handler.py'}:process",
+            "--checkpoint", str(folder / f"checkpoint-{number}"),
             "--visibility-timeout", f"{TIMEOUT * 5}s", "--ack", "after",
         ]  # fmt: skip
         environment = {
@@ -138,7 +148,9 @@ class Submitted:
 
     @property
     def at_work(self) -> bool:
-        """Whether it has come to its first batch: until then there is nothing to interrupt but Spark's start."""
+        """Whether it has come to its first batch: until then there is nothing to interrupt but
+        Spark's start.
+        """
         late = time.time() > self._since + 120
         return late or (self._alive.exists() and self._alive.stat().st_mtime > self._since)
 
@@ -220,7 +232,9 @@ class Run:
         return [*self.publishers, *self.workers, *self.sweepers, *self.streams]
 
     def tick(self, slot: Slot, faults: bool) -> None:
-        """One look at one process: started again if it is dead, let go on if it was frozen for long enough, or a new fault."""
+        """One look at one process: started again if it is dead, let go on if it was frozen for long
+        enough, or a new fault.
+        """
         now = time.monotonic()
         if not slot.alive:
             if slot.process is not None:
@@ -263,7 +277,9 @@ class Run:
             )
 
     def fault(self, kills: int) -> None:
-        """Until so many have been killed, and each stream a few times: they take a while to start."""
+        """Until so many have been killed, and each stream a few times: they take a while to
+        start.
+        """
         poisons, streams = 0, STREAM_KILLS * len(self.streams)
         while self.done["kills"] < kills or self.done["kills of a stream"] < streams:
             enough = self.done["kills"] - self.done["kills of a stream"] >= kills
@@ -330,7 +346,8 @@ class Run:
                 if (g := self.queue.group(name)).exists()
             }
             print(
-                f"{self._told - self.started:5.0f} s {dict(self.done)} {self.queue.stats()['published']} messages, left {left}",
+                f"{self._told - self.started:5.0f} s {dict(self.done)} "
+                f"{self.queue.stats()['published']} messages, left {left}",
                 flush=True,
             )
 

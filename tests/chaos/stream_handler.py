@@ -1,4 +1,6 @@
-"""The handler of the Spark workers of ``make fault``: appends each batch to a Delta table, and dies of poison."""
+"""The handler of the Spark workers of ``make fault``: appends each batch to a Delta table, and dies
+of poison.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ def judge(path: Path, notes: Path, sink: Path, reported: Expected) -> Findings:
 
 
 def by_effect(found: Findings, rows: Iterable[dict[str, Any]], done: set[int], sink: Path) -> None:
-    """No ack without the work: what was acked stands in a journal of a worker, or in the sink of the stream."""
+    """No ack without the work: what was acked stands in a journal of a worker, or in the sink of
+    the stream.
+    """
     landed = (
         set(DeltaTable(str(sink)).to_pyarrow_table()["sequence"].to_pylist())
         if sink.exists()

@@ -178,6 +178,14 @@ def test_a_queue_is_configured(run: Run, queue: Queue) -> None:
     assert (row["retention"], row["group"]["visibility_timeout"]) == (259_200.0, 60.0)
     assert Queue.open(queue.path).settings.retention == timedelta(days=3)
     assert "retention" in run("queue", "configure", queue.path).out
+    changes = ("--set", "retention=2h", "--set", "message_ttl=30d")
+    shown = run("queue", "configure", queue.path, *changes).out
+    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    assert (lines["retention"], lines["message_ttl"]) == ("3d -> 2h", "- -> 30d")
+    assert (lines["durable"], lines["group.visibility_timeout"]) == ("no", "1m")
+    assert shown.count("->") == 2
+    assert not set("{}[]") & set(shown)
+    assert "->" not in run("queue", "configure", queue.path, *changes).out
     refused = run("queue", "configure", queue.path, "--set", "durable=false", expect=2).err
     assert "fixed when the queue is created" in refused
 
@@ -200,9 +208,14 @@ def test_groups_are_listed_described_configured_and_dropped(run: Run, queue: Que
     assert (row["in_flight"], row["leases"], row["settings"]["retry_delay"]) == (1, 1, 10.0)
     assert "retry_delay" in run("group", "describe", "billing", *here).out
     after = run("group", "configure", "billing", *here, "--set", "retry_delay=5m", "--set",
-                "max_delivery_attempts=none", "--set", "retry_jitter=0.5", "-o", "json").row  # fmt: skip
+                "max_delivery_attempts=none", "--set", "retry_jitter=0.5", "-o",
+                "json").row  # fmt: skip
     assert (after["retry_delay"], after["max_delivery_attempts"]) == (300.0, None)
     assert queue.group("billing").settings.retry_jitter == 0.5
+    text = run("group", "configure", "billing", *here, "--set", "retry_delay=1m").out
+    assert [line.split(maxsplit=1) for line in text.splitlines() if "->" in line] == [
+        ["retry_delay", "5m -> 1m"],
+    ]  # fmt: skip
     made = run("group", "create", "new", *here, "--start", "latest", "-o", "json").row
     assert made == {"group": "new", "created": True}
     assert queue.group("new").stats().ready == 0
@@ -323,6 +336,19 @@ def test_leases_say_which_worker_holds_what(run: Run, queue: Queue) -> None:
     table = run("leases", "-q", queue.path, "-g", "billing").out.splitlines()
     assert "worker-7" in table[1]
     assert str(sequence_of(queue, "leased")) in table[1]
+
+
+def test_locate_says_where_a_message_stands(run: Run, queue: Queue) -> None:
+    here, leased = ("-q", queue.path), sequence_of(queue, "leased")
+    rows = run("locate", "--message-id", "id-leased", *here, "-o", "json").rows
+    assert [(row["sequence"], row["group"], row["worker_id"]) for row in rows] == [
+        (leased, "audit", None), (leased, "billing", "worker-7"),
+    ]  # fmt: skip
+    assert run("locate", leased, *here, "-o", "json").rows == rows
+    assert "worker-7" in run("locate", leased, *here).out.splitlines()[2]
+    assert run("locate", "--message-id", "none", *here, expect=3).out == ""
+    assert "--message-id" in run("locate", *here, expect=2).err
+    assert "--message-id" in run("locate", leased, "--message-id", "x", *here, expect=2).err
 
 
 def test_a_trace_tells_the_life_of_a_message(run: Run, queue: Queue) -> None:
@@ -660,7 +686,8 @@ def test_a_table_in_a_pipe_is_not_cut(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_offers_commands(shell: str) -> None:
     words = {"COMP_WORDS": "spark-mq queue ", "COMP_CWORD": "2",
-             "_TYPER_COMPLETE_ARGS": "spark-mq queue ", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+             "_TYPER_COMPLETE_ARGS": "spark-mq queue ",
+             "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
     done = completed(f"complete_{shell}", words)
     assert {"list", "create", "describe", "purge", "drop"} <= set(
         done.replace('"', " ").replace(":", " ").replace("\t", " ").split()

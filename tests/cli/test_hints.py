@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from support.handles import lease
 
 import spark_mq
-from spark_mq import Queue
+from spark_mq import Queue, QueueNotFound
 from spark_mq.cli.app import run
-from spark_mq.cli.hints import HINTS, CommandFormatter
+from spark_mq.cli.hints import CommandFormatter, text_for_commands
+from spark_mq.util import advice
+from spark_mq.util.advice import CREATE_QUEUE, Advice, drop_group
 
 CALL = re.compile(r"\b(?:[Qq]ueue|group)\.[a-z_]+|\w+\(|\w=True")
 
@@ -26,7 +29,7 @@ def queue(tmp_path: Path) -> Queue:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "advice"),
+    ("words", "code", "named"),
     [
         ("queue describe {q}-not", 3, "Create it with `spark-mq queue create`"),
         ("queue create {q}", 1, "give --exist-ok"),
@@ -38,12 +41,12 @@ def queue(tmp_path: Path) -> Queue:
     ],
 )
 def test_an_error_names_the_command_that_helps(
-    queue: Queue, capsys: pytest.CaptureFixture[str], words: str, code: int, advice: str
+    queue: Queue, capsys: pytest.CaptureFixture[str], words: str, code: int, named: str
 ) -> None:
     queue.group("billing").ensure()
     assert run(words.format(q=queue.path).split()) == code
     error = capsys.readouterr().err
-    assert advice in error
+    assert named in error
     assert not CALL.search(error), error
 
 
@@ -64,7 +67,7 @@ def unrouted(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happens", "advice"),
+    ("happens", "named"),
     [
         (breaker_opens, "or run `spark-mq group resume`"),
         (alike, "`spark-mq group drop biling`"),
@@ -75,20 +78,55 @@ def test_a_warning_names_the_command_that_helps(
     queue: Queue,
     caplog: pytest.LogCaptureFixture,
     happens: Callable[[Queue], None],
-    advice: str,
+    named: str,
 ) -> None:
     happens(queue)
     lines = [CommandFormatter("%(message)s").format(one) for one in caplog.records
              if one.levelno >= logging.WARNING]  # fmt: skip
-    assert any(advice in line for line in lines), lines
+    assert any(named in line for line in lines), lines
     assert not any(CALL.search(line) for line in lines), lines
 
 
+ADVICE = [one for one in vars(advice).values() if isinstance(one, Advice)]
+
+
+@pytest.mark.parametrize("one", [*ADVICE, drop_group("x")], ids=str)
+def test_each_advice_names_a_command_that_there_is(
+    one: Advice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in re.findall(r"`spark-mq ([a-z ]+)", one.command):
+        named = words.split()
+        command = named[:2] if named[0] in ("queue", "group") else named
+        assert run([*command, "--help"]) == 0
+        assert " ".join(command) in capsys.readouterr().out
+    for option in re.findall(r"--(?:force|message-id|key|exist-ok)\b", one.command):
+        words = ["queue", "create"] if option == "--exist-ok" else ["group", "discard"]
+        assert run([*words, "--help"]) == 0
+        assert option in capsys.readouterr().out
+
+
 def test_each_advice_is_one_that_the_library_gives() -> None:
-    """So no entry of the table outlives its error."""
+    """So no advice outlives its error."""
     root = Path(spark_mq.__file__).parent
-    sources = [path for path in root.rglob("*.py") if path.parent.name != "cli"]
-    # A text may go on in the next line, and has the value in a placeholder.
-    joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in sources))
-    given = re.sub(r"%r|\{group!r\}", "'x'", joined)
-    assert [call for call, _ in HINTS if not re.search(call, given)] == []
+    sources = [path for path in root.rglob("*.py") if path.name != "advice.py"]
+    given = "\n".join(path.read_text() for path in sources)
+    unused = [name for name in advice.__all__ if not re.search(rf"\b{name}\b", given)]
+    assert unused == []
+
+
+def test_an_error_keeps_its_advice_on_its_way() -> None:
+    with pytest.raises(QueueNotFound) as found:
+        Queue.open("/no/queue/here")
+    error = pickle.loads(pickle.dumps(found.value))
+    assert error.advice == (CREATE_QUEUE,)
+    assert "Queue.create" in str(error)
+    for shown in (error, wrapped(error)):
+        assert "`spark-mq queue create`" in text_for_commands(shown)
+        assert "Queue.create" not in text_for_commands(shown)
+
+
+def wrapped(error: Exception) -> Exception:
+    try:
+        raise RuntimeError(f"stopped: {error}") from error
+    except RuntimeError as caught:
+        return caught

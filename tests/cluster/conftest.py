@@ -1,4 +1,7 @@
-"""A standalone cluster and a session on it, for all tests here. They run with --cluster only: they take minutes."""
+"""A standalone cluster and a session on it, for all tests here.
+
+They run with --cluster only: they take minutes.
+"""
 
 from __future__ import annotations
 

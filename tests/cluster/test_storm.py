@@ -1,4 +1,6 @@
-"""Two stream workers on a cluster whose executors and Python workers are killed in mid-task, beside processes good and bad."""
+"""Two stream workers on a cluster whose executors and Python workers are killed in mid-task, beside
+processes good and bad.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ WORK = 0.02
 
 
 def working(home: Path) -> Callable[[Iterator[Any]], Iterator[tuple[str, int, int]]]:
-    """A function for ``rdd.mapPartitions`` that takes its time. While it runs, a file is named after its process."""
+    """A function for ``rdd.mapPartitions`` that takes its time.
+
+    While it runs, a file is named after its process.
+    """
 
     def work(rows: Iterator[Any]) -> Iterator[tuple[str, int, int]]:
         me = home / str(os.getpid())
@@ -73,7 +78,9 @@ class Worker:
 
 
 def kill_in_mid_task(cluster: Cluster, workers: list[Worker], times: int) -> None:
-    """SIGKILL to executors and to Python workers in turn, each while it works on a task of a batch, and no batch twice."""
+    """SIGKILL to executors and to Python workers in turn, each while it works on a task of a batch,
+    and no batch twice.
+    """
     for n in range(times):
         victim, of_executor = workers[n // 2 % len(workers)], n % 2 == 0
         batches = victim.batches
@@ -142,7 +149,9 @@ def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(
 
 
 def check_rows(queue: Queue, workers: list[Worker]) -> None:
-    """What reached a batch's function is what its lease holds, each message once, with its count, however often its tasks were run."""
+    """What reached a batch's function is what its lease holds, each message once, with its count,
+    however often its tasks were run.
+    """
     rows = [row for worker in workers for row in worker.seen]
     assert rows, "the stream workers had a share of the work"
     assert len({(lease, sequence) for lease, sequence, _ in rows}) == len(rows), (

@@ -1,4 +1,6 @@
-"""Tasks whose first attempt is slow, frozen or killed, wherever spark_mq runs on executors: another does it, and it counts once."""
+"""Tasks whose first attempt is slow, frozen or killed, wherever spark_mq runs on executors: another
+does it, and it counts once.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Here:
 
 @pytest.fixture(scope="module", params=FATES)
 def fate(request: pytest.FixtureRequest) -> str:
-    """Of the module: so tests of one fate follow each other, and the executors killed are started while the next is killed."""
+    """Of the module: so tests of one fate follow each other, and the executors killed are started
+    while the next is killed.
+    """
     return str(request.param)
 
 
@@ -51,7 +55,10 @@ def here(cluster: Cluster, spark: Any, tmp_path: Path) -> Here:
 
 
 def meets(here: Here, fate: str, job: Callable[[], Any]) -> Any:
-    """Runs a job whose first task meets its fate at the gate, and returns what the job did. A second attempt has run then."""
+    """Runs a job whose first task meets its fate at the gate, and returns what the job did.
+
+    A second attempt has run then.
+    """
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(job)
         until(lambda: here.gate.seen() or done.done(), "the task came to the gate")

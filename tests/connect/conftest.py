@@ -1,4 +1,7 @@
-"""A Spark Connect server, a process of its own, and a session of it. With --connect only: `make test-connect` has the packages."""
+"""A Spark Connect server, a process of its own, and a session of it.
+
+With --connect only: `make test-connect` has the packages.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     arguments = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     process = java_class(
-        "org.apache.spark.deploy.SparkSubmit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+        "org.apache.spark.deploy.SparkSubmit", "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
         "--master", "local[2]", *arguments, "spark-internal", log=home / "log",
     )  # fmt: skip
     try:

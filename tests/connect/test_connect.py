@@ -1,4 +1,5 @@
-"""Over Spark Connect: publishing, looking, the stream, and settling from foreachBatch, whose function runs beside the server.
+"""Over Spark Connect: publishing, looking, the stream, and settling from foreachBatch, whose
+function runs beside the server.
 
 What a function does shows in files and in the queue: it is a copy in another process.
 """
@@ -211,7 +212,10 @@ def test_a_death_between_a_sink_and_the_ack_is_mended_by_the_replay(
 
 
 def held(stream: Stream, home: Path) -> tuple[Any, Any]:
-    """A query whose first batch waits in its function for the file "go", and now it is there; and what for_each_batch gave."""
+    """A query whose first batch waits in its function for the file "go", and now it is there.
+
+    And what for_each_batch gave.
+    """
 
     def process(batch: Any, lease: Any) -> None:
         note(home, rows_of(batch))

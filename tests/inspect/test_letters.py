@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 import threading
 from collections.abc import Callable
 
 import pytest
+from support.people import own_user
 
 from spark_mq import InvalidOption, Message, Queue
 from spark_mq.util.user import acting_as, current_user
@@ -68,10 +67,6 @@ def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]
     assert "foreign" not in queue.newest_dead_letters()["error"].to_pylist()
     assert queue.newest_dead_letters().num_rows == 7
     assert [one.error for one in other.dead_letter_reasons().reasons] == ["foreign"]
-
-
-def own_user() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
@@ -145,7 +140,8 @@ def test_changes_show_what_was_asked_for(queue: Queue) -> None:
         made = {one.operation: one.detail for one in queue.changes()}
         assert made.pop("configure") == "visibility_timeout=1m 30s, max_in_flight=9"
         assert made == {
-            "create group": None, "configure queue": "retention=3d", "pause": "repairs", "resume": None, "discard": "spam",
+            "create group": None, "configure queue": "retention=3d", "pause": "repairs",
+            "resume": None, "discard": "spam",
             "dead letter": "no customer", "seek": "to latest",
         }  # fmt: skip
         queue.sweep()  # the archive has the same
@@ -164,5 +160,8 @@ def test_each_change_names_the_user_of_this_process(queue: Queue) -> None:
     queue.purge(queue.name)
     made = {one.operation: one.user for one in queue.changes(since="1d")}
     assert "freeze redrive" not in made, "a step of the redrive, which stands there itself"
+    created = {one.group: one.user for one in queue.changes() if one.operation == "create group"}
+    leased = {"billing": None, "audit": None}
+    assert created == {**leased, "old": own_user()}
     wanted = ("configure", "pause", "resume", "seek", "redriven", "drop group", "trim")
     assert {name: made[name] for name in wanted} == dict.fromkeys(wanted, own_user())

@@ -138,6 +138,29 @@ def test_locate_says_where_a_message_stands_in_each_group(queue: Queue) -> None:
     }  # fmt: skip
 
 
+def test_locate_finds_messages_by_their_id(queue: Queue) -> None:
+    queue.publish([Message("a", message_id="x"), Message("b", message_id="y")])
+    queue.publish([Message("c", message_id="x")])
+    first, second, third = (one.sequence for one in queue.peek())
+    group = queue.group("one")
+    lease = group.lease("w", max_messages=2)
+    assert lease is not None
+    queue.group("two").ensure()
+    assert [(one.sequence, one.group, one.state) for one in queue.locate(message_id="x")] == [
+        (third, "one", "ready"), (third, "two", "ready"),
+        (first, "one", "leased"), (first, "two", "ready"),
+    ]  # fmt: skip
+    assert {one.sequence for one in queue.locate(message_id="x", n=1)} == {third}
+    assert {one.sequence for one in queue.locate(message_id="y")} == {second}
+    with pytest.raises(InvalidOption, match=r"no retained message of .* has this id"):
+        queue.locate(message_id="z")
+    for given in ({}, {"sequence": first, "message_id": "x"}):
+        with pytest.raises(InvalidOption, match="one kind of name"):
+            queue.locate(**given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="n="):
+        queue.locate(message_id="x", n=0)
+
+
 def test_the_throughput_over_time_is_the_same_before_and_after_a_sweep(queue: Queue) -> None:
     queue.publish(["a", "b", "c", "d"])
     lease = queue.group("g").lease("w", max_messages=3)

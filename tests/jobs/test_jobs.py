@@ -1,4 +1,6 @@
-"""The jobs as people start them: as programs of their own, under spark-submit and under plain Python."""
+"""The jobs as people start them: as programs of their own, under spark-submit and under plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from spark_mq.spark import batch_scan
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "jobs"
 PATIENCE = 240.0
-"""Seconds until something counts as never coming: starting Spark on a busy machine takes a minute."""
+"""Seconds until something counts as never coming: starting Spark on a busy machine takes a
+minute.
+"""
 
 HANDLER = """
 import pathlib, time
@@ -300,7 +304,8 @@ def test_publish_json_lines(start, tmp_path: Path) -> None:
     lines = ['{"no": "a1", "user": {"id": 7}, "kind": "buy"}', "", '{"no": "a2",   "n": 1.50}']
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     run = start(
-        *submit("publish"), "--queue", tmp_path / "queue", "--create", "--key-column", "user.id", "--message-id-column", "no",
+        *submit("publish"), "--queue", tmp_path / "queue", "--create", "--key-column", "user.id",
+        "--message-id-column", "no",
         "--header", "kind=kind", "--header", "source:=a test", "in.jsonl"
     )  # fmt: skip
     assert "published 2 messages to" in ended(run, 0)
@@ -408,7 +413,8 @@ def test_sigterm_lets_the_batch_in_hand_finish(
         submit("worker") if launcher == "spark-submit" else [sys.executable, JOBS / "worker.py"]
     )
     worker = start(
-        *command, "--queue", queue.path, "--group", "g", "--handler", "slowly:process", "--checkpoint", tmp_path / "checkpoint",
+        *command, "--queue", queue.path, "--group", "g", "--handler", "slowly:process",
+        "--checkpoint", tmp_path / "checkpoint",
         "--max-messages", "10", "--worker-id", "w1"
     )  # fmt: skip
     wait_for((tmp_path / "begun").exists, worker)
@@ -437,7 +443,8 @@ def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     queue.publish(["a", "b"])
     other.publish(["c"])
     worker = start(
-        sys.executable, JOBS / "worker.py", "--queue", queue.path, "--queue", other.path, "--group", "g", "--handler", "hung:process",
+        sys.executable, JOBS / "worker.py", "--queue", queue.path, "--queue", other.path, "--group",
+        "g", "--handler", "hung:process",
         "--checkpoint", tmp_path / "checkpoint", "--graceful-timeout", "1s",
     )  # fmt: skip
     wait_for((tmp_path / "begun").exists, worker)
@@ -469,11 +476,15 @@ def process(batch, lease):
 def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(
     start, queue: Queue, tmp_path: Path, what: str
 ) -> None:
-    """The rest of a worker whose JVM is frozen extends the lease, but not for ever; what is frozen as a whole extends nothing."""
+    """The rest of a worker whose JVM is frozen extends the lease, but not for ever.
+
+    What is frozen as a whole extends nothing.
+    """
     (tmp_path / "waiting.py").write_text(WAITING)
     queue.publish(["a", "b", "c"])
     worker = start(
-        sys.executable, JOBS / "worker.py", "--queue", queue.path, "--group", "g", "--handler", "waiting:process", "--checkpoint",
+        sys.executable, JOBS / "worker.py", "--queue", queue.path, "--group", "g", "--handler",
+        "waiting:process", "--checkpoint",
         tmp_path / "checkpoint", "--visibility-timeout", "1s", "--max-lease-duration", "3s",
     )  # fmt: skip
     wait_for((tmp_path / "begun").exists, worker)

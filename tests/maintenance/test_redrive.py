@@ -1,4 +1,6 @@
-"""Redrive: dead letters go back where they came from, each once, also if a process crashes in between."""
+"""Redrive: dead letters go back where they came from, each once, also if a process crashes in
+between.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Killed(BaseException):
 
 
 def with_dead(queue: Queue, errors: list[str]) -> Queue:
-    """A queue whose DLQ holds a message for each error, with that as its error and its number as value and id."""
+    """A queue whose DLQ holds a message for each error, with that as its error and its number as
+    value and id.
+    """
     receipt = queue.publish(
         [
             Message(str(n), key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
@@ -176,9 +180,47 @@ def test_what_cannot_be_redriven_so_is_refused_at_the_door(
     with pytest.raises(InvalidOption, match=reported) as wrong:
         queue.redrive(**given)
     shown = "".join(traceback.format_exception(wrong.value))
-    engine = r"ParserError|Schema error|planning|dead\.\w|datafusion|Arrow ?[Ee]rror|DeltaError: |External"
+    engine = (
+        r"ParserError|Schema error|planning|dead\.\w|datafusion|Arrow ?[Ee]rror|DeltaError: "
+        r"|External"
+    )
     assert not re.search(engine, shown), "the SQL engine's text"
     assert queue.redrive().messages == 1
+
+
+def test_a_condition_that_fails_at_a_later_letter_redrives_nothing(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_dead(queue, ["7", "7", "7", "seven"])
+    monkeypatch.setattr(redrive, "CHUNK", 1)
+    for where in ("error = 7", "1 / (dead_letter_sequence % 2) = 1"):
+        with pytest.raises(InvalidOption, match=r"values of different types|divides by zero"):
+            queue.redrive(where=where)
+        assert back(queue) == []
+    # The limit is reached before the letter that does not fit.
+    assert queue.redrive(where="error = 7", limit=2).messages == 2
+    assert queue.redrive(where="error = '7'").messages == 1
+    assert queue.redrive(where="TRY_CAST(error AS INT) = 7 OR error LIKE 's%'").messages == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "looks"),
+    [
+        ("reason = 'rejected' AND failure_count < 3 OR error LIKE 'x%'", 1),
+        ("published_at < now() AND TRY_CAST(error AS INT) = 7", 1),
+        ("CAST(error AS INT) = 7", 2),
+        ("length(error) = 1", 2),
+    ],
+)
+def test_only_a_condition_that_may_fail_is_tried_first(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, where: str, looks: int
+) -> None:
+    with_dead(queue, ["7"])
+    made: list[Any] = []
+    real = redrive._candidates
+    monkeypatch.setattr(redrive, "_candidates", lambda *given: made.append(given) or real(*given))
+    assert queue.redrive(where=where).messages == 1
+    assert len(made) == looks
 
 
 def test_a_rate_spreads_the_redrive_over_rounds(

@@ -1,4 +1,7 @@
-"""The chores: routing to the dead letters, trimming, housekeeping. Each is killed at every step, repeated, and run twice at once."""
+"""The chores: routing to the dead letters, trimming, housekeeping.
+
+Each is killed at every step, repeated, and run twice at once.
+"""
 
 from __future__ import annotations
 
@@ -690,9 +693,10 @@ def test_two_sweepers_clean_at_once(
 
 @pytest.mark.parametrize(
     ("place", "step", "at"),
-    [(tables, "DeltaLog", 1), (tables, "find_start", 1), (tables, "encode_checkpoint", 1), (DeltaLog, "read_commit", 1),
-     (cleanup, "checkpoint_path", 1), (cleanup, "_clean_orphans", 1),
-     (ObjectStore, "list", 1), (ObjectStore, "iterate_all", 1), *((ObjectStore, "read", at) for at in (1, 2, 5)),
+    [(tables, "DeltaLog", 1), (tables, "find_start", 1), (tables, "encode_checkpoint", 1),
+     (DeltaLog, "read_commit", 1), (cleanup, "checkpoint_path", 1), (cleanup, "_clean_orphans", 1),
+     (ObjectStore, "list", 1), (ObjectStore, "iterate_all", 1),
+     *((ObjectStore, "read", at) for at in (1, 2, 5)),
      (ObjectStore, "open", 1), *((ObjectStore, "delete", at) for at in (2, 6))],
 )  # fmt: skip
 def test_a_sweeper_stops_anywhere_and_another_one_cleans_all_that_it_has_seen(
@@ -738,8 +742,10 @@ def test_a_checkpoint_that_cannot_be_read_is_reported(
 
 @pytest.mark.parametrize(
     ("start", "step", "at"),
-    [*(("checkpoint", step, at) for step, at in (("exists", 1), ("exists", 2), ("open", 1), ("read", 1), ("read", 2), ("read", 3))),
-     *(("commits", step, at) for step, at in (("exists", 1), ("exists", 2), ("read", 1), ("read", 2), ("read", 3)))],
+    [*(("checkpoint", *one) for one in (("exists", 1), ("exists", 2), ("open", 1), ("read", 1),
+                                        ("read", 2), ("read", 3))),
+     *(("commits", *one) for one in (("exists", 1), ("exists", 2), ("read", 1), ("read", 2),
+                                     ("read", 3)))],
 )  # fmt: skip
 def test_a_log_cleaned_while_it_is_opened_is_opened_again(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch, start: str, step: str, at: int
@@ -791,7 +797,10 @@ def files_of_default(queue: Queue) -> int:
 def test_files_of_lost_races_are_cleaned_away(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer that died before its commit leaves its data file behind; those that may still be committed are left alone."""
+    """A writer that died before its commit leaves its data file behind.
+
+    Those that may still be committed are left alone.
+    """
     queue = delta_queue()
     queue.publish([str(n) for n in range(10)])
     queue.group().ensure()
@@ -824,7 +833,10 @@ def test_files_of_lost_races_are_cleaned_away(
 
 
 def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make) -> None:
-    """Nobody should restore the ledger; but if somebody does, cleaning must not take it away under them."""
+    """Nobody should restore the ledger.
+
+    But if somebody does, cleaning must not take it away under them.
+    """
     queue = delta_queue()
     queue.publish(["a", "b"])
     lease(queue, 1)
@@ -837,7 +849,9 @@ def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make) -> None:
 
 @pytest.mark.slow
 def test_the_tables_stay_small(delta_queue: Make, clock: ManualClock) -> None:
-    """300 leases and acks, swept now and then: the size depends on what is kept, not on what has been."""
+    """300 leases and acks, swept now and then: the size depends on what is kept, not on what has
+    been.
+    """
     queue = delta_queue(retention=0)
     sizes = []
     for _ in range(12):
@@ -860,7 +874,8 @@ def test_a_sweep_of_an_empty_queue_does_nothing(make: Make) -> None:
     queue = make()
     assert queue.sweep() == SweepReport()
     assert str(SweepReport(1, 2, 3, 4, 5, 6)) == (
-        "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5, archived commits: 6"
+        "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5, archived "
+        "commits: 6"
     )
     with pytest.raises(errors.GroupNotFound):
         queue.group().ack("nothing")

@@ -1,7 +1,9 @@
-"""Who works on a queue, as programs: each operation is a method, which calls the product and says what comes next.
+"""Who works on a queue, as programs: each operation is a method, which calls the product and says
+what comes next.
 
-A Spark driver does what Spark does around the source's hooks (DESIGN section 6): latestOffset, the offset log, partitions, the foreachBatch
-function, the commit log, and so on; and the same again after a crash, from what its checkpoint says.
+A Spark driver does what Spark does around the source's hooks (DESIGN section 6): latestOffset, the
+offset log, partitions, the foreachBatch function, the commit log, and so on; and the same again
+after a crash, from what its checkpoint says.
 """
 
 from __future__ import annotations
@@ -107,7 +109,9 @@ class Program:
     """Operations that only read after their effect, so that nothing is seen of them in between."""
 
     unseen: tuple[str, ...] = (OFF,)
-    """Places from which the next step touches nothing that others see: memory, or a checkpoint of the process's own."""
+    """Places from which the next step touches nothing that others see: memory, or a checkpoint of
+    the process's own.
+    """
 
     def __init__(self, name: str, who: int) -> None:
         self.name, self.who = name, who
@@ -206,7 +210,9 @@ class Frame:
 
 
 def frame_verdicts(df: Frame, lease_id: str | None = None) -> list[MessageVerdict]:
-    """In the place of ``spark_mq.spark.settle_rows.verdicts_of``, which asks Spark the same of a DataFrame."""
+    """In the place of ``spark_mq.spark.settle_rows.verdicts_of``, which asks Spark the same of a
+    DataFrame.
+    """
     return [MessageVerdict(df.lease_id, s, s, df.outcome) for s in df.sequences]
 
 
@@ -240,7 +246,9 @@ def good(ctx: Context, batch: Frame, lease: BatchLease) -> None:
 
 
 def flaky(ctx: Context, batch: Frame, lease: BatchLease) -> None:
-    """Asks an API that sometimes has no answer for a message: nacked by name, before the sink is written."""
+    """Asks an API that sometimes has no answer for a message: nacked by name, before the sink is
+    written.
+    """
     bad = ctx.choose(len(batch.sequences) + 1)
     rows = [s for at, s in enumerate(batch.sequences) if at + 1 != bad]
     if bad:
@@ -271,7 +279,9 @@ def failing(ctx: Context, batch: Frame, lease: BatchLease) -> None:
 
 
 def releases(ctx: Context, batch: Frame, lease: BatchLease) -> None:
-    """In the first batch of a run, which may be a replay, gives the lease back, now and then, before it has written anything."""
+    """In the first batch of a run, which may be a replay, gives the lease back, now and then,
+    before it has written anything.
+    """
     if ctx.local["fresh"] and ctx.choose(2):
         ctx.group().release(batch.lease_id)
         return
@@ -292,8 +302,8 @@ def unreachable(ctx: Context, batch: Frame, lease: BatchLease) -> None:
 class Poison:
     """A handler that cannot do with one message.
 
-    It makes the handler ``kill`` its driver, or ``raise``; or it is rejected, returned as failed, or left alone where the handler acks the
-    others itself.
+    It makes the handler ``kill`` its driver, or ``raise``; or it is rejected, returned as failed,
+    or left alone where the handler acks the others itself.
     """
 
     def __init__(self, number: int, how: str) -> None:
@@ -325,14 +335,19 @@ class Poison:
 
 
 class Checkpoint(NamedTuple):
-    """What Spark has written down of a query: the end of each batch, and how many of them were committed."""
+    """What Spark has written down of a query: the end of each batch, and how many of them were
+    committed.
+    """
 
     ends: tuple[tuple[str, int], ...] = ()
     committed: int = 0
 
 
 class Driver(Program):
-    """One run after the other of a streaming query on a checkpoint. ``handler`` None: a sink of Spark's own, without foreachBatch."""
+    """One run after the other of a streaming query on a checkpoint.
+
+    ``handler`` None: a sink of Spark's own, without foreachBatch.
+    """
 
     unseen = (OFF, "log", "commit")
 
@@ -360,7 +375,8 @@ class Driver(Program):
     def start(self, proc: Proc, store: Store) -> Proc:
         log: Checkpoint = store.checkpoints[self.checkpoint]
         runner = f"{self.who:x}{proc.ids + 1:x}"
-        source = (("runner", runner), ("_offered", ()), ("_planned", ()), ("_alive", None), ("_bound", None), ("_checked", False),
+        source = (("runner", runner), ("_offered", ()), ("_planned", ()), ("_alive", None),
+                  ("_bound", None), ("_checked", False),
                   ("_first", True))  # fmt: skip
         replay = len(log.ends) > log.committed
         number = len(log.ends) - replay
@@ -534,7 +550,9 @@ class Worker(Program):
         self.settle(ctx, ACK)
 
     def settle(self, ctx: Context, verb: str, *rows: int, delay: int | None = None) -> None:
-        """Of some messages by name, or of the whole lease, as :class:`~spark_mq.lease.Lease` does it."""
+        """Of some messages by name, or of the whole lease, as :class:`~spark_mq.lease.Lease` does
+        it.
+        """
         intervals = [(s, s) for s in rows or ctx.local["rows"]]
         ctx.group()._ledger.settle(
             [SettleCommand(verb, ctx.local["lease"], intervals, whole=not rows, delay=delay)]
@@ -546,7 +564,10 @@ SNOOZE: Final = 100 * SECOND
 
 
 class Fickle(Worker):
-    """Does with its lease what a worker may do, in any order, also twice and too late; ``moves`` of that, then it does its work."""
+    """Does with its lease what a worker may do, in any order, also twice and too late.
+
+    ``moves`` of that, then it does its work.
+    """
 
     def __init__(
         self, name: str, who: int, *, most: int = 2, moves: int = 2, verbs: Sequence[str] = ()

@@ -1,4 +1,6 @@
-"""Who looks after a queue, as programs: sweepers that route and trim, redrivers, and owners who seek and make groups."""
+"""Who looks after a queue, as programs: sweepers that route and trim, redrivers, and owners who
+seek and make groups.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,10 @@ class Owner(Chore):
 
 
 class Restorer(Chore):
-    """Sets the log back by its last commit. Others publish in its place, and one more. Then it recovers."""
+    """Sets the log back by its last commit.
+
+    Others publish in its place, and one more. Then it recovers.
+    """
 
     def start(self, proc: Proc, store: Store) -> Proc | None:
         done = any(f.path == AGAIN for f in store.log.files)

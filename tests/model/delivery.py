@@ -1,4 +1,6 @@
-"""The world in which messages are delivered: drivers and workers on one group, with crashes, zombies and expiry."""
+"""The world in which messages are delivered: drivers and workers on one group, with crashes,
+zombies and expiry.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ class Bounds(NamedTuple):
 
     crashes: int = 1
     takeovers: int = 0
-    """A driver is taken for dead, and another started on its checkpoint; it goes on when it likes."""
+    """A driver is taken for dead, and another started on its checkpoint.
+
+    It goes on when it likes.
+    """
     ticks: int = 0
     """Time passes while somebody works."""
 
@@ -52,7 +57,10 @@ def _room(program: Program) -> int:
 
 
 class Delivery(World):
-    """``programs`` over ``messages`` (so many in each commit). ``tick``: microseconds that pass at a time."""
+    """``programs`` over ``messages`` (so many in each commit).
+
+    ``tick``: microseconds that pass at a time.
+    """
 
     def __init__(
         self,
@@ -74,7 +82,8 @@ class Delivery(World):
         **settings: Any,
     ) -> None:
         given: Mapping[str, Any] = {
-            "visibility_timeout": "60s", "clock_skew": skew / SECOND, "max_delivery_attempts": attempts, "retry_delay": "10s",
+            "visibility_timeout": "60s", "clock_skew": skew / SECOND,
+            "max_delivery_attempts": attempts, "retry_delay": "10s",
             "max_in_flight": cap, "breaker_threshold": None, **settings,
         }  # fmt: skip
         self.programs, self.bounds, self.skew, self.tick, self.attempts = (
@@ -86,7 +95,9 @@ class Delivery(World):
         )
         self.rig = Rig(given, fine=fine, retention=retention, lanes=LANES if keys else 0)
         self.setup = tuple(setup)
-        """Who works, one after the other and until nothing is left, before anything else happens."""
+        """Who works, one after the other and until nothing is left, before anything else
+        happens.
+        """
         if keys:  # one commit, in the order of lanes
             assert sorted(keys, key=BandLayout(LANES).lane) == list(keys)
             self.log = self.rig.publish([Message(key, key=key) for key in keys])
@@ -205,7 +216,8 @@ class Delivery(World):
             store = state.store._replace(now=state.store.now + self.tick)
             yield f"tick:{self.tick // SECOND}s", state._replace(store=store, budget=budget)
 
-        # Where processes are seen in the middle of looking, there is no telling that none has anything to do: time may pass once one died.
+        # Where processes are seen in the middle of looking, there is no telling that none has
+        # anything to do: time may pass once one died.
         if (
             self.rig.fine
             and bounds.crashes < self.bounds.crashes
@@ -214,7 +226,9 @@ class Delivery(World):
             yield passed
 
     def _unseen(self, state: State) -> int | None:
-        """A process whose next step is nobody else's business: to look at one order of it and theirs is enough."""
+        """A process whose next step is nobody else's business: to look at one order of it and
+        theirs is enough.
+        """
         if self.bounds.takeovers:
             return None  # two drivers meet in a checkpoint
         for at, (program, proc) in enumerate(zip(self.programs, state.procs, strict=True)):
@@ -398,7 +412,10 @@ class Delivery(World):
         )
 
     def _may_start(self, state: State, at: int) -> bool:
-        """A driver is started again when none is at work on its checkpoint; of two that could be, the first."""
+        """A driver is started again when none is at work on its checkpoint.
+
+        Of two that could be, the first.
+        """
         program = self.programs[at]
         return not isinstance(program, Driver) or (
             not program.late and self._other(state, at) is None
@@ -419,7 +436,10 @@ class Blind(Onlooker):
 
 
 class Trimmed(Delivery):
-    """Several groups, and files that are dropped: nobody may lose what has not been settled. No onlooker follows the messages."""
+    """Several groups, and files that are dropped: nobody may lose what has not been settled.
+
+    No onlooker follows the messages.
+    """
 
     def __init__(self, programs: Sequence[Program], bounds: Bounds, **given: Any) -> None:
         super().__init__(programs, bounds, fine=True, retention="0s", **given)
@@ -451,7 +471,9 @@ class Trimmed(Delivery):
 
 
 class Restored(Trimmed):
-    """The log went back and grew again: what was published since is delivered, also where the number of a lost message is used again."""
+    """The log went back and grew again: what was published since is delivered, also where the
+    number of a lost message is used again.
+    """
 
     def check(self, store: Store) -> None:
         """The ledger and the log disagree until the recovery is over."""

@@ -1,9 +1,12 @@
-"""Looks at every state that a small world can reach: breadth first, each state once, the shortest way to a violation first.
+"""Looks at every state that a small world can reach: breadth first, each state once, the shortest
+way to a violation first.
 
-A world is a store (what is durable), some processes, and what an onlooker has noted. A process runs operations of the product, one after
-the other. What an operation asks of the world (a read, a write of the store, a write to a sink) is put on a *tape*. One step runs it up to
-and with its first effect; the next step runs it again from its start, with the tape for what the world has answered so far. So a
-process may die or stand still between any two effects without threads, and a state is plain data that can be hashed.
+A world is a store (what is durable), some processes, and what an onlooker has noted. A process runs
+operations of the product, one after the other. What an operation asks of the world (a read, a write
+of the store, a write to a sink) is put on a *tape*. One step runs it up to and with its first
+effect; the next step runs it again from its start, with the tape for what the world has answered so
+far. So a process may die or stand still between any two effects without threads, and a state is
+plain data that can be hashed.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ Entry = tuple[str, Any, BaseException | None]
 
 
 class Tape:
-    """What the world has answered one operation so far. ``fine``: a step is one read or effect, not all up to the first effect."""
+    """What the world has answered one operation so far.
+
+    ``fine``: a step is one read or effect, not all up to the first effect.
+    """
 
     def __init__(
         self, answers: tuple[Entry, ...], fine: bool, picks: tuple[int, ...], tail: bool = False
@@ -45,9 +51,14 @@ class Tape:
         self.answers = list(answers)
         self.fine = fine
         self.tail = tail
-        """Whether what an operation only reads after its last effect belongs to the step of that effect."""
+        """Whether what an operation only reads after its last effect belongs to the step of that
+        effect.
+        """
         self.picks = list(picks)
-        """What is chosen at the choices of this step, one after the other; the first where there are no more."""
+        """What is chosen at the choices of this step, one after the other.
+
+        The first where there are no more.
+        """
         self.open: list[int] = []
         """How many there were to choose from, where `picks` did not say."""
         self._recorded = len(answers)
@@ -138,7 +149,9 @@ class World:
         raise NotImplementedError
 
     def pass_time(self, state: State) -> tuple[str, State] | None:
-        """The next moment at which something changes by itself, for when no process can do anything."""
+        """The next moment at which something changes by itself, for when no process can do
+        anything.
+        """
         raise NotImplementedError
 
     def finished(self, state: State) -> bool:
@@ -163,7 +176,10 @@ class Explored:
 
 
 def explore(world: World) -> Explored:
-    """Visits every state. Raises Violation where a promise is broken, or some message can never finish from there."""
+    """Visits every state.
+
+    Raises Violation where a promise is broken, or some message can never finish from there.
+    """
     begin = world.begin()
     ids: dict[Hashable, int] = {world.key(begin): 0}
     parents: list[tuple[int, str]] = [(-1, "begin")]
@@ -239,6 +255,7 @@ def _all_can_finish(
     stuck = next((at for at in range(len(back)) if not good[at]), None)
     if stuck is not None:
         raise Violation(
-            f"{len(back) - sum(good)} states from which not every message can finish, the first of them:",
+            f"{len(back) - sum(good)} states from which not every message can finish, the first "
+            "of them:",
             way(stuck),
         )

@@ -1,9 +1,11 @@
-"""What an onlooker notes of a world, and what it never may see. Reads the rows of the twin and what the processes did; shares no code
-with the ledger.
+"""What an onlooker notes of a world, and what it never may see.
 
-Checked at each step: no ack without a durable effect; no two live owners; a settle by anyone but the owner is refused, and the owner's is
-not, however late; handed out at most n times, each counted before; written once across one crash of a batch; only what failed by itself
-is dead; what is settled stays so.
+Reads the rows of the twin and what the processes did; shares no code with the ledger.
+
+Checked at each step: no ack without a durable effect; no two live owners; a settle by anyone but
+the owner is refused, and the owner's is not, however late; handed out at most n times, each counted
+before; written once across one crash of a batch; only what failed by itself is dead; what is
+settled stays so.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ class Notes(NamedTuple):
     until: tuple[tuple[str, int], ...] = ()
     """As the holder of each lease knows its deadline."""
     trouble: frozenset[tuple[Batch, int]] = frozenset()
-    """Batches that have had a crash; with 2: more than one, or their lease expired; with -1 - m: message m was nacked."""
+    """Batches that have had a crash.
+
+    With 2: more than one, or their lease expired; with -1 - m: message m was nacked.
+    """
     due_from: tuple[int, ...] = ()
     """Not before."""
     passed: int = 0
@@ -65,7 +70,10 @@ class Notes(NamedTuple):
 
 
 class Onlooker:
-    """``attempts``: deliveries of a message, at most. ``unblamed``: messages that must never be dead."""
+    """``attempts``: deliveries of a message, at most.
+
+    ``unblamed``: messages that must never be dead.
+    """
 
     def __init__(
         self,
@@ -93,11 +101,15 @@ class Onlooker:
         self.keys = keys
         """The key of each message, if the group delivers them in order."""
         self.threshold, self.probe_waits = threshold, tuple(probe_waits)
-        """Failed leases that open the breaker, and the waits before the first probe and later ones."""
+        """Failed leases that open the breaker, and the waits before the first probe and later
+        ones.
+        """
         self.room = room
         """As many messages as every process takes at a time."""
         self.alone = alone
-        """Whether one process works at a time: then expiry is no excuse, for nobody can have leased meanwhile what has expired."""
+        """Whether one process works at a time: then expiry is no excuse, for nobody can have leased
+        meanwhile what has expired.
+        """
         self._at = {m: at for at, m in enumerate(messages)}
         n = len(messages)
         self.begin = Notes(
@@ -214,11 +226,16 @@ class _Noting:
         held = {r.lease_id for r in self.view if r is not None and r.lease_id}
         keep = held | {lease for lease, at in self.until.items() if at > self.now}
         return Notes(
-            tuple(self.handed), tuple(self.top), tuple(self.holder), tuple(self.blamed), tuple(self.copies),
-            tuple(sorted(self.seen.items())), tuple(sorted((k, v) for k, v in self.sizes.items() if k in keep)),
-            frozenset((lease, m) for lease, m in self.given if lease in keep or self.holder[m] == lease),
-            tuple(sorted((lease, at) for lease, at in self.until.items() if at > self.now and lease in held)),
-            frozenset(self.trouble), tuple(self.due_from), self.passed, self.breaker, frozenset(self.excused),
+            tuple(self.handed), tuple(self.top), tuple(self.holder), tuple(self.blamed),
+            tuple(self.copies),
+            tuple(sorted(self.seen.items())),
+            tuple(sorted((k, v) for k, v in self.sizes.items() if k in keep)),
+            frozenset((lease, m) for lease,
+                      m in self.given if lease in keep or self.holder[m] == lease),
+            tuple(sorted((lease, at) for lease,
+                         at in self.until.items() if at > self.now and lease in held)),
+            frozenset(self.trouble), tuple(self.due_from), self.passed, self.breaker,
+            frozenset(self.excused),
         )  # fmt: skip
 
     # -- what processes did
@@ -237,7 +254,8 @@ class _Noting:
                     {(other, 2), (batch, 2), (other, -1 - at), (batch, -1 - at)} & self.trouble
                 ):
                     raise Violation(
-                        f"message {at} was written by {other} and by {batch}, neither of which crashed twice or expired"
+                        f"message {at} was written by {other} and by {batch}, neither of which "
+                        "crashed twice or expired"
                     )
             self.copies[at] |= {batch}
 
@@ -259,7 +277,8 @@ class _Noting:
                 or row.delivery_count != count
             ):
                 raise Violation(
-                    f"message {at} is handed out as {lease_id}'s, delivery {count}, but the ledger says {row}"
+                    f"message {at} is handed out as {lease_id}'s, delivery {count}, but the "
+                    f"ledger says {row}"
                 )
             if count <= self.top[at]:
                 raise Violation(
@@ -268,7 +287,8 @@ class _Noting:
             self.top[at] = count
             if count < self.handed[at]:
                 raise Violation(
-                    f"message {at} is handed out for the {self.handed[at]}. time, and counted {count}"
+                    f"message {at} is handed out for the {self.handed[at]}. time, and counted "
+                    f"{count}"
                 )
 
     def settle(
@@ -279,7 +299,8 @@ class _Noting:
             self.touched.add(at)
             if self.holder[at] != lease:
                 raise Violation(
-                    f"{verb} of message {at} by {lease} counts, but it was granted to {self.holder[at]} since"
+                    f"{verb} of message {at} by {lease} counts, but it was granted to "
+                    f"{self.holder[at]} since"
                 )
             if (lease, at) in self.given:
                 raise Violation(
@@ -312,7 +333,8 @@ class _Noting:
                 and not self._died_of_expiry(verb, row)
             ):
                 raise Violation(
-                    f"{verb} of message {at} by {lease} is refused, though nobody has leased it since"
+                    f"{verb} of message {at} by {lease} is refused, though nobody has leased it "
+                    "since"
                 )
             if row is not None and row.state == SETTLED and at not in self.excused:
                 raise Violation(
@@ -378,7 +400,10 @@ class _Noting:
             raise Violation(f"the breaker is {'open' if is_open else 'closed'} after {b}")
 
     def _died_of_expiry(self, verb: str, row: Range) -> bool:
-        """Whether a late nack or release came for a message on its last attempt. Its lease expires first."""
+        """Whether a late nack or release came for a message on its last attempt.
+
+        Its lease expires first.
+        """
         most = self.onlooker.attempts
         late = row.state == LEASED and (row.expires_at or 0) < self.now
         last = most is not None and row.delivery_count >= most
@@ -414,7 +439,8 @@ class _Noting:
                 and row.state in (LEASED, WAITING)
             ):
                 raise Violation(
-                    f"message {at} is not revived by an extension of {lease}, though nobody has leased it since: {row}"
+                    f"message {at} is not revived by an extension of {lease}, though nobody has "
+                    f"leased it since: {row}"
                 )
 
     def extended_one(self, lease: str, m: int) -> None:
@@ -443,7 +469,10 @@ class _Noting:
                 raise Violation(f"{lease} is not extended, though it holds message {at}: {row}")
 
     def sought(self, before: Store) -> _Noting:
-        """A seek: what is being copied to the dead-letter queue is left alone; all else begins again, or is over."""
+        """A seek: what is being copied to the dead-letter queue is left alone.
+
+        All else begins again, or is over.
+        """
         book = before.book(self.onlooker.group)
         old = book.view(self.onlooker.messages) if book else (None,) * len(self.view)
         for at, (a, b) in enumerate(zip(old, self.view, strict=True)):
@@ -521,7 +550,8 @@ class _Noting:
                 and (b.expires_at or 0) < (a.expires_at or 0)
             ):
                 raise Violation(
-                    f"message {at}: an extension moves the deadline back, from {a.expires_at} to {b.expires_at}"
+                    f"message {at}: an extension moves the deadline back, from {a.expires_at} to "
+                    f"{b.expires_at}"
                 )
             if (
                 b is not None
@@ -586,7 +616,8 @@ class _Noting:
             and (before, at) not in self.given
         ):
             raise Violation(
-                f"message {at} is leased by {lease}, and {before} may use it for {self.until[before] - self.now} us yet"
+                f"message {at} is leased by {lease}, and {before} may use it for "
+                f"{self.until[before] - self.now} us yet"
             )
         if a is not None and a.state == WAITING and self.due_from[at] > self.now and not same_batch:
             raise Violation(
@@ -594,7 +625,8 @@ class _Noting:
             )
         if b.delivery_count != (a.delivery_count if a else 0) + 1:
             raise Violation(
-                f"message {at} is leased with delivery_count {b.delivery_count} after {a.delivery_count if a else 0}"
+                f"message {at} is leased with delivery_count {b.delivery_count} after "
+                f"{a.delivery_count if a else 0}"
             )
         if self.onlooker.attempts is not None and b.delivery_count > self.onlooker.attempts:
             raise Violation(f"message {at} is leased for the {b.delivery_count}. time")
@@ -666,7 +698,10 @@ class _Noting:
             raise Violation(f"message {at} is settled, and no sink has it")
 
     def _in_order(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
-        """Waiting messages come first, in order; what failed together is apart; unread does not starve."""
+        """Waiting messages come first, in order.
+
+        What failed together is apart; unread does not starve.
+        """
         then = [self._folded(r) for r in old]
         if self.onlooker.keys:
             self._by_key(then, granted)
@@ -752,7 +787,9 @@ class _Noting:
     def _whole_retry(
         self, then: list[Range | None], granted: list[int], left: list[int], lease: str
     ) -> None:
-        """What failed together for the first time is leased together, where it can be isolated later."""
+        """What failed together for the first time is leased together, where it can be isolated
+        later.
+        """
         first = then[granted[0]]
         if first is None or not first.suspect or self._isolates(first, lease):
             return

@@ -1,6 +1,8 @@
-"""A consumer group with one row a message: the rules of DESIGN section 4 in the dullest form there is, to hold the ledger against.
+"""A consumer group with one row a message: the rules of DESIGN section 4 in the dullest form there
+is, to hold the ledger against.
 
-Nothing here is shared with the ledger. What a lease takes is not chosen here: :meth:`Naive.check_grant` judges a choice by the rules.
+Nothing here is shared with the ledger. What a lease takes is not chosen here:
+:meth:`Naive.check_grant` judges a choice by the rules.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ class Message:
     own_failure: bool = False
     """Failed by itself: named in a nack, or alone in its lease."""
     error: str | None = None
-    """The last failure in the ledger's words. Taken from the ledger: it is for people, but it keeps ranges apart."""
+    """The last failure in the ledger's words.
+
+    Taken from the ledger: it is for people, but it keeps ranges apart.
+    """
 
     def look(self) -> tuple[Any, ...]:
         return (self.state, self.error, *self.info.values())
@@ -109,7 +114,9 @@ class Naive:
         return [m for m in self.messages if m.state in states]
 
     def runs(self) -> list[list[Message]]:
-        """Neighbours alike in everything, from the first message that is not settled up to the last that is not unread."""
+        """Neighbours alike in everything, from the first message that is not settled up to the last
+        that is not unread.
+        """
         runs = [list(run) for _, run in groupby(self.messages, key=Message.look)]
         while runs and runs[0][0].state == "settled":
             runs.pop(0)
@@ -292,7 +299,9 @@ class Naive:
         delay: int | None,
         jitter: float,
     ) -> tuple[int, int, set[int]]:
-        """Returns how many messages were settled, how many already were, and the sequences that are not the lease's to settle."""
+        """Returns how many messages were settled, how many already were, and the sequences that are
+        not the lease's to settle.
+        """
         by_seq = {m.seq: m for m in self.messages}
         names = [m.seq for m in self.held_mask(lease_id)] if seqs is None else sorted(set(seqs))
         settled, already, lost = 0, 0, set()
@@ -564,7 +573,10 @@ class Naive:
     # -- judging what a lease took
 
     def check_grant(self, taken: list[int], why: str, wanted: Any, now: int) -> None:
-        """Whether the rules allow this choice for a request; `self` is as it was before the lease, but folded."""
+        """Whether the rules allow this choice for a request.
+
+        `self` is as it was before the lease, but folded.
+        """
         if stopped := self.stopped(now):
             assert not taken
             assert stopped in why
@@ -598,7 +610,8 @@ class Naive:
             )
             reported = bool(due or unread) or (blocked < 2**63 and not why.startswith("max"))
             assert bool(why) == reported, (
-                f"{why=} with {len(due)} due and {len(unread)} unread, {len(behind)} behind what blocks"
+                f"{why=} with {len(due)} due and {len(unread)} unread, {len(behind)} behind what "
+                "blocks"
             )
             assert why in ("", "max_in_flight", "max_ledger_ranges") or str(blocked) in why
             assert why != "max_in_flight" or limit < 1
@@ -671,7 +684,10 @@ class Naive:
 
     @staticmethod
     def _suspect(m: Message, attempts: int | None) -> bool:
-        """Nobody knows whether it is the culprit; or it never failed, and must not die for its company."""
+        """Nobody knows whether it is the culprit.
+
+        Or it never failed, and must not die for its company.
+        """
         final = attempts is not None and 0 < m.info["delivery_count"] >= attempts - 1
         return bool(m.info["suspect"] or (final and not m.info["failure_count"]))
 
@@ -682,7 +698,9 @@ class Naive:
 
     @staticmethod
     def _size(head: Message, limit: int, n: int) -> int:
-        """Whole after the first failure where there are four attempts or more, alone on the last."""
+        """Whole after the first failure where there are four attempts or more, alone on the
+        last.
+        """
         if n == 1:
             return 1
         left, steps = n - 1 - head.info["delivery_count"], n - 2 if n >= 4 else n - 1

@@ -1,4 +1,7 @@
-"""The small worlds, by name; with ``large``, larger bounds, for which there is no time in every run of the tests."""
+"""The small worlds, by name.
+
+With ``large``, larger bounds, for which there is no time in every run of the tests.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,12 @@ from .explorer import World
 
 
 def _pair(handler: object = "good", **options: object) -> list[Driver]:
-    """Two drivers on one checkpoint: one at work, and one that is started when the first is taken for dead."""
+    """Two drivers on one checkpoint: one at work, and one that is started when the first is taken
+    for dead.
+    """
     given = {} if handler == "good" else {"handler": handler}
-    return [Driver("A", 1, 0, late=late, **given, **options) if not late else Driver("B", 2, 0, late=True, **given, **options)
+    return [Driver("A", 1, 0, late=late, **given, **options) if not late
+            else Driver("B", 2, 0, late=True, **given, **options)
             for late in (False, True)]  # type: ignore[arg-type] # fmt: skip
 
 
@@ -82,7 +88,9 @@ def driver_and_worker(large: bool) -> World:
 
 
 def kept_alive(large: bool) -> World:
-    """A driver whose lease is extended in the background, as long as it works and no longer than that may last; and a worker."""
+    """A driver whose lease is extended in the background, as long as it works and no longer than
+    that may last; and a worker.
+    """
     driver = Driver("A", 1, 0, extends=True, max_lease_duration=100 * SECOND)
     return Delivery(
         [driver, Worker("w", 3)],
@@ -93,7 +101,9 @@ def kept_alive(large: bool) -> World:
 
 
 def fickle(large: bool) -> World:
-    """Two workers that do with their leases what they like, in any order, also twice and too late."""
+    """Two workers that do with their leases what they like, in any order, also twice and too
+    late.
+    """
     workers = [Fickle("v", 1, moves=3 if large else 2), Fickle("w", 2, moves=2 if large else 0)]
     return Delivery(
         workers, Bounds(crashes=0, ticks=2 if large else 1), messages=(3,) if large else (2,)
@@ -101,20 +111,26 @@ def fickle(large: bool) -> World:
 
 
 def apart(large: bool) -> World:
-    """A worker that lets leases expire, and one that takes many at a time: each failed lease is retried whole, and apart."""
+    """A worker that lets leases expire, and one that takes many at a time: each failed lease is
+    retried whole, and apart.
+    """
     workers = [Fickle("v", 1, most=2, moves=2, verbs=("leave",)), Worker("w", 2, most=4)]
     return Delivery(workers, Bounds(crashes=1 if large else 0), attempts=5, messages=(4,))
 
 
 def singly(large: bool) -> World:
-    """A worker that lets messages expire one by one or gives them back: each keeps its place, before what is unread."""
+    """A worker that lets messages expire one by one or gives them back: each keeps its place,
+    before what is unread.
+    """
     verbs = ("leave", NACK, RELEASE)
     workers = [Fickle("v", 1, most=1, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=3)]
     return Delivery(workers, Bounds(crashes=0, ticks=1), attempts=5, tick=11 * SECOND)
 
 
 def snoozing(large: bool) -> World:
-    """Two workers that release messages until later and extend one of two: neither counts, and nothing comes early."""
+    """Two workers that release messages until later and extend one of two: neither counts, and
+    nothing comes early.
+    """
     verbs = ("snooze", "snooze one", "extend one", "leave")
     workers = [Fickle("v", 1, moves=3 if large else 2, verbs=verbs), Worker("w", 2)]
     return Delivery(workers, Bounds(crashes=0, ticks=1), messages=(2,), tick=61 * SECOND)
@@ -126,7 +142,9 @@ def _places(givers: tuple[Program, ...], large: bool) -> World:
 
 
 def in_places(large: bool) -> World:
-    """A worker gives back leases of one, another lets a lease of two expire: no lease goes past a suspect."""
+    """A worker gives back leases of one, another lets a lease of two expire: no lease goes past a
+    suspect.
+    """
     return _places((Fickle("t", 1, most=1, moves=1, verbs=(RELEASE,)),), large)
 
 
@@ -140,7 +158,9 @@ def three_in_places(large: bool) -> World:
 
 
 def isolated(large: bool) -> World:
-    """A message that kills its worker, among more messages than a lease takes: its pieces go before what is unread."""
+    """A message that kills its worker, among more messages than a lease takes: its pieces go before
+    what is unread.
+    """
     return Delivery(
         [Driver("A", 1, 0, Poison(1, "kill"), max_messages=3)],
         Bounds(crashes=1 if large else 0),
@@ -150,7 +170,9 @@ def isolated(large: bool) -> World:
 
 
 def dropping(large: bool) -> World:
-    """A message that the handler rejects, in a group that drops messages past a limit: it is in the dead-letter queue at last."""
+    """A message that the handler rejects, in a group that drops messages past a limit: it is in the
+    dead-letter queue at last.
+    """
     return Routed(
         [Rejecter("w", 1), Router("r", 2)],
         Bounds(crashes=1 if large else 0),
@@ -160,7 +182,9 @@ def dropping(large: bool) -> World:
 
 
 def broken(large: bool) -> World:
-    """A handler that fails for every message, until it is repaired: the breaker grants one message at a time, after a wait."""
+    """A handler that fails for every message, until it is repaired: the breaker grants one message
+    at a time, after a wait.
+    """
     return Delivery(
         [Broke("v", 1, most=2, moves=5 if large else 4), Broke("w", 2, most=1, moves=0)],
         Bounds(crashes=0, ticks=2 if large else 1),
@@ -206,7 +230,9 @@ def _owned(how: str, large: bool) -> World:
 
 
 def ordered(large: bool) -> World:
-    """Keys in order: a worker that gives back, extends and leaves messages as it likes, and one that works."""
+    """Keys in order: a worker that gives back, extends and leaves messages as it likes, and one
+    that works.
+    """
     verbs = (NACK, "nack one", RELEASE, "extend", "leave", "ack one")
     workers = [Fickle("v", 1, most=3, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=1)]
     return Delivery(workers, Bounds(crashes=0, ticks=1), keys=KEYS, order="key", attempts=4)
@@ -240,7 +266,9 @@ def ordered_stream(large: bool) -> World:
 
 
 def last_attempts(large: bool) -> World:
-    """A worker that nacks messages one by one, and one that takes many at a time: last attempts go among themselves."""
+    """A worker that nacks messages one by one, and one that takes many at a time: last attempts go
+    among themselves.
+    """
     workers = [
         Fickle("u", 1, most=1, moves=1, verbs=(RELEASE,)),
         Fickle("v", 2, most=1, moves=1, verbs=("nack one",)),
@@ -252,7 +280,10 @@ def last_attempts(large: bool) -> World:
 
 
 def manual(large: bool) -> World:
-    """Only what the handler acks itself counts; the rest expires, comes again, and is dead at last."""
+    """Only what the handler acks itself counts.
+
+    The rest expires, comes again, and is dead at last.
+    """
     programs = [
         Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack=None, ack_on_commit=False)
     ]
@@ -274,7 +305,10 @@ def left_by_a_zombie(large: bool) -> World:
 
 
 def capped(large: bool) -> World:
-    """No more messages in flight than the group allows, however they fall; and no lease ends before its margin has passed, too."""
+    """No more messages in flight than the group allows, however they fall.
+
+    And no lease ends before its margin has passed, too.
+    """
     bounds = Bounds(crashes=1 if large else 0, ticks=1)
     return Delivery([Fickle("v", 1, moves=1), Worker("w", 2)], bounds, cap=2, skew=2 * SECOND)
 
@@ -290,7 +324,9 @@ def killer(large: bool) -> World:
 
 
 def immortal(large: bool) -> World:
-    """A message that kills its driver for ever, in a group without a limit of attempts: the others must get through all the same."""
+    """A message that kills its driver for ever, in a group without a limit of attempts: the others
+    must get through all the same.
+    """
     bounds = Bounds(crashes=1 if large else 0)
     return Delivery(
         [Driver("A", 1, 0, Poison(1, "kill"))],
@@ -314,7 +350,9 @@ def immortal_and_unread(large: bool) -> World:
 
 
 def killer_and_crashes(large: bool) -> World:
-    """The same, and drivers die of other causes too: then a message alone in such a lease may be dead."""
+    """The same, and drivers die of other causes too: then a message alone in such a lease may be
+    dead.
+    """
     return Delivery(
         [Driver("A", 1, 0, Poison(1, "kill"))],
         Bounds(crashes=2 if large else 1, ticks=1),
@@ -360,7 +398,9 @@ def flaky_zombie(large: bool) -> World:
 
 
 def refusing(large: bool) -> World:
-    """A handler that nacks a whole batch by name, now and then, so that several are on their last attempt together."""
+    """A handler that nacks a whole batch by name, now and then, so that several are on their last
+    attempt together.
+    """
     return Delivery(
         [Driver("A", 1, 0, refuses)],
         Bounds(crashes=2 if large else 1),
@@ -378,12 +418,16 @@ def failing_batches(large: bool) -> World:
 
 
 def releasing(large: bool) -> World:
-    """A handler that gives its lease back, now and then: as if it had never been leased, or not replayed."""
+    """A handler that gives its lease back, now and then: as if it had never been leased, or not
+    replayed.
+    """
     return Delivery([Driver("A", 1, 0, releases)], Bounds(crashes=3 if large else 2), messages=(2,))
 
 
 def outages(large: bool) -> World:
-    """A store out of reach for more batches than a message has attempts: no message may die of it."""
+    """A store out of reach for more batches than a message has attempts: no message may die of
+    it.
+    """
     return Delivery(
         [Driver("A", 1, 0, unreachable, max_messages=2)],
         Bounds(crashes=0, ticks=1 if large else 0),
@@ -417,7 +461,9 @@ def routing_goes_on(large: bool) -> World:
 
 
 def routing_and_seek(large: bool) -> World:
-    """A sweeper routes, its group is sought back meanwhile, and a worker does what is there again."""
+    """A sweeper routes, its group is sought back meanwhile, and a worker does what is there
+    again.
+    """
     programs = [Router("r", 1), Seeker("o", 2), Worker("w", 3, most=9)]
     return Routed(programs, Bounds(crashes=1), setup=[Rejecter("x", 4)], fine=large, messages=(2,))
 
@@ -461,7 +507,10 @@ def trim_and_seek(large: bool) -> World:
 
 
 def restored(large: bool) -> World:
-    """``messages/`` is restored alone, others publish, and it is recovered while a worker waits; processes die."""
+    """``messages/`` is restored alone, others publish, and it is recovered while a worker waits.
+
+    Processes die.
+    """
     programs = [Restorer("r", 1), Patient("n", 2, "g")]
     return Restored(
         programs,
@@ -477,10 +526,13 @@ KEYS = "baa"
 WORLDS: dict[str, Callable[[bool], World]] = {
     build.__name__: build
     for build in (
-        crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual, left, left_by_a_zombie, capped, apart,
-        singly, snoozing, in_places, three_in_places, isolated, dropping, broken, paused, discarding, retrying, making_dead,
+        crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual,
+        left, left_by_a_zombie, capped, apart,
+        singly, snoozing, in_places, three_in_places, isolated, dropping, broken, paused,
+        discarding, retrying, making_dead,
         last_attempts, ordered, ordered_parts, ordered_dead, ordered_stream,
-        killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner, refusing, flaky_verdicts, flaky_zombie,
+        killer, immortal, immortal_and_unread, killer_and_crashes, raiser, rejecter, returner,
+        refusing, flaky_verdicts, flaky_zombie,
         failing_batches, releasing, outages, plain_sink,
         routing, routing_goes_on, routing_and_seek, redriving, trim_and_new_group,
         trim_and_new_group_and_crashes, trim_and_seek, restored,
@@ -488,8 +540,10 @@ WORLDS: dict[str, Callable[[bool], World]] = {
 }  # fmt: skip
 
 SLOW: set[str] = {
-    "zombie_and_crashes", "fickle", "driver_and_worker", "routing_goes_on", "trim_and_new_group_and_crashes", "redriving", "zombie", "crashes", "capped",
-    "last_attempts", "raiser", "releasing", "routing", "kept_alive", "killer_and_crashes", "flaky_verdicts", "company", "failing_batches",
+    "zombie_and_crashes", "fickle", "driver_and_worker", "routing_goes_on",
+    "trim_and_new_group_and_crashes", "redriving", "zombie", "crashes", "capped",
+    "last_attempts", "raiser", "releasing", "routing", "kept_alive", "killer_and_crashes",
+    "flaky_verdicts", "company", "failing_batches",
     "in_places", "broken", "singly", "ordered", "ordered_parts", "ordered_stream",
 }  # fmt: skip
 """Explored as a whole in make test-all only. A mutant is found in each of them in a second."""
@@ -498,4 +552,6 @@ TOO_LARGE: set[str] = {"three_in_places"}
 """Explored as a whole with ``--large-worlds`` alone. A mutant is found there in seconds."""
 
 MOST_STATES = 150_000
-"""No world of small bounds may have more: a growing world must fail before it takes the machine's memory."""
+"""No world of small bounds may have more: a growing world must fail before it takes the machine's
+memory.
+"""

@@ -1,7 +1,8 @@
-"""The in-memory twin as data: its content is taken out after each step, and put back before the next.
+"""The in-memory twin as data: its content is taken out after each step, and put back before the
+next.
 
-Ledgers are kept once each (:class:`Book`), so that states are small, and equal ones are equal by identity. All that product code asks of
-the twin goes over the tape of the operation that runs.
+Ledgers are kept once each (:class:`Book`), so that states are small, and equal ones are equal by
+identity. All that product code asks of the twin goes over the tape of the operation that runs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import spark_mq.streaming.source
 from spark_mq import Queue
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger, Range
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_store import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON
@@ -55,7 +57,10 @@ _INSTANTS = ("expires_at", "available_at", "leased_at", "first_leased_at", "firs
 
 
 class Book:
-    """A ledger, kept once: two with the same content are the same object. What it holds is read here by the world's own code."""
+    """A ledger, kept once: two with the same content are the same object.
+
+    What it holds is read here by the world's own code.
+    """
 
     def __init__(self, ledger: Ledger, rows: tuple[Range, ...]) -> None:
         self.ledger, self.rows, self.head = ledger, rows, ledger.head
@@ -63,7 +68,10 @@ class Book:
         self._views: dict[tuple[int, ...], tuple[Range | None, ...]] = {}
 
     def view(self, messages: tuple[int, ...]) -> tuple[Range | None, ...]:
-        """The row that each message lies in; None where it is unread, and a row of its own where it is below the floor."""
+        """The row that each message lies in.
+
+        None where it is unread, and a row of its own where it is below the floor.
+        """
         if messages not in self._views:
             self._views[messages] = tuple(self._row(m) for m in messages)
         return self._views[messages]
@@ -72,7 +80,8 @@ class Book:
         rows = [r for r in self.rows if r.first <= m <= r.last]
         below = m <= self.head.ack_floor
         assert len(rows) + below <= 1, (
-            f"message {m:x} lies in {len(rows)} ranges, and {'below' if below else 'above'} the floor"
+            f"message {m:x} lies in {len(rows)} ranges, and {'below' if below else 'above'} the "
+            "floor"
         )
         if below:
             return Range(m, m, SETTLED, 1)
@@ -81,7 +90,10 @@ class Book:
         return rows[0] if rows else None
 
     def key(self, now: int) -> Hashable:
-        """What it holds, with instants counted from `now`; what is past counts only as alike or not."""
+        """What it holds, with instants counted from `now`.
+
+        What is past counts only as alike or not.
+        """
         if now not in self._keys:
             past: dict[int, int] = {}
             texts: dict[str, int] = {}
@@ -97,9 +109,11 @@ class Book:
 
             rows = tuple(
                 (
-                    r.first, r.last, r.state, r.lease_id, r.worker_id, r.lease_size, r.delivery_count, r.failure_count, r.suspect, r.reason,
+                    r.first, r.last, r.state, r.lease_id, r.worker_id, r.lease_size,
+                    r.delivery_count, r.failure_count, r.suspect, r.reason,
                     None if r.error is None else texts.setdefault(r.error, len(texts)),
-                    *(instant(getattr(r, name), MARGIN if name == "expires_at" else 0) for name in _INSTANTS),
+                    *(instant(getattr(r, name), MARGIN if name == "expires_at" else 0)
+                      for name in _INSTANTS),
                 )
                 for r in self.rows
             )  # fmt: skip
@@ -199,7 +213,10 @@ def _hashable(value: Any) -> Any:
 
 
 class Rig:
-    """One queue over the twin, used for each step of each state. ``fine``: what is read may be out of date when it is written."""
+    """One queue over the twin, used for each step of each state.
+
+    ``fine``: what is read may be out of date when it is written.
+    """
 
     def __init__(
         self, settings: Mapping[str, Any], *, fine: bool = False, lanes: int = 0, **of_queue: Any
@@ -229,11 +246,13 @@ class Rig:
             logs = (("last_number",), ("commit", "drop"))
         dead = QueueContext(
             "memory/dead_letters", QueueSettings.for_dead_letters(),
-            _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases), clock=self.clock,  # type: ignore[arg-type]
+            _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases),
+            clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda itself: itself,
         )  # fmt: skip
         context = QueueContext(
-            "memory", self.settings, _Taped(self, self.log, *logs), _Taped(self, self.leases, *leases), clock=self.clock,  # type: ignore[arg-type]
+            "memory", self.settings, _Taped(self, self.log, *logs),
+            _Taped(self, self.leases, *leases), clock=self.clock,  # type: ignore[arg-type]
             open_dead_letters=lambda _: dead,
         )  # fmt: skip
         context.payloads.readable = _ALL
@@ -301,7 +320,8 @@ class Rig:
             return store
         return store._replace(
             version=len(self.leases.notes), changed=tuple(sorted(self.leases._changed.items())),
-            dead_version=len(self.dead_leases.notes), dead_changed=tuple(sorted(self.dead_leases._changed.items())),
+            dead_version=len(self.dead_leases.notes),
+            dead_changed=tuple(sorted(self.dead_leases._changed.items())),
         )  # fmt: skip
 
     def _saved(
@@ -319,8 +339,10 @@ class Rig:
     def book(self, ledger: Ledger) -> Book:
         rows, head = tuple(ledger), ledger.head
         key = (
-            head.ack_floor, head.settled_count, head.passed_over, head.breaker, tuple(sorted(head.counters.items())),
-            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals, head.marks, rows,
+            head.ack_floor, head.settled_count, head.passed_over, head.breaker,
+            tuple(sorted(head.counters.items())),
+            tuple(sorted(head.settings.items(), key=lambda item: item[0])), head.skipped_intervals,
+            head.marks, rows,
         )  # fmt: skip
         if key not in self._books:
             self._books[key] = Book(ledger, rows)
@@ -346,7 +368,9 @@ class Rig:
 
 
 class _All(set):  # type: ignore[type-arg]
-    """All files are readable here: that they are is looked at elsewhere, and costs a Parquet footer a step."""
+    """All files are readable here: that they are is looked at elsewhere, and costs a Parquet footer
+    a step.
+    """
 
     def __contains__(self, path: object) -> bool:
         return True
@@ -377,13 +401,17 @@ IDS = Ids()
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """While the block runs, ids are those of :data:`IDS`, nobody waits after a lost race, and nothing is logged."""
+    """While the block runs, ids are those of :data:`IDS`, nobody waits after a lost race, and
+    nothing is logged.
+    """
     made = SimpleNamespace(uuid4=IDS.uuid4, UUID=uuid.UUID, uuid5=uuid.uuid5)
     some = SimpleNamespace(uuid4=lambda: uuid.UUID(int=0))
     still = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None)
     patches: list[tuple[Any, str, Any]] = [
-        *((module, "uuid", made) for module in (spark_mq.streaming.source, spark_mq.operations.acquire,
-                                                spark_mq.maintenance.transfer, spark_mq.parquet.writer)),
+        *((module, "uuid", made) for module in (spark_mq.streaming.source,
+                                                spark_mq.operations.acquire,
+                                                spark_mq.maintenance.transfer,
+                                                spark_mq.parquet.writer)),
         (spark_mq.storage.update, "uuid", some),
         (spark_mq.storage.update, "time", still),
     ]  # fmt: skip
@@ -435,5 +463,7 @@ def log_key(log: Log) -> Hashable:
     )
 
 
-__all__ = ["BEGIN", "BLOCKED", "DEAD", "HORIZON", "IDS", "LEASED", "ROUTING", "SECOND", "SETTLED", "UNREAD", "WAITING", "Book",
-           "Log", "Rig", "Store", "deterministic", "ledger_key", "log_key", "stored_key"]  # fmt: skip
+__all__ = ["BEGIN", "BLOCKED", "DEAD", "HORIZON", "IDS", "LEASED", "ROUTING", "SECOND", "SETTLED",
+           "UNREAD", "WAITING", "Book",
+           "Log", "Rig", "Store", "deterministic", "ledger_key", "log_key",
+           "stored_key"]  # fmt: skip

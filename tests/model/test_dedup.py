@@ -1,4 +1,6 @@
-"""Every interleaving of a few publishers with ids, a sweep, crashes and the clock, over the real rules and the real files."""
+"""Every interleaving of a few publishers with ids, a sweep, crashes and the clock, over the real
+rules and the real files.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class State:
     publishers: tuple[Publisher, ...] = tuple(Publisher() for _ in CALLS)
 
     def key(self) -> Any:
-        """Equal for states with the same future: names of blocks, and files of the dead, do not count."""
+        """Equal for states with the same future: names of blocks, and files of the dead, do not
+        count.
+        """
         blocks = ids_in(self)[0].load(self.head).blocks
         known = tuple(tuple(sorted(block.ids.items())) for block in blocks)
         procs = tuple((p.step, p.began, p.read == self.head, p.duplicates) for p in self.publishers)
@@ -164,16 +168,22 @@ def test_no_interleaving_publishes_an_id_twice_or_loses_one() -> None:
 
 
 MUTANTS = [
-    Mutant("dedup", "an id of the same call is a duplicate", IdWindow.duplicates, "one in seen or ", "", ""),
-    Mutant("dedup", "an id that was published is a duplicate", IdWindow._has, "published > since", "False", ""),
-    Mutant("dedup", "an id counts until its window ends", IdWindow._has, "published > since", "published > since + 1", ""),
+    Mutant("dedup", "an id of the same call is a duplicate", IdWindow.duplicates, "one in seen or ",
+           "", ""),
+    Mutant("dedup", "an id that was published is a duplicate", IdWindow._has, "published > since",
+           "False", ""),
+    Mutant("dedup", "an id counts until its window ends", IdWindow._has, "published > since",
+           "published > since + 1", ""),
     Mutant("dedup", "and no longer", IdWindow._has, "published > since", "True", ""),
     Mutant("dedup", "a block takes over what it replaces", IdWindow.with_ids,
            "{one: at for one, at in taken.items() if at > since} | own", "own", ""),
-    Mutant("dedup", "it takes over what has not expired", IdWindow.with_ids, "if at > since}", "if at > since + 1}", ""),
+    Mutant("dedup", "it takes over what has not expired", IdWindow.with_ids, "if at > since}",
+           "if at > since + 1}", ""),
     Mutant("dedup", "larger blocks stay", IdWindow.with_ids, "*older))", "))", ""),
-    Mutant("dedup", "a block stays until its newest id has expired", IdWindow.with_ids, "block.ref.newest > since", "block.ref.newest > since + 1", ""),
-    Mutant("dedup", "a sweep keeps every block that the newest one names", IdFiles.clean, "self.load(head).blocks", "self.load(head).blocks[:1]", ""),
+    Mutant("dedup", "a block stays until its newest id has expired", IdWindow.with_ids,
+           "block.ref.newest > since", "block.ref.newest > since + 1", ""),
+    Mutant("dedup", "a sweep keeps every block that the newest one names", IdFiles.clean,
+           "self.load(head).blocks", "self.load(head).blocks[:1]", ""),
 ]  # fmt: skip
 
 

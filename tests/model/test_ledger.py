@@ -1,4 +1,6 @@
-"""Any sequence of operations leaves the ledger as a table with one row a message would be left (see ``naive.py``)."""
+"""Any sequence of operations leaves the ledger as a table with one row a message would be left (see
+``naive.py``).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from .naive import Message, Naive
 
 SECOND = 1_000_000
 MOST = 400
-"""Messages at a time: enough for isolation in four steps, few enough to look at each after every step."""
+"""Messages at a time: enough for isolation in four steps, few enough to look at each after every
+step.
+"""
 
 numbers = st.integers(0, 10**6)
 seconds = st.sampled_from([0, 1, 3, 10, 61, 1000])
@@ -289,7 +293,9 @@ class LedgerMachine(RuleBasedStateMachine):
         jitter=st.sampled_from([0.0, 0.5, 1.0]),
     )
     def settle_some(self, *, which, verb, start, length, step, whole, jitter):
-        """Part of what a lease holds, or held: named, or as a holder that counts what it has left."""
+        """Part of what a lease holds, or held: named, or as a holder that counts what it has
+        left.
+        """
         lease_id = self.some_lease(which)
         held = [m.seq for m in self.naive.held_mask(lease_id)] or [
             m.seq for m in self.naive.messages
@@ -453,7 +459,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def compare(self):
-        """Both say the same of every message; the ledger's ranges are in order, joined, and count right."""
+        """Both say the same of every message.
+
+        The ledger's ranges are in order, joined, and count right.
+        """
         if not hasattr(self, "ledger"):
             return
         ledger, head = self.ledger, self.ledger.head

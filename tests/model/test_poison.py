@@ -1,7 +1,8 @@
-"""Poison messages kill whole leases again and again: only they die, however leases, replays and nacks fall.
+"""Poison messages kill whole leases again and again: only they die, however leases, replays and
+nacks fall.
 
-A worker that gets a poison dies, so its lease expires. A flaky message is nacked by name, some times. What never failed by
-itself must be acked in the end, and within a bounded number of leases.
+A worker that gets a poison dies, so its lease expires. A flaky message is nacked by name, some
+times. What never failed by itself must be acked in the end, and within a bounded number of leases.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ SECOND = 1_000_000
 
 @dataclass
 class World:
-    """One group and its workers. `poison` and `flaky` are sequences; a flaky one fails as often as its number says."""
+    """One group and its workers.
+
+    `poison` and `flaky` are sequences; a flaky one fails as often as its number says.
+    """
 
     n: int
     batch: int
@@ -89,7 +93,10 @@ class World:
                 self.replay(name)
 
     def replay(self, prefix: str) -> None:
-        """The driver died and starts again, at once or after the deadline; up to three times on one batch."""
+        """The driver died and starts again, at once or after the deadline.
+
+        Up to three times on one batch.
+        """
         for attempt in range(1, 4):
             if self.chance.random() < 0.3:
                 self.now += 100 * SECOND
@@ -157,7 +164,8 @@ class World:
 )
 @pytest.mark.parametrize("batch", [1, 2, 7, 100, 1000])
 def test_one_poison_dies_alone(n, batch, reserved_attempts):
-    # With two attempts to isolate in, a batch is drilled down to single messages at once: a lease each.
+    # With two attempts to isolate in, a batch is drilled down to single messages at once: a lease
+    # each.
     messages = min(3 * batch + 5, 100 if n - reserved_attempts == 2 else 600)
     world = World(
         n, batch, messages, poison={batch // 2}, flaky={}, reserved_attempts=reserved_attempts
@@ -168,7 +176,9 @@ def test_one_poison_dies_alone(n, batch, reserved_attempts):
 
 @pytest.mark.parametrize("reserved_attempts", [0, 1])
 def test_isolation_needs_no_more_leases_than_its_sizes_say(reserved_attempts):
-    """One poison in 1,000 with 5 attempts: each level cuts what it got into pieces of the next size, so the work stays bounded."""
+    """One poison in 1,000 with 5 attempts: each level cuts what it got into pieces of the next
+    size, so the work stays bounded.
+    """
     world = World(
         5, 1000, messages=1000, poison={500}, flaky={}, reserved_attempts=reserved_attempts
     )
@@ -196,7 +206,9 @@ def test_isolation_needs_no_more_leases_than_its_sizes_say(reserved_attempts):
     seed=st.integers(0, 2**16),
 )
 def test_what_never_failed_by_itself_is_acked(**given_world):
-    """With flaky messages, replays of a dying driver's batch between expiries, and nacks of whole leases."""
+    """With flaky messages, replays of a dying driver's batch between expiries, and nacks of whole
+    leases.
+    """
     seed = given_world.pop("seed")
     if given_world["n"] < 3:
         # A replay needs an attempt of its own: the source wants 3 at least.

@@ -1,4 +1,6 @@
-"""Every interleaving of small worlds: the real ledger and the real rules of the source, over the in-memory twin, without Spark."""
+"""Every interleaving of small worlds: the real ledger and the real rules of the source, over the
+in-memory twin, without Spark.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,8 @@ FIRST = {mutant.world: mutant for mutant in reversed(ALL)}.values()
     "mutant", slow_but([m for m in FIRST if m.world not in LONG], ALL), ids=[m.rule for m in ALL]
 )
 def test_no_rule_can_be_missed(mutant: Mutant) -> None:
-    """Without any one rule, the world that is named beside it comes to a state that breaks a promise."""
+    """Without any one rule, the world that is named beside it comes to a state that breaks a
+    promise.
+    """
     with mutant.applied(), pytest.raises(Violation):
         explore(WORLDS[mutant.world](False))

@@ -155,7 +155,9 @@ def queues(home: Path) -> dict[str, Queue]:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_notebook_says_in_a_line_what_a_queue_does_not_have(tmp_path: Path) -> None:
-    """All in one session, which is what takes long: the cells once for each queue, between a cell that names it and the next."""
+    """All in one session, which is what takes long: the cells once for each queue, between a cell
+    that names it and the next.
+    """
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     code = [
         cell.source

@@ -1,4 +1,6 @@
-"""Bad input is refused at the door: the error names option, value and fix, and nothing has been changed."""
+"""Bad input is refused at the door: the error names option, value and fix, and nothing has been
+changed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def contents(root: Path | str) -> dict[str, int]:
 def refused(
     root: Path | str, kind: type[Exception], call: Callable[[], Any], *reported: str
 ) -> Any:
-    """The error of a call that must fail without changing a file; its message has the expected words."""
+    """The error of a call that must fail without changing a file.
+
+    Its message has the expected words.
+    """
     before = contents(root)
     with pytest.raises(kind) as caught:
         call()

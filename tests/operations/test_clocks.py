@@ -1,4 +1,6 @@
-"""Workers whose clocks are minutes apart, and clocks that jump: what holds then, and that nothing is lost or breaks."""
+"""Workers whose clocks are minutes apart, and clocks that jump: what holds then, and that nothing
+is lost or breaks.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def test_within_the_margin_no_lease_is_ended_early(
 def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fences_them(
     queue: Queue, clock: ManualClock
 ) -> None:
-    """Beyond the margin work is done twice. It is still settled once, and the loser gets an error."""
+    """Beyond the margin work is done twice.
+
+    It is still settled once, and the loser gets an error.
+    """
     ahead, _ = apart(queue, clock, 5)
     queue.publish(["a", "b"])
     mine = lease(queue, 2)
@@ -136,7 +141,9 @@ def jump(clock: ManualClock, by: str) -> None:
 def test_a_jump_under_every_kind_of_state_breaks_nothing(
     make: Make, clock: ManualClock, by: str
 ) -> None:
-    """Leased, waiting, delayed, dead, expired, unread: after the jump all can be looked at, and in the end each is done."""
+    """Leased, waiting, delayed, dead, expired, unread: after the jump all can be looked at, and in
+    the end each is done.
+    """
     queue = make(message_ttl="900d")
     queue.publish([str(n) for n in range(8)])
     queue.publish("delayed", deliver_at=clock() + timedelta(minutes=1))
@@ -232,7 +239,8 @@ def test_a_clock_that_is_set_to_nonsense_breaks_nothing(
 
 Step = tuple[str, int, int]
 steps = st.lists(
-    st.tuples(st.sampled_from(["lease", "lease", "ack", "nack", "extend", "release", "expire", "jump", "tick"]), st.integers(0, 2),
+    st.tuples(st.sampled_from(["lease", "lease", "ack", "nack", "extend", "release", "expire",
+                               "jump", "tick"]), st.integers(0, 2),
               st.integers(-900, 900)), max_size=40,
 )  # fmt: skip
 

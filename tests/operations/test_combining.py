@@ -1,4 +1,7 @@
-"""Settles of several threads become one commit; one caller's error is nobody else's. Settles of parts of several leases, and by id."""
+"""Settles of several threads become one commit; one caller's error is nobody else's.
+
+Settles of parts of several leases, and by id.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ Make = Callable[..., Queue]
 
 
 class Gate:
-    """A `run` that stops at its first call until it is opened, and notes what each call was given."""
+    """A `run` that stops at its first call until it is opened, and notes what each call was
+    given.
+    """
 
     def __init__(self, outcome: Callable[[Any], Any] = lambda item: item) -> None:
         self.calls: list[list[Any]] = []
@@ -39,7 +44,9 @@ class Gate:
 
 
 def together(gate: Gate, *items: Any) -> list[Any]:
-    """Hands in the first item, the others while it is at work, and returns what each call gave or raised."""
+    """Hands in the first item, the others while it is at work, and returns what each call gave or
+    raised.
+    """
     combiner: CallBatcher[Any, Any] = CallBatcher(gate)
     with ThreadPoolExecutor(len(items)) as pool:
         done = [pool.submit(combiner.do, items[0])]

@@ -1,4 +1,7 @@
-"""A forked process is refused the handles of its parent, also if a thread held their locks; it may open the queue again."""
+"""A forked process is refused the handles of its parent, also if a thread held their locks.
+
+It may open the queue again.
+"""
 
 from __future__ import annotations
 

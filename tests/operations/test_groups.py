@@ -1,4 +1,6 @@
-"""Groups: their settings, what blocks them, dropping them, and what a queue's limits take from them."""
+"""Groups: their settings, what blocks them, dropping them, and what a queue's limits take from
+them.
+"""
 
 from __future__ import annotations
 
@@ -504,7 +506,10 @@ def test_a_group_made_again_begins_anew_and_knows_no_old_lease(queue: Queue) -> 
 
 
 def cut_off(make: Make, clock: ManualClock) -> Queue:
-    """Three messages, one of them leased, all beyond the queue's hard limit and gone; and a new one."""
+    """Three messages, one of them leased, all beyond the queue's hard limit and gone.
+
+    And a new one.
+    """
     queue = make(hard_retention="1h", visibility_timeout="3h")
     queue.publish(["a", "b", "c"])
     lease(queue, 1)

@@ -1,4 +1,7 @@
-"""The archive: each ledger commit once, also after crashes; one message's life; what finished how."""
+"""The archive: each ledger commit once, also after crashes.
+
+One message's life; what finished how.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ def reported(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | No
 
 
 def lived(queue: Queue) -> Queue:
-    """A queue whose five messages have ended in five ways: acked, dead-lettered, dropped by its own time, skipped, and not at all."""
+    """A queue whose five messages have ended in five ways: acked, dead-lettered, dropped by its own
+    time, skipped, and not at all.
+    """
     s = queue.publish([Message(str(n), message_id=f"id-{n}") for n in range(4)]).sequences
     taken = lease(queue, 4)
     taken.ack([s[0]])
@@ -399,7 +404,9 @@ def test_an_archive_longer_than_a_batch_is_whole(
 def test_two_sweeps_that_put_files_together_at_once_double_nothing(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both compute the same compaction from the same state: the second one must be computed again."""
+    """Both compute the same compaction from the same state: the second one must be computed
+    again.
+    """
     queue = delta_queue()
     queue.publish([str(n) for n in range(30)])
     for _ in range(6):

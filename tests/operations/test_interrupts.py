@@ -1,4 +1,7 @@
-"""Ctrl-C at any line of any public call: the handle works afterwards, also for other threads; a signal handler waits for no lock."""
+"""Ctrl-C at any line of any public call: the handle works afterwards, also for other threads.
+
+A signal handler waits for no lock.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ Line = tuple[str, int]
 
 @functools.cache
 def uninterrupted(code: CodeType) -> set[int]:
-    """Where Python runs no signal handler: between the end of a ``with`` block and __exit__, and at ``try:``."""
+    """Where Python runs no signal handler: between the end of a ``with`` block and __exit__, and at
+    ``try:``.
+    """
     every = list(dis.get_instructions(code))
     found = {one.offset for one in every if one.opname == "NOP"}
     steps = [one for one in every if one.opname not in ("CACHE", "PRECALL", "NOP")]

@@ -1,4 +1,7 @@
-"""No outage of the store costs a message a delivery, however long it lasts; a damaged file still makes its messages dead."""
+"""No outage of the store costs a message a delivery, however long it lasts.
+
+A damaged file still makes its messages dead.
+"""
 
 from __future__ import annotations
 
@@ -491,7 +494,9 @@ def test_a_disk_without_permissions(clock: ManualClock) -> None:
 
 
 def restarted(queue: Queue, offsets: list[Any]) -> Any:
-    """What a new runner plans, as Spark drives it after a crash: first what is logged, then what is new."""
+    """What a new runner plans, as Spark drives it after a crash: first what is logged, then what is
+    new.
+    """
     source = StreamSource(queue.group()._ledger, StreamOptions(), keep_alive=lambda *_: Alive())
     if not offsets:
         offsets.append(source.initial())

@@ -1,4 +1,6 @@
-"""A publisher with a producer_id: each message lands once and in order, across restarts and rivals."""
+"""A publisher with a producer_id: each message lands once and in order, across restarts and
+rivals.
+"""
 
 from __future__ import annotations
 

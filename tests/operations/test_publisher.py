@@ -1,4 +1,6 @@
-"""The buffered publisher: when it commits, that it loses nothing, and how errors reach the caller."""
+"""The buffered publisher: when it commits, that it loses nothing, and how errors reach the
+caller.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class Gate:
 def failing(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 10**9
 ) -> list[int]:
-    """The next `times` commits fail and land nothing. Returns the list that gets an entry for each."""
+    """The next `times` commits fail and land nothing.
+
+    Returns the list that gets an entry for each.
+    """
     real, tried = queue._context.messages.commit, []
 
     def commit(*args: Any, **options: Any) -> Any:
@@ -249,7 +254,10 @@ def test_an_error_in_the_with_block_loses_nothing_that_was_handed_in(queue: Queu
 
 def test_a_publisher_that_nobody_closed_is_closed_with_the_interpreter(delta_queue: Make) -> None:
     queue = delta_queue()
-    script = f"from spark_mq import Queue; Queue.open({queue.path!r}).publisher(max_age='1d').publish('a')"
+    script = (
+        "from spark_mq import Queue; "
+        f"Queue.open({queue.path!r}).publisher(max_age='1d').publish('a')"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
     assert commits(queue) == [1]
 

@@ -1,7 +1,10 @@
-"""What each settle does to each state of a message, line by line; and once more after ranges have merged.
+"""What each settle does to each state of a message, line by line.
 
-A line reads: a message in this state, settled by a lease that was granted it, by this verb: so many settled, so many already settled, or
-why not. "lost" is a LeaseLost that names the message and the reason; "gone" one that knows only that the lease holds nothing any more.
+And once more after ranges have merged.
+
+A line reads: a message in this state, settled by a lease that was granted it, by this verb: so many
+settled, so many already settled, or why not. "lost" is a LeaseLost that names the message and the
+reason; "gone" one that knows only that the lease holds nothing any more.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ OWN = {"settled by this lease", "given back", "dead", "blocked", "being routed"}
 
 @dataclass
 class Case:
-    """Three neighbours under three leases; the one in the middle is looked at. The others, where ranges are to merge, share its fate."""
+    """Three neighbours under three leases; the one in the middle is looked at.
+
+    The others, where ranges are to merge, share its fate.
+    """
 
     queue: Queue
     clock: ManualClock
@@ -212,7 +218,10 @@ def test_an_empty_list_is_nothing_to_do_in_any_state(case: Case, state: str, ver
 
 
 EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}
-"""To extend revives what nobody has leased since; of anything else the lease holds nothing any more."""
+"""To extend revives what nobody has leased since.
+
+Of anything else the lease holds nothing any more.
+"""
 
 
 @pytest.mark.parametrize("state", TABLE)

@@ -1,4 +1,7 @@
-"""Leases and settles of several threads share commits. Each operation keeps its own result and error."""
+"""Leases and settles of several threads share commits.
+
+Each operation keeps its own result and error.
+"""
 
 from __future__ import annotations
 

@@ -50,6 +50,32 @@ def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
     assert queue.horizon() > 0
 
 
+def test_the_ages_of_the_files_are_looked_at_only_if_messages_wait(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make(retention="1h")
+    looks: list[int] = []
+    real = MessageIndex.last_of_older
+
+    def counted(index: MessageIndex, instant: int) -> int:
+        looks.append(instant)
+        return real(index, instant)
+
+    monkeypatch.setattr(MessageIndex, "last_of_older", counted)
+    queue.publish("a")
+    clock.advance("2h")
+    assert queue.stats()["trim_blocked_by"] == []
+    assert looks == [], "there is no group"
+    queue.group("g").ensure()
+    assert queue.stats()["trim_blocked_by"] == ["g"]
+    assert len(looks) == 1
+    settle_all(queue, "g")
+    looks.clear()
+    assert queue.stats()["trim_blocked_by"] == []
+    assert not [one for one in queue.blockers() if one.blocks == "trim"]
+    assert looks == []
+
+
 # -- groups without activity
 
 

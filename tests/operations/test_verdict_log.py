@@ -1,4 +1,6 @@
-"""Verdicts in the log: how many messages were nacked and are dead, and why, but not for each lease."""
+"""Verdicts in the log: how many messages were nacked and are dead, and why, but not for each
+lease.
+"""
 
 from __future__ import annotations
 

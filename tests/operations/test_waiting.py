@@ -181,7 +181,10 @@ def test_a_full_group_is_waited_for_and_the_reason_is_there_at_the_end(
 def test_within_a_process_a_waiter_is_awake_within_20_ms(
     tmp_path: Path, waiter_on: Callable[..., Waiter]
 ) -> None:
-    """From the end of the publish to the next look. The median of some, for the machine has others to serve."""
+    """From the end of the publish to the next look.
+
+    The median of some, for the machine has others to serve.
+    """
     queue = Queue.create(tmp_path / "queue")
     queue.group().ensure()
     taken: list[float] = []

@@ -606,3 +606,23 @@ def test_options_of_the_other_kind_of_handler_are_refused(queue: Queue) -> None:
         group.work(lambda: None, each="message")  # type: ignore[misc]
     with pytest.raises(InvalidOption, match="delay"):
         Retry(delay="soon")
+
+
+@pytest.mark.parametrize("reason", ["busy", "the other side is busy", ValueError("busy")])
+def test_a_retry_refuses_a_reason_in_the_place_of_the_delay(reason: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"not a duration.*Retry\(error='[a-z ]*busy'\)") as e:
+        Retry(reason)
+    assert (e.value.data["option"], e.value.data["value"]) == ("delay", reason)
+    assert Retry(error=reason).delay is None
+
+
+@pytest.mark.parametrize("delay", ["30s", " 5 minutes", 30, 0.5, timedelta(minutes=1)])
+def test_a_reject_refuses_a_delay_in_the_place_of_the_reason(delay: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"error=.* is a duration.*Use Retry\(delay="):
+        Reject(delay)
+    assert Retry(delay).delay
+
+
+@pytest.mark.parametrize("reason", ["404", "s", "", "took 30s", ValueError("30s"), None])
+def test_a_reject_takes_text_and_exceptions_as_reasons(reason: Any) -> None:
+    assert Reject(reason).error is reason

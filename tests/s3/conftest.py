@@ -1,4 +1,7 @@
-"""A Spark session for queues in an object store. It has no JAR for one: the source and the sink bring their own access. With --s3 only."""
+"""A Spark session for queues in an object store.
+
+It has no JAR for one: the source and the sink bring their own access. With --s3 only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Over an object store that is slow, fails, or loses its replies: no false LeaseLost, no second publish, nothing lost. Only with --s3."""
+"""Over an object store that is slow, fails, or loses its replies: no false LeaseLost, no second
+publish, nothing lost. Only with --s3.
+"""
 
 from __future__ import annotations
 

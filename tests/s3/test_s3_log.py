@@ -1,6 +1,8 @@
-"""The log in an object store, followed by two handles: what one commits, the other sees at once, without a LIST. Only with --s3.
+"""The log in an object store, followed by two handles: what one commits, the other sees at once,
+without a LIST. Only with --s3.
 
-One handle goes through a proxy that counts requests and makes faults, another one goes to the store itself.
+One handle goes through a proxy that counts requests and makes faults, another one goes to the store
+itself.
 """
 
 from __future__ import annotations

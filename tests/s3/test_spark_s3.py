@@ -1,4 +1,7 @@
-"""Spark over queues in an object store: executors write and read there, the driver commits there; also where the store fails or lags."""
+"""Spark over queues in an object store: executors write and read there, the driver commits there.
+
+Also where the store fails or lags.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +194,10 @@ def test_a_publish_lands_once_if_the_store_fails(
 
 
 def drain(spark: Any, queue: Queue, proxy: FaultyS3, home: Path) -> None:
-    """A stream of several batches through the proxy, which settles here and there; each message must reach it once."""
+    """A stream of several batches through the proxy, which settles here and there.
+
+    Each message must reach it once.
+    """
     queue.publish(numbered(ROWS))
     seen: list[str] = []
     stream = Stream(
@@ -222,11 +228,14 @@ def test_a_stream_over_a_store_that_fails_often_delivers_each_message_once(
 
 
 def test_credentials_come_from_the_environment_of_the_driver(queue: Queue, tmp_path: Path) -> None:
-    """A job as people start it: neither the queue's path nor an option holds a secret, and its executors have them all the same."""
+    """A job as people start it: neither the queue's path nor an option holds a secret, and its
+    executors have them all the same.
+    """
     queue.publish(numbered(ROWS))
     (tmp_path / "mine.py").write_text(HANDLER)
     command = [
-        sys.executable, ROOT / "jobs" / "worker.py", "--queue", queue.path, "--group", "g", "--handler", "mine:process",
+        sys.executable, ROOT / "jobs" / "worker.py", "--queue", queue.path, "--group", "g",
+        "--handler", "mine:process",
         "--checkpoint", tmp_path / "checkpoint", "--trigger", "available-now",
     ]  # fmt: skip
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

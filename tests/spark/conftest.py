@@ -29,7 +29,9 @@ def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
-    """A queue whose leases last as long as any test: what comes again does so for another reason than time."""
+    """A queue whose leases last as long as any test: what comes again does so for another reason
+    than time.
+    """
     return make_queue(tmp_path / "queue")
 
 

@@ -18,7 +18,9 @@ from spark_mq import Queue
 def test_two_copies_of_a_checkpoint_run_at_once_and_each_message_lands_once(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
-    """A zombie and its successor, both at full speed: one of them is fenced, and what it had done, the other skips."""
+    """A zombie and its successor, both at full speed: one of them is fenced, and what it had done,
+    the other skips.
+    """
     queue.publish(numbered(1))
     stream.run(lambda batch, _: None)
     copy = harness.copy_checkpoint(stream.checkpoint, tmp_path / "copy")
@@ -42,7 +44,10 @@ def test_two_copies_of_a_checkpoint_run_at_once_and_each_message_lands_once(
 def test_a_new_checkpoint_on_an_old_sink_skips_nothing(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
-    """Its batches count from 1 again, as those did that the sink has seen; its stream is another one."""
+    """Its batches count from 1 again, as those did that the sink has seen.
+
+    Its stream is another one.
+    """
     out, reported = str(tmp_path / "out"), []
 
     def process(batch: Any, lease: Any) -> None:
@@ -81,7 +86,10 @@ def test_a_union_of_a_queue_with_itself_delivers_each_message_once(
 def test_a_stateful_query_counts_each_message_once_across_a_restart(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
-    """The state is Spark's, and is rolled back with the batch that died; the batch that comes again is the same one."""
+    """The state is Spark's, and is rolled back with the batch that died.
+
+    The batch that comes again is the same one.
+    """
     stream = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="4")
     counts: dict[str, int] = {}
     deaths = [1]
@@ -137,7 +145,8 @@ def test_other_limits_after_a_restart_leave_the_batch_that_is_replayed_as_it_was
     )
     with pytest.raises(StreamingQueryException):
         before.settle_with(process)
-    after = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="1", maxBytesPerTrigger="1k", minPartitions="3",
+    after = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="1",
+                   maxBytesPerTrigger="1k", minPartitions="3",
                    visibilityTimeout="7m", workerId="another")  # fmt: skip
     after.settle_with(process)
     assert batches[:2] == [numbered(4), numbered(4)], "the same messages, also under other limits"

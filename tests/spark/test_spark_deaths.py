@@ -1,4 +1,6 @@
-"""Drivers that die or freeze at any step of a batch, and what their successors make of it (DESIGN section 6)."""
+"""Drivers that die or freeze at any step of a batch, and what their successors make of it (DESIGN
+section 6).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ cloudpickle.register_pickle_by_value(harness)
 
 
 class MortalReader(LeaseReader):
-    """The source's reader, in a runner that dies where a file beside the queue says so; once for each file."""
+    """The source's reader, in a runner that dies where a file beside the queue says so.
+
+    Once for each file.
+    """
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Any:
         self._die("before lease")
@@ -402,7 +407,8 @@ def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(
     freezer.wait(query)
     assert stream.group.stats().in_flight == 3
     freezer.release.set()
-    # Stopped right after Spark committed the batch: whether it has come to ask for the next is chance.
+    # Stopped right after Spark committed the batch: whether it has come to ask for the next is
+    # chance.
     until(
         lambda: (
             (stream.checkpoint / "commits" / "0").exists()
@@ -463,7 +469,9 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
 def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
-    """Its batch went well, but the successor has leased the next one meanwhile: there is only one owner of a checkpoint."""
+    """Its batch went well, but the successor has leased the next one meanwhile: there is only one
+    owner of a checkpoint.
+    """
     queue.publish(numbered(2))
     stream.options["maxMessagesPerTrigger"] = "1"
     frozen, at_work = Freezer(), Freezer()
@@ -501,7 +509,10 @@ def test_a_frozen_driver_leases_nothing_once_its_successor_is_ahead(
 def test_a_frozen_driver_loses_its_lease_and_is_reported_so(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
-    """Its runner lives and extends the lease, but not for ever. That others have its messages is no reason to end."""
+    """Its runner lives and extends the lease, but not for ever.
+
+    That others have its messages is no reason to end.
+    """
     receipt = queue.publish(numbered(3))
     stream = Stream(
         spark, queue, tmp_path / "checkpoint", visibilityTimeout="300ms", maxLeaseDuration="1s"
@@ -600,7 +611,9 @@ def test_two_workers_never_see_one_message_under_two_live_leases(
 def test_two_workers_on_one_delta_sink_lose_no_batch_to_its_idempotence(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:
-    """Both count their batches from 1: with a constant app id Delta would skip the second worker's, and they would be acked."""
+    """Both count their batches from 1: with a constant app id Delta would skip the second worker's,
+    and they would be acked.
+    """
     queue.publish(numbered(8))
     out = str(tmp_path / "out")
     workers = [

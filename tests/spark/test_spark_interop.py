@@ -1,4 +1,6 @@
-"""Plain Spark at a queue's tables: it publishes, optimizes, vacuums, restores and changes them, while leases are held and streams run."""
+"""Plain Spark at a queue's tables: it publishes, optimizes, vacuums, restores and changes them,
+while leases are held and streams run.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_spark_inserts_the_value_alone_by_sql(spark: Any, queue: Queue) -> None:
 
 @pytest.mark.slow
 def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue) -> None:
-    """OPTIMIZE and VACUUM of both tables, ZORDER of the one that has statistics: what is leased or unread stays as it was."""
+    """OPTIMIZE and VACUUM of both tables, ZORDER of the one that has statistics: what is leased or
+    unread stays as it was.
+    """
     queue.publish(["a", "b"])
     append(spark, queue, "c", "d")
     held = take(queue, 1)

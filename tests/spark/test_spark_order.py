@@ -1,4 +1,4 @@
-"""Ordered groups and priority in Spark: what a batch preserves, and what a publish and a look show."""
+"""Order and priority in Spark: what batches keep, and what publishes and looks show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A payload file that nobody can read for a while costs a stream's messages no delivery, however often it is restarted."""
+"""A payload file that nobody can read for a while costs a stream's messages no delivery, however
+often it is restarted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from spark_mq import Queue
 
 
 class Hidden:
-    """The payload files of a queue, while links to themselves stand in their place: to read one fails, and it is not missing."""
+    """The payload files of a queue, while links to themselves stand in their place: to read one
+    fails, and it is not missing.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self._files = [

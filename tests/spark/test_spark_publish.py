@@ -238,7 +238,10 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(
         (receipt.sequences[4], "waiting", 1, 1, None, None, None),
         (receipt.sequences[5], "unread", 0, 0, None, None, None),
     ]
-    types = "sequence LONG, state STRING, delivery_count INT, failure_count INT, worker_id STRING, reason STRING, error STRING"
+    types = (
+        "sequence LONG, state STRING, delivery_count INT, failure_count INT, worker_id "
+        "STRING, reason STRING, error STRING"
+    )
     assert_df_equality(
         peek.select(columns),
         spark.createDataFrame(expected, types),

@@ -1,4 +1,7 @@
-"""One stream over several queues, in Spark; policies and verdicts on single rows in foreachBatch."""
+"""One stream over several queues, in Spark.
+
+Policies and verdicts on single rows in foreachBatch.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,8 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
     def process(batch: Any, lease: Any) -> Any:
         return batch.selectExpr(
             "sequence",
-            "CASE CAST(value AS STRING) WHEN '000' THEN 'ack' WHEN '001' THEN 'nack' WHEN '002' THEN 'reject' END AS outcome",
+            "CASE CAST(value AS STRING) WHEN '000' THEN 'ack' WHEN '001' THEN 'nack' WHEN '002' "
+            "THEN 'reject' END AS outcome",
             "CASE CAST(value AS STRING) WHEN '001' THEN '1h' WHEN '003' THEN '0' END AS delay",
             "concat('why ', CAST(value AS STRING)) AS error",
         ).where("error <> 'why 005'")

@@ -1,4 +1,6 @@
-"""``lease.read()``: what a batch's lease holds, read by Spark itself, is what the stream gives through Python."""
+"""``lease.read()``: what a batch's lease holds, read by Spark itself, is what the stream gives
+through Python.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from spark_mq.spark import parquet_read as native
 
 
 def by_spark_alone(rows: Any) -> bool:
-    """Whether no step of the plan asks a Python worker: neither for messages nor for what the ledger says of them."""
+    """Whether no step of the plan asks a Python worker: neither for messages nor for what the
+    ledger says of them.
+    """
     plan = rows._jdf.queryExecution().executedPlan().toString()
     return "FileScan parquet" in plan and "Python" not in plan and "ExistingRDD" not in plan
 
@@ -55,7 +59,10 @@ def foreign(queue: Queue, name: str, texts: list[str]) -> None:
 
 
 def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> None:
-    """Of our own files and of foreign ones, of whole files and of scattered messages; at a path that a glob would take for others."""
+    """Of our own files and of foreign ones, of whole files and of scattered messages.
+
+    At a path that a glob would take for others.
+    """
     queue = make_queue(tmp_path / ".a" / "_b {queue}, of all? éè*", visibility_timeout="1h")
     queue.publish(
         [

@@ -1,4 +1,6 @@
-"""``for_each_batch`` hands over ``batch`` by Spark's own Parquet reader, if that changes nothing."""
+"""``for_each_batch`` hands over ``batch`` by Spark's own Parquet reader, if that changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,9 @@ def test_a_change_between_the_source_and_the_function_stays_in_the_batch(
 PRUNED: dict[str, Callable[[Stream], Any]] = {
     "select": lambda stream: stream.frame().select("value", "lease_id", "sequence"),
     "drop and alias": lambda stream: stream.frame().alias("a").drop("headers"),
-    "schema": lambda stream: stream.spark.readStream.format("spark_mq").schema("sequence bigint, lease_id string, value binary")
+    "schema": lambda stream: stream.spark.readStream.format("spark_mq").schema("sequence bigint, "
+                                                                               "lease_id string, "
+                                                                               "value binary")
     .options(**stream.options).load(stream.queue.path),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, Not
 from support.handles import again, housekeep
 from support.harness import make_queue
+from support.people import own_user
 
 from spark_mq import GroupStats, Message, Queue
 from spark_mq.ledger.ranges import Range
@@ -70,6 +71,15 @@ def test_the_table_functions_say_what_the_python_api_says(spark: Any, busy: Queu
     query = f"SELECT outcome, sum(message_count) AS n FROM spark_mq_history('{busy.path}')"
     found = rows(spark, query + " WHERE outcome IS NOT NULL GROUP BY outcome ORDER BY outcome")
     assert found == [{"outcome": "acked", "n": 1}, {"outcome": "dead_lettered", "n": 1}]
+    last = busy.peek(20)[-1].sequence
+    busy.group("billing").discard(last, reason="a test")
+    queries = (
+        f"spark_mq_history('{busy.path}') WHERE operation = 'discard'",
+        f"spark_mq_trace('{busy.path}', {last})",
+    )
+    for query in queries:
+        (end,) = rows(spark, f"SELECT user, detail, outcome FROM {query}")
+        assert end == {"user": own_user(), "detail": "a test", "outcome": "dropped"}
 
 
 def test_stats_have_every_count() -> None:

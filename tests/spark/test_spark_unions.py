@@ -52,7 +52,9 @@ def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(
 def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(
     pair: tuple[Stream, Stream],
 ) -> None:
-    """The other's stream stands at a batch that is done, and maybe was a replay: neither is this batch's affair."""
+    """The other's stream stands at a batch that is done, and maybe was a replay: neither is this
+    batch's affair.
+    """
     one, two = pair
     leases: list[tuple[str, ...]] = []
 

@@ -1,4 +1,6 @@
-"""JSON values by a schema: what a stream and a look return, and what becomes of values that do not fit."""
+"""JSON values by a schema: what a stream and a look return, and what becomes of values that do not
+fit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Spark's time travel and DESCRIBE HISTORY in the tables of a queue, within what the sweep keeps."""
+"""Spark's time travel and DESCRIBE HISTORY in the tables of a queue, within what the sweep
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TABLES = ("messages", "leases", "commits", "history")
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
-    """A queue whose leases/ has 40 versions, each an hour older than the next, and then was swept."""
+    """A queue whose leases/ has 40 versions, each an hour older than the next, and then was
+    swept.
+    """
     queue = make_queue(tmp_path / "queue", durable=False)
     group = queue.group("g")
     for number in range(10):
@@ -60,7 +64,10 @@ def history(spark: Any, queue: Queue, name: str) -> list[Any]:
 
 @pytest.mark.slow
 def test_spark_reads_every_kept_version_however_old(spark: Any, queue: Queue) -> None:
-    """Spark's own limit is the age of the commit. It must not be lower than what the sweep keeps."""
+    """Spark's own limit is the age of the commit.
+
+    It must not be lower than what the sweep keeps.
+    """
     for name in TABLES:
         read(spark, queue, name, 0)
         read(spark, queue, name, version(queue, name))

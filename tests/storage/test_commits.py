@@ -1,4 +1,6 @@
-"""The commit index: once it is written down in ``commits/``, the log's own JSON may go, and nobody notices."""
+"""The commit index: once it is written down in ``commits/``, the log's own JSON may go, and nobody
+notices.
+"""
 
 from __future__ import annotations
 
@@ -278,7 +280,9 @@ def test_a_publisher_whose_queue_was_made_anew_is_reported_and_does_no_harm(
 def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reply was lost, and before it could look others published, and a sweep cleaned its commit away."""
+    """Its reply was lost, and before it could look others published, and a sweep cleaned its commit
+    away.
+    """
     rival = again(queue)
 
     def later() -> None:
@@ -297,7 +301,9 @@ def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(
 def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frozen between its look and its write for longer than the log is kept, it finds its version free again."""
+    """Frozen between its look and its write for longer than the log is kept, it finds its version
+    free again.
+    """
     rival = again(queue)
 
     def meanwhile() -> None:

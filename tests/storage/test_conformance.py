@@ -1,4 +1,6 @@
-"""What every storage of a queue must do: one suite over the queue in memory and the queue on Delta tables."""
+"""What every storage of a queue must do: one suite over the queue in memory and the queue on Delta
+tables.
+"""
 
 from __future__ import annotations
 

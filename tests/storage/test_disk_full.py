@@ -1,4 +1,6 @@
-"""A store that is full or read-only, at each step: the caller gets an error, nothing is lost, and with space again everything goes on."""
+"""A store that is full or read-only, at each step: the caller gets an error, nothing is lost, and
+with space again everything goes on.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,19 @@ VALUES = [f"m{n}".encode() for n in range(8)]
 
 @pytest.fixture(params=["mounted", "limited"])
 def disk(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[TmpFs | SizeLimit]:
-    """A disk of its own, and this process's limit on file sizes, which stands for one where none may be mounted."""
+    """A disk of its own, and this process's limit on file sizes, which stands for one where none
+    may be mounted.
+    """
     made = disk_at(tmp_path / "disk") if request.param == "mounted" else SizeLimit()
     yield made
     made.close()
 
 
 class World:
-    """A queue on a small disk: eight messages, of which a lease holds four; one is dead, one is done."""
+    """A queue on a small disk: eight messages, of which a lease holds four.
+
+    One is dead, one is done.
+    """
 
     def __init__(self, disk: TmpFs | SizeLimit, clock: ManualClock) -> None:
         self.disk, self.clock = disk, clock

@@ -1,4 +1,6 @@
-"""Values as people, and those who mean harm, hand them in: they come back as they were, or are refused at the door."""
+"""Values as people, and those who mean harm, hand them in: they come back as they were, or are
+refused at the door.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ TEXTS = {
     "blanks": "  \t ",
     "JSON": '{"add": {"path": "x"}}',
     "not Latin": "日本語 العربية עברית हिन्दी ไทย",
-    "beyond the first plane": "\U0001f642\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001d518\U0001d52b\U0001d526 \U0010ffff",
+    "beyond the first plane": "\U0001f642\U0001f468\u200d\U0001f469\u200d\U0001f467 "
+    "\U0001d518\U0001d52b\U0001d526 \U0010ffff",
     "combining and from right to left": "Z̸̡̛̃a̶l̴g̵o\u202egnp.exe",
     "a format": "{0} %s {lease_id} ${x}",
     "long": "ä" * 300_000,
@@ -44,7 +47,9 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> None:
-    """Published, leased, settled by id, dead-lettered, traced, redriven: as id, key, value, header's name and value, and error."""
+    """Published, leased, settled by id, dead-lettered, traced, redriven: as id, key, value,
+    header's name and value, and error.
+    """
     queue = make()
     headers = {text: text, "other": text}
     queue.publish([Message(text, key=text, headers=headers, message_id=text), "another"])
@@ -278,7 +283,9 @@ def test_instants_beyond_all_years_of_foreign_writers_are_bounded(
 ) -> None:
     """What is in the log must be delivered."""
     queue = delta_queue()
-    instants = {name: pa.array([at if name == late else None for late in ("published_at", "deliver_at", "expires_at")], pa.int64())
+    instants = {name: pa.array([at if name == late else None
+                                for late in ("published_at", "deliver_at", "expires_at")],
+                                pa.int64())
                 for name in ("published_at", "deliver_at", "expires_at")}  # fmt: skip
     columns = {name: values.cast(pa.timestamp("us", "UTC")) for name, values in instants.items()}
     pq.write_table(

@@ -1,4 +1,6 @@
-"""Data files whose pages claim gigabytes: they are refused by name, and their memory is not taken."""
+"""Data files whose pages claim gigabytes: they are refused by name, and their memory is not
+taken.
+"""
 
 from __future__ import annotations
 

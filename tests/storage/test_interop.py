@@ -1,4 +1,6 @@
-"""A queue's tables are ordinary Delta tables: what other engines and their users do to them ends well, or in an error that helps."""
+"""A queue's tables are ordinary Delta tables: what other engines and their users do to them ends
+well, or in an error that helps.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +183,10 @@ def test_a_rewrite_under_a_lease_changes_nothing(queue: Queue, optimize: str) ->
 def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_reported(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only with retention checks switched off: the files of a lagging group's messages go. No lease and no handle stops at it."""
+    """Only with retention checks switched off: the files of a lagging group's messages go.
+
+    No lease and no handle stops at it.
+    """
     for value in "abc":
         queue.publish([value, value])
     held, seen = lease(queue, 3), again(queue)
@@ -248,8 +253,8 @@ def test_a_forced_update_or_delete_publishes_nothing_and_is_reported(
         assert drain(queue) == [b"a", b"b", b"c"]
     for version, what in ((4, "UPDATE"), (5, "DELETE")):
         assert (
-            f"commit {version} of {queue._context.messages.path} rewrites messages, or deletes some ({what})"
-            in caplog.text
+            f"commit {version} of {queue._context.messages.path} rewrites messages, or deletes "
+            f"some ({what})" in caplog.text
         )
     queue.publish("d")
     assert drain(queue) == [b"d"]
@@ -288,7 +293,10 @@ def test_other_columns_and_null_values_of_foreign_writers_are_delivered(queue: Q
 def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(
     queue: Queue, value: pa.Array
 ) -> None:
-    """delta-rs 1.6 refuses a table with fewer columns otherwise. Merging changes nothing in the schema."""
+    """delta-rs 1.6 refuses a table with fewer columns otherwise.
+
+    Merging changes nothing in the schema.
+    """
     before = DeltaTable(queue._context.messages.path).schema().to_json()
     write_deltalake(
         queue._context.messages.path, pa.table({"value": value}), mode="append", schema_mode="merge"
@@ -298,7 +306,9 @@ def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(
 
 
 def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue) -> None:
-    """Once this fails, delta-rs fills missing columns with null, and the documentation can drop schema_mode."""
+    """Once this fails, delta-rs fills missing columns with null, and the documentation can drop
+    schema_mode.
+    """
     with pytest.raises(DeltaError, match="number of fields does not match: 1 vs 8"):
         write_deltalake(queue._context.messages.path, pa.table({"value": [b"a"]}), mode="append")
     assert drain(queue) == []
@@ -354,7 +364,9 @@ def there_and_back(path: str) -> None:
 
 
 def counts(queue: Queue, group: str) -> Any:
-    """The group's stats, but for the version of ``messages/``: another engine's commits count there."""
+    """The group's stats, but for the version of ``messages/``: another engine's commits count
+    there.
+    """
     return replace(queue.group(group).stats(), tail_version=0)
 
 
@@ -394,9 +406,14 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
         queue.sweep()
 
     steps: list[Callable[[], object]] = [
-        publish, take, lambda: held.pop().ack(), take, lambda: held.pop().nack(delay=0), take, lambda: held.pop().reject(),
-        worker.group("other").ensure, worker.group("gone").ensure, lambda: queue.drop_group("gone"), queue.sweep,
-        take, lambda: held[-1].extend(), publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"), queue.sweep,  # noqa: PLW0108 - what is held last is known only then
+        publish, take, lambda: held.pop().ack(), take, lambda: held.pop().nack(delay=0), take,
+        lambda: held.pop().reject(),
+        worker.group("other").ensure, worker.group("gone").ensure, lambda: queue.drop_group("gone"),
+        queue.sweep,
+        take,
+        lambda: held[-1].extend(),  # noqa: PLW0108 - the lease is known only then
+        publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"),
+        queue.sweep,
         lambda: queue.group().configure(max_failures=7), lambda: index_commits(queue), trim,
     ]  # fmt: skip
     for step in steps:
@@ -591,7 +608,10 @@ def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: 
 def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle_harms_nothing(
     tmp_path: Path, how: str
 ) -> None:
-    """A commit of ours and a sweep write the same one, of other lengths; or a sweep cleans it away after a newer one."""
+    """A commit of ours and a sweep write the same one, of other lengths.
+
+    Or a sweep cleans it away after a newer one.
+    """
     Queue.create(tmp_path / "queue").publish(["a", "b"], producer_id="p", producer_sequence=7)
     Queue.open(tmp_path / "queue").group("g").lease("other", max_messages=1)
     tables = [Path(tmp_path, "queue", name) for name in ("messages", "leases")]
@@ -911,8 +931,10 @@ def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(
 def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> None:
     """Some writer's clock, or its unit, was wrong: seeks and retention go by what is left of it."""
     queue.publish("a")
-    add = {"path": "part-x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
-           "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": 1}}'}  # fmt: skip
+    add = {"path": "part-x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1,
+           "dataChange": True,
+           "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": '
+                    '1}}'}  # fmt: skip
     pq.write_table(
         pa.table({"value": [b"x"]}), Path(queue._context.messages.path, "part-x.parquet")
     )

@@ -1,4 +1,6 @@
-"""Publish into lanes and by priority: sorting, tags, the index, foreign writers, and what groups get."""
+"""Publish into lanes and by priority: sorting, tags, the index, foreign writers, and what groups
+get.
+"""
 
 from __future__ import annotations
 

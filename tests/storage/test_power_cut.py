@@ -1,4 +1,6 @@
-"""Power cuts: nothing that was reported is gone, wherever the power fails, and the queue works on."""
+"""Power cuts: nothing that was reported is gone, wherever the power fails, and the queue works
+on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Publishing: what a producer that repeats itself gets, and the times that a queue gives its messages."""
+"""Publishing: what a producer that repeats itself gets, and the times that a queue gives its
+messages.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from support.handles import again, lease, on_commit
 
 from spark_mq import Message, PublishReceipt, Queue, errors
 from spark_mq.errors import DuplicatePublish
-from spark_mq.ledger.settings import QueueSettings
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.testing import ManualClock
 
@@ -169,7 +171,10 @@ def test_marks_outlive_a_checkpoint(delta_queue: Make) -> None:
 
 
 def _publish_all(path: str, numbers: int) -> list[tuple[int, ...]]:
-    """Publishes as the same producer as others; what landed, and what was reported of where it had landed."""
+    """Publishes as the same producer as others.
+
+    What landed, and what was reported of where it had landed.
+    """
     queue = Queue.open(path)
     reported = []
     for number in range(numbers):

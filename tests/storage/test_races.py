@@ -1,6 +1,8 @@
-"""Races on Delta tables, injected: a competing commit lands between one handle's read and its write. No threads, no sleeps.
+"""Races on Delta tables, injected: a competing commit lands between one handle's read and its
+write. No threads, no sleeps.
 
-The last tests use real processes, for what no injection can show: that nothing gets lost, and nobody starves.
+The last tests use real processes, for what no injection can show: that nothing gets lost, and
+nobody starves.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def on_log_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injected]:
 def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past(
     queue: Queue, on_ledger_write: Callable[..., Injected]
 ) -> None:
-    """Its version's number is free again, so the store takes the commit: the lease would be a second one of the same messages."""
+    """Its version's number is free again, so the store takes the commit: the lease would be a
+    second one of the same messages.
+    """
     queue.publish([str(n) for n in range(40)])
     queue.group().ensure()
     past = Path(
@@ -233,7 +237,9 @@ def test_a_whole_table_swap_is_refused_whatever_changed(queue: Queue, rival_grou
 
 
 def test_a_handle_that_another_thread_moved_on_still_commits_at_what_was_read(queue: Queue) -> None:
-    """Threads share a handle: a commit of another group must not cost this one its race, one of the same group must."""
+    """Threads share a handle: a commit of another group must not cost this one its race, one of the
+    same group must.
+    """
     one, two = stores(queue)
     for name in ("slow", "fast"):
         one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
@@ -488,7 +494,10 @@ def _hammer_apart(path: str, group: str, stop: Any) -> int:
 
 
 def _plod(path: str, name: str, times: int, stop: Any) -> float:
-    """Commits `times` times with 100 ms between read and write, against the others. Returns how long it took."""
+    """Commits `times` times with 100 ms between read and write, against the others.
+
+    Returns how long it took.
+    """
     group = Queue.open(path).group(name).ensure()
     started = time.monotonic()
 
@@ -565,7 +574,9 @@ def machines() -> Any:
 def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
     queue: Queue, request: pytest.FixtureRequest, apart: bool
 ) -> None:
-    """Without lines and doors it waited until its patience was over: each of its commits lost to one that took a tenth of its time."""
+    """Without lines and doors it waited until its patience was over: each of its commits lost to
+    one that took a tenth of its time.
+    """
     pool = request.getfixturevalue("machines" if apart else "workers")
     queue.publish([str(n) for n in range(100)])
     queue.group("g").ensure()
@@ -586,7 +597,8 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
     assert ledger is not None
     assert ledger.head.counters["steps"] == 8
     assert min(hammered) > 4, hammered  # nor the fast ones by each other
-    # A starved one ends with ContentionTimeout. Measured: 22 s apart, with other work on both cores.
+    # A starved one ends with ContentionTimeout. Measured: 22 s apart, with other work on both
+    # cores.
     assert took < (45 if apart else 20), f"{took:.1f} s beside {hammered} commits of the others"
 
 
@@ -594,7 +606,10 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
 def test_a_swap_of_the_whole_table_gets_its_turn_beside_busy_groups(
     queue: Queue, machines: Any
 ) -> None:
-    """It is refused after any commit; of 3 processes that commit without a pause there always is one."""
+    """It is refused after any commit.
+
+    Of 3 processes that commit without a pause there always is one.
+    """
     queue.publish([str(n) for n in range(100)])
     queue.group("g").ensure()
     with multiprocessing.get_context("spawn").Manager() as manager:

@@ -1,4 +1,5 @@
-"""Checks a queue's past from its tables alone: nothing lost, nothing owned twice, each delivery counted, each message ended once.
+"""Checks a queue's past from its tables alone: nothing lost, nothing owned twice, each delivery
+counted, each message ended once.
 
 Plain Python over rows, and no code of spark_mq: it must be able to find the ledger wrong.
 """
@@ -62,7 +63,10 @@ def check(
     drained: Iterable[str],
     first: Mapping[str, int],
 ) -> Findings:
-    """Follows each message through the events. ``drained``: groups in which every message must have ended, from sequence `first` on."""
+    """Follows each message through the events.
+
+    ``drained``: groups in which every message must have ended, from sequence `first` on.
+    """
     found, sequences = Findings(), sorted(published)
     lives: dict[tuple[str, int], Life] = defaultdict(Life)
     for row in rows:
@@ -87,7 +91,10 @@ def between(sequences: list[int], first: int, last: int) -> list[int]:
 
 def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> None:
     event, lease = row["event"], row["lease_id"]
-    where = f"version {row['version']}: message {seq} of group {row['consumer_group']}: {event} by {lease}"
+    where = (
+        f"version {row['version']}: message {seq} of group {row['consumer_group']}: {event} "
+        f"by {lease}"
+    )
     found.expect(life.ends == 0 or event == "sought", f"{where}, but it had ended")
     if event in ("leased", "replayed"):
         found.expect(
@@ -224,7 +231,8 @@ def check_queue(
     letters = dead_letters(path, options)
     found.expect(
         routed == letters,
-        f"dead-lettered {routed - letters} and not in the DLQ; there and not dead-lettered {letters - routed}",
+        f"dead-lettered {routed - letters} and not in the DLQ; there and not dead-lettered "
+        f"{letters - routed}",
     )
     versions = {row["version"] for row in rows}
     found.expect(

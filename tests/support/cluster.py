@@ -1,7 +1,8 @@
-"""A Spark standalone cluster of processes on this machine: a master, two workers, and the executors that they start.
+"""A Spark standalone cluster of processes on this machine: a master, two workers, and the executors
+that they start.
 
-The two workers have different names for the one machine: Spark never runs two attempts of a task on one host, so with one name it
-would not speculate.
+The two workers have different names for the one machine: Spark never runs two attempts of a task on
+one host, so with one name it would not speculate.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
 
 
 class Cluster:
-    """``url``: its master. A context manager: at its end, and at the end of this process, nothing is left of it."""
+    """``url``: its master.
+
+    A context manager: at its end, and at the end of this process, nothing is left of it.
+    """
 
     def __init__(self, home: Path, *, cores: int = 2, memory: str = "768m") -> None:
         self._home = home
@@ -88,8 +92,10 @@ class Cluster:
             for n, host in enumerate(HOSTS):
                 self._processes.append(
                     java_class(
-                        "org.apache.spark.deploy.worker.Worker", "--host", host, "--port", 0, "--webui-port", 0,
-                        "--cores", cores, "--memory", memory, "--work-dir", home / f"worker{n}", self.url,
+                        "org.apache.spark.deploy.worker.Worker", "--host", host, "--port", 0,
+                        "--webui-port", 0,
+                        "--cores", cores, "--memory", memory, "--work-dir", home / f"worker{n}",
+                        self.url,
                         log=home / f"worker{n}.log", **env,
                     )
                 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""Disks that are full, or read-only, when a test says so: a real one of a few megabytes where one may be mounted."""
+"""Disks that are full, or read-only, when a test says so: a real one of a few megabytes where one
+may be mounted.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class TmpFs:
 
     @contextmanager
     def read_only(self) -> Iterator[None]:
-        # Of a bind mount: the file system itself has files open that delta-rs left behind when it could not write.
+        # Of a bind mount: the file system itself has files open that delta-rs left behind when it
+        # could not write.
         subprocess.run(["mount", "--bind", self.path, self.path], check=True, capture_output=True)
         try:
             subprocess.run(
@@ -60,7 +63,9 @@ class TmpFs:
 
 
 class SizeLimit:
-    """The limit that the system puts on the size of each file that this process writes: anybody may lower it."""
+    """The limit that the system puts on the size of each file that this process writes: anybody may
+    lower it.
+    """
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="spark_mq-disk-"))

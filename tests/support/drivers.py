@@ -1,4 +1,6 @@
-"""Runs of a streaming query as Spark drives them, step by step and without Spark, for tests of ``spark_mq.stream``."""
+"""Runs of a streaming query as Spark drives them, step by step and without Spark, for tests of
+``spark_mq.stream``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Offset = dict[str, Any]
 
 @dataclass
 class StubAlive:
-    """Stands for what keeps a lease alive: the tests' clock is moved by hand, so nothing is to be extended."""
+    """Stands for what keeps a lease alive: the tests' clock is moved by hand, so nothing is to be
+    extended.
+    """
 
     lease_id: str
     timeout: int
@@ -34,7 +38,9 @@ class StubAlive:
 
 @dataclass
 class Checkpoint:
-    """What Spark remembers of a query: the offset log and whether the last batch in it was committed."""
+    """What Spark remembers of a query: the offset log and whether the last batch in it was
+    committed.
+    """
 
     offsets: list[Offset] = field(default_factory=list)
     committed: int = 0
@@ -42,7 +48,9 @@ class Checkpoint:
 
 
 class Runner:
-    """One run of a query as Spark drives it, step by step, so that it can die or freeze between any two."""
+    """One run of a query as Spark drives it, step by step, so that it can die or freeze between any
+    two.
+    """
 
     def __init__(
         self,
@@ -115,7 +123,10 @@ def states(queue: Queue) -> list[tuple[str, int, str | None]]:
 
 
 def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -> Grant:
-    """Commits a lease that a worker could not ask for; `request` makes it from the time and the visibility timeout."""
+    """Commits a lease that a worker could not ask for.
+
+    `request` makes it from the time and the visibility timeout.
+    """
 
     def compute(view: GroupView) -> Update[Grant]:
         wanted = request(view.now, view.settings.visibility_timeout)

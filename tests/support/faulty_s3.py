@@ -1,7 +1,8 @@
-"""A proxy in front of an S3 endpoint that answers slowly, with errors, or not at all, before or after the store has done what was asked.
-It counts the requests.
+"""A proxy in front of an S3 endpoint that answers slowly, with errors, or not at all, before or
+after the store has done what was asked. It counts the requests.
 
-A program of its own: some calls of libraries hold the interpreter's lock while they wait for an answer.
+A program of its own: some calls of libraries hold the interpreter's lock while they wait for an
+answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ CONTROL: Final = "/__faults"
 
 
 class FaultyS3:
-    """The proxy, as tests have it. ``url``: the endpoint to use instead of the real one. A context manager."""
+    """The proxy, as tests have it.
+
+    ``url``: the endpoint to use instead of the real one. A context manager.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self._process = subprocess.Popen(
@@ -51,7 +55,10 @@ class FaultyS3:
         self._process.communicate()
 
     def once(self, fault: str, method: str, part: str) -> None:
-        """The next request with this method and `part` in its path meets the fault; all others pass."""
+        """The next request with this method and `part` in its path meets the fault.
+
+        All others pass.
+        """
         self._tell({"fault": fault, "method": method, "part": part})
 
     def often(self, chance: float, seed: int) -> None:
@@ -63,7 +70,10 @@ class FaultyS3:
         return int(self._tell(None)["met"])
 
     def asked(self) -> list[tuple[str, str]]:
-        """Return method and path of the requests since the last call. A listing's method is LIST."""
+        """Return method and path of the requests since the last call.
+
+        A listing's method is LIST.
+        """
         return [(method, path) for method, path in self._tell(None)["asked"]]
 
     def _tell(self, plan: dict[str, Any] | None) -> Any:

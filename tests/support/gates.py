@@ -1,4 +1,5 @@
-"""Where tasks wait until a test has done to them what it wants: gates, and the sink and functions that have them.
+"""Where tasks wait until a test has done to them what it wants: gates, and the sink and functions
+that have them.
 
 All of this goes to the executors by value: they cannot import test modules.
 """
@@ -30,7 +31,8 @@ PATIENCE = 240.0
 
 @dataclass(frozen=True)
 class Gate:
-    """Holds the first `attempts` attempts of a job's first task that come here: they go on once it is opened, or never.
+    """Holds the first `attempts` attempts of a job's first task that come here: they go on once it
+    is opened, or never.
 
     ``home``: an empty directory, for the tasks run in processes of their own.
     """
@@ -39,7 +41,10 @@ class Gate:
     attempts: int = 1
 
     def arrive(self) -> None:
-        """Called by a task, also for each row. Attempts are counted by their coming: a late first one may find the second there."""
+        """Called by a task, also for each row.
+
+        Attempts are counted by their coming: a late first one may find the second there.
+        """
         context = TaskContext.get()
         assert context is not None
         mine = self.home / f"attempt {context.taskAttemptId()}"
@@ -69,7 +74,9 @@ class Gate:
 
 
 def rows_at(gate: Gate) -> Callable[[Iterator[Any]], Iterator[tuple[int, str, str]]]:
-    """A function for ``rdd.mapPartitions``: sequence, lease and value of each row, past the gate."""
+    """A function for ``rdd.mapPartitions``: sequence, lease and value of each row, past the
+    gate.
+    """
 
     def rows(found: Iterator[Any]) -> Iterator[tuple[int, str, str]]:
         gate.arrive()

@@ -22,11 +22,14 @@ from spark_mq.operations.history import read_history
 
 
 def again(queue: Queue, clock: Any = None) -> Queue:
-    """A second handle on the same queue, as another process has it: nothing cached, nothing shared but the storage."""
+    """A second handle on the same queue, as another process has it: nothing cached, nothing shared
+    but the storage.
+    """
     if queue.path == "memory":
         context = queue._context
         fresh = QueueContext(
-            context.path, context.settings, context.messages, context.ledgers, clock=clock or context.clock,
+            context.path, context.settings, context.messages, context.ledgers,
+            clock=clock or context.clock,
             open_dead_letters=lambda _: context.dead_letters(),
         )  # fmt: skip
         return Queue(fresh)
@@ -53,7 +56,9 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 class Injected:
-    """Wraps a function: at its n-th call something happens before, or an error is raised before or after it has done its work."""
+    """Wraps a function: at its n-th call something happens before, or an error is raised before or
+    after it has done its work.
+    """
 
     def __init__(
         self,
@@ -90,7 +95,9 @@ class Injected:
 
 
 def on_commit(patch: pytest.MonkeyPatch, table: str, **what: Any) -> Injected:
-    """Inject something around the commits to the table in a folder of that name, by all handles of this process."""
+    """Inject something around the commits to the table in a folder of that name, by all handles of
+    this process.
+    """
     real = ObjectStore.create
     wrapper = Injected(real, **what)
 

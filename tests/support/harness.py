@@ -17,7 +17,10 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 
 PATIENCE = 150.0
-"""Seconds until a condition counts as never coming true. Far more than it takes: a busy machine must not fail a test."""
+"""Seconds until a condition counts as never coming true.
+
+Far more than it takes: a busy machine must not fail a test.
+"""
 
 
 def make_queue(path: Path | str, **settings: Any) -> Queue:
@@ -56,7 +59,10 @@ class Stream:
         return start(writer, self.checkpoint, available_now=available_now)
 
     def run(self, each: Callable[[Any, int], None], *, frame: Any = None) -> Any:
-        """Drains what is there (Trigger.AvailableNow) and returns the ended query. Raises what ended it."""
+        """Drains what is there (Trigger.AvailableNow) and returns the ended query.
+
+        Raises what ended it.
+        """
         return finish(self.start(each, frame=frame))
 
     def settle_with(
@@ -88,7 +94,9 @@ def finish(query: Any) -> Any:
 
 
 class Sink:
-    """An idempotent sink, as a Delta table is with ``lease.delta_options``: a transaction that it has seen it skips."""
+    """An idempotent sink, as a Delta table is with ``lease.delta_options``: a transaction that it
+    has seen it skips.
+    """
 
     def __init__(self) -> None:
         self.batches: dict[tuple[str, str], list[tuple[str, int]]] = {}
@@ -112,7 +120,9 @@ class Sink:
 
 
 class Freezer:
-    """Freezes a driver at a place in its foreachBatch function: ``freezer()`` blocks until ``release`` is set."""
+    """Freezes a driver at a place in its foreachBatch function: ``freezer()`` blocks until
+    ``release`` is set.
+    """
 
     all: list[Freezer] = []  # noqa: RUF012 (a registry on purpose: a fixture lets go what a failed test left)
 
@@ -148,7 +158,9 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def copy_checkpoint(source: Path, target: Path) -> Path:
-    """A copy under another query id, for Spark refuses to run two queries of one id: two drivers on one checkpoint."""
+    """A copy under another query id, for Spark refuses to run two queries of one id: two drivers on
+    one checkpoint.
+    """
     shutil.copytree(source, target)
     (target / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     (target / ".metadata.crc").unlink(missing_ok=True)

@@ -20,7 +20,10 @@ TIMEOUT = 60 * SECOND
 
 @dataclass
 class Group:
-    """A group on a log whose messages are 0, 1, 2, ... (commit 0), unless `files` say otherwise. Each operation folds first."""
+    """A group on a log whose messages are 0, 1, 2, ...
+
+    (commit 0), unless `files` say otherwise. Each operation folds first.
+    """
 
     messages: int = 10
     rules: GroupSettings = field(default_factory=lambda: GroupSettings(clock_skew=0))

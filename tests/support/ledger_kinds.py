@@ -73,7 +73,10 @@ def ranges_of(kinds, first=0) -> list[Range]:
 
 
 def ledger_of(kinds) -> Ledger:
-    """A ledger in which the messages, from the first, are of these kinds; settled ones at the start are below the floor."""
+    """A ledger in which the messages, from the first, are of these kinds.
+
+    Settled ones at the start are below the floor.
+    """
     floor = next((at for at, kind in enumerate(kinds) if kind), len(kinds))
     head = LedgerHeader(ack_floor=SEQS[floor - 1] if floor else -1, settled_count=floor)
     return Ledger.from_ranges(head, ranges_of(kinds[floor:], floor))

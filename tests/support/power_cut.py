@@ -1,8 +1,10 @@
-"""A local disk that can lose its power: records each effect, and shows what would be left after a cut.
+"""A local disk that can lose its power: records each effect, and shows what would be left after a
+cut.
 
-:class:`RecordedFiles` does everything on the real disk and records it. :func:`disk_after` builds the folder
-that a cut after the first `n` effects leaves. Two kinds of disk are shown, for both are allowed to a file
-system: one loses every name that was not synced, one keeps the names but loses contents that were not synced.
+:class:`RecordedFiles` does everything on the real disk and records it. :func:`disk_after` builds
+the folder that a cut after the first `n` effects leaves. Two kinds of disk are shown, for both are
+allowed to a file system: one loses every name that was not synced, one keeps the names but loses
+contents that were not synced.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ class Effect:
 
 @dataclass
 class Effects:
-    """The effects on a disk in order. ``skip_sync`` leaves out the syncs of a kind, to show that a test needs them."""
+    """The effects on a disk in order.
+
+    ``skip_sync`` leaves out the syncs of a kind, to show that a test needs them.
+    """
 
     done: list[Effect] = field(default_factory=list)
     skip_sync: str = ""
@@ -136,7 +141,9 @@ class _Disk:
 
 
 def left_after(effects: Effects, count: int, *, keeps_names: bool) -> dict[str, bytes | None]:
-    """Return what a cut after `count` effects leaves: the content of each file, None for a folder."""
+    """Return what a cut after `count` effects leaves: the content of each file, None for a
+    folder.
+    """
     disk = _Disk()
     for effect in effects.done[:count]:
         disk.apply(effect)

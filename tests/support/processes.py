@@ -1,4 +1,7 @@
-"""What the processes of the acceptance tests do: publishers, consumers good and bad, the sweep. Each opens the queue for itself."""
+"""What the processes of the acceptance tests do: publishers, consumers good and bad, the sweep.
+
+Each opens the queue for itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from spark_mq.errors import ContentionTimeout, LeaseLost
 SPAWN: Final = multiprocessing.get_context("spawn")
 SKEW: Final = "100ms"
 SLOW: Final = (LeaseLost, ContentionTimeout)
-"""On a slow store a lease of one second runs out, and one process may lose races for half a minute: both are reported as they are."""
+"""On a slow store a lease of one second runs out, and one process may lose races for half a minute:
+both are reported as they are.
+"""
 
 
 def publish(path: str, options: dict[str, str], size: int, enough: Any) -> None:
@@ -26,7 +31,9 @@ def publish(path: str, options: dict[str, str], size: int, enough: Any) -> None:
 
 
 def consume(path: str, options: dict[str, str], stop: Any) -> None:
-    """A good one, whose work takes a while: one that does nothing but commit would win nearly every race."""
+    """A good one, whose work takes a while: one that does nothing but commit would win nearly every
+    race.
+    """
     group = Queue.open(path, storage_options=options).group()
     while not stop.wait(0.1):
         with contextlib.suppress(*SLOW):

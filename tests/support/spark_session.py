@@ -29,7 +29,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "1",
-        # Half of what conf/spark-defaults.conf says of it: the packages that Delta drags in and Spark has already.
+        # Half of what conf/spark-defaults.conf says of it: the packages that Delta drags in and
+        # Spark has already.
         "spark.jars.excludes": ",".join(
             f"org.apache.{name}"
             for name in (

@@ -1,4 +1,7 @@
-"""How many calls between modules one message costs. ``scripts/count-calls`` prints the same figures."""
+"""How many calls between modules one message costs.
+
+``scripts/count-calls`` prints the same figures.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[Any]]:
     return found
 
 
-# Not reached yet: ledger/ and storage/ make most of these calls among themselves. Strict, so that reaching one is noticed.
+# Not reached yet: ledger/ and storage/ make most of these calls among themselves. Strict, so that
+# reaching one is noticed.
 @pytest.mark.parametrize(("step", "most"), [("lease", 80), ("ack", 45), ("sweep", 300)])
 @pytest.mark.xfail(
     strict=True, reason="the calls inside ledger/, storage/ and delta/ alone are more than that"

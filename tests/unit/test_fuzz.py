@@ -1,4 +1,6 @@
-"""Input from outside is understood or refused by an error of spark_mq: never another error, never a hang."""
+"""Input from outside is understood or refused by an error of spark_mq: never another error, never a
+hang.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from spark_mq import errors
 from spark_mq.delta.actions import AddFile, Change, Commit, parse_commit
 from spark_mq.delta.state import TableState
 from spark_mq.delta.tables import last_checkpoint
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_rows import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.memory import MemoryFiles
@@ -188,7 +191,10 @@ lines = st.builds(json.dumps, actions | anything, ensure_ascii=st.booleans())
 commits = st.lists(lines, max_size=4).map(
     lambda parts: "\n".join(parts).encode("utf-8", "surrogatepass")
 ) | st.binary(max_size=60)
-GOOD_ADD = b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": {\\"deliver_at\\": 2, \\"expires_at\\": 2}}"}}'
+GOOD_ADD = (
+    b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": '
+    b'{\\"deliver_at\\": 2, \\"expires_at\\": 2}}"}}'
+)
 
 
 @settings(max_examples=5 * settings.default.max_examples)
@@ -202,7 +208,10 @@ GOOD_ADD = b'{"add":{"path":"a","stats":"{\\"numRecords\\": 2, \\"nullCount\\": 
 @example(GOOD_ADD + b"\n" + GOOD_ADD)
 @example(b"\xef\xbb\xbf" + GOOD_ADD)
 def test_commits(text: bytes) -> None:
-    """A commit is taken in as a whole or not at all; what it said goes to commits/ and comes back."""
+    """A commit is taken in as a whole or not at all.
+
+    What it said goes to commits/ and comes back.
+    """
     files = MemoryFiles()
     state = PublishedFiles(files, "q/messages", set().__contains__)
     refusal = refused(
@@ -277,7 +286,8 @@ def test_hints_of_checkpoints(text: bytes) -> None:
 
 details = texts | st.builds(
     json.dumps,
-    shaped(turn=texts, counters=st.dictionaries(texts, counts, max_size=2), settings=shaped(retry=texts),
+    shaped(turn=texts, counters=st.dictionaries(texts, counts, max_size=2),
+           settings=shaped(retry=texts),
            skipped=st.lists(st.tuples(counts, counts), max_size=2)),
 )  # fmt: skip
 floors = st.fixed_dictionaries(

@@ -20,7 +20,8 @@ from spark_mq import Message
 
 @pytest.fixture
 def mq_settings():
-    return {"retry": "constant", "retry_delay": "10s", "retry_jitter": 0, "max_delivery_attempts": 3}
+    backoff = {"retry": "constant", "retry_delay": "10s", "retry_jitter": 0}
+    return {**backoff, "max_delivery_attempts": 3}
 
 def test_a_handler(mq_queue, drain, assert_settled, assert_published):
     mq_queue.publish(["1", "two", "3"])

@@ -215,8 +215,15 @@ def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
     text = client.get("/change/orders", params=query).text
     expected = group.preview_seek("latest")
     assert expected.skipped > 0
-    assert f"<dt>Skipped</dt><dd>{expected.skipped}</dd>" in text
-    assert f"<dt>Fenced leases</dt><dd>{expected.fenced_leases}</dd>" in text
+    shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>(?:<a [^>]*>)?([^<]*)<", text))
+    assert shown == {
+        "Move to": "latest",
+        "Ack floor now": str(expected.floor),
+        "First unread sequence then": str(expected.position),
+        "Unsettled messages skipped": f"{expected.skipped:,}",
+        "Messages delivered again": f"{expected.delivered_again:,}",
+        "Leases fenced": f"{expected.fenced_leases:,}",
+    }
     assert (group.stats().ready, group.stats().in_flight) == (before.ready, before.in_flight)
     form = form_of(client, **query)
     assert client.post("/change/orders", data={**form, "csrf": "x"}).status_code == 403
@@ -224,6 +231,24 @@ def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
     assert client.post("/change/orders", data=form).status_code == 303
     assert group.stats().skipped == expected.skipped
     assert ("seek", "alice") in who(queue)
+
+
+def test_changes_are_in_the_words_of_the_glossary(visit: Visit, queue: Queue) -> None:
+    client, group = visit(allow_changes=True), queue.group("billing")
+    queue.sweep()
+    assert queue.redrive().messages == 1
+    query = {"do": "seek", "group": "billing", "to": "2026-01-31T13:00:00+01:00"}
+    text = client.get("/change/orders", params=query).text
+    assert "<dt>Move to</dt><dd>2026-01-31 12:00:00Z</dd>" in text
+    client.post("/change/orders", data=form_of(client, **query))
+    group.configure(max_ledger_ranges=1_000_000)
+    rows = re.findall(r"<tr>(.*?)</tr>", client.get("/changes/orders").text)
+    cells = [[re.sub(r"<[^>]*>", "", one) for one in row.split("</td>")] for row in rows]
+    made = {row[1]: (row[4], row[5]) for row in cells if len(row) > 5}
+    assert made["seek"] == ("to 2026-01-31 12:00:00Z", "5")
+    assert made["configure"] == ("max_ledger_ranges=1000000", "")
+    assert made["redrive"] == ("", "1")
+    assert "1,000,000" in client.get("/group/orders", params={"group": "billing"}).text
 
 
 @pytest.mark.parametrize("to", ["yesterday", "-1", "2026-01-31T12:00:00"])

@@ -169,4 +169,6 @@ def show_setting(value: Any) -> str:
     """Return the value of a setting for people."""
     if value is None:
         return "none"
-    return show_duration(value) if isinstance(value, timedelta) else str(value)
+    if isinstance(value, timedelta):
+        return show_duration(value)
+    return count(value) if type(value) is int else str(value)

@@ -6,13 +6,15 @@ from typing import Final
 
 from spark_mq.inspect import Health
 from spark_mq.util.markup import Child, Html, el, join
-from spark_mq.web.layout import button, facts, field, href, page, table, when
+from spark_mq.web.layout import button, count, facts, field, href, page, table, when
 from spark_mq.web.view import View
 
 __all__ = ["changes_page", "health_of", "sweeps_page"]
 
 MAX_PROBLEMS: Final = 200
 MAX_CHANGES: Final = 200
+_CHANGES: Final = {"redriven": "redrive"}
+"""The word for a change, if its commit has another one."""
 PERIODS: Final = ("1h", "1d", "7d", "30d")
 
 
@@ -55,14 +57,20 @@ def sweeps_page(view: View) -> Html:
     )  # fmt: skip
 
 
+def _words(operation: str) -> str:
+    """Return a change in the words of the glossary. A commit may hold several operations."""
+    return ", ".join(_CHANGES.get(one, one.replace("_", " ")) for one in operation.split("+"))
+
+
 def changes_page(view: View) -> Html:
     """Show the changes that people made: the audit trail."""
     asked = view.text("since")
     since = asked if asked in PERIODS else "1d"
     rows: list[list[Child]] = [
         [
-            when(one.at, view.now), one.operation, one.group or "", one.user or "",
-            one.detail or "", one.messages, "dead letters" if one.in_dead_letters else "queue",
+            when(one.at, view.now), _words(one.operation), one.group or "", one.user or "",
+            one.detail or "", count(one.messages) if one.messages else "",
+            "dead-letter queue" if one.in_dead_letters else "queue",
         ]
         for one in view.queue.changes(MAX_CHANGES, since=since)
     ]  # fmt: skip
@@ -73,12 +81,12 @@ def changes_page(view: View) -> Html:
         action=href("changes", view.name),
         class_="row",
     )
-    headings = ("At", "What", "Group", "User", "Detail", "Messages", "In")
+    headings = ("Time", "Change", "Group", "User", "Detail", "Messages", "Made in")
     done = el("p", "Done.", class_="result good") if view.text("done") else None
     return page(
         "Changes",
         done,
-        join(form, table(headings, rows, empty="Nobody changed anything.")),
+        join(form, table(headings, rows, empty="Nobody changed anything in this time.")),
         queue=view.name,
         view="changes",
     )

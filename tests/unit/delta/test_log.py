@@ -1,4 +1,6 @@
-"""The log client: following, the conflict rule, lost replies, guards, and what other engines read."""
+"""The log client: following, the conflict rule, lost replies, guards, and what other engines
+read.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +241,9 @@ def test_a_table_made_again_and_longer_is_noticed_right_after_an_own_commit(
 def test_a_commit_that_follows_another_one_opens_the_table_again(
     store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a look at the last commit, as over a store within seconds: the next commit names the one before it."""
+    """Without a look at the last commit, as over a store within seconds: the next commit names the
+    one before it.
+    """
     other(store, change("one"))
     log.refresh()
     monkeypatch.setattr(log, "_base_is_there", lambda: True)

@@ -71,7 +71,9 @@ def kinds_after(state: str) -> list[int]:
 
 @given(kind_lists, st.data())
 def test_any_changes_leave_ranges_in_order_and_joined(kinds, data):
-    """Some ranges are removed, and their messages added as any legal kind, in any order, with unread ones or without."""
+    """Some ranges are removed, and their messages added as any legal kind, in any order, with
+    unread ones or without.
+    """
     ledger = ledger_of(kinds)
     floor = ledger.head.settled_count
     editor = LedgerEditor(ledger)

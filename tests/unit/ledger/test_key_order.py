@@ -10,9 +10,10 @@ from spark_mq.ledger.bands import BandLayout, encode_bands
 from spark_mq.ledger.extend import extend
 from spark_mq.ledger.interventions import RETRY_NOW, intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.replay import replay_batch
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settings import GroupSettings
 
 LANES = 4
 LAYOUT = BandLayout(LANES)

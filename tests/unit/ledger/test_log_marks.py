@@ -109,7 +109,8 @@ def test_a_part_of_the_middle_is_forgotten():
     group = worked(range(1, 6))
     group.settle(ACK, "l0")
     after, messages = forget(
-        group.ledger, index_of(files(range(1, 3)) + files(range(5, 6))), sequence(3, 0), sequence(5, 0) - 1
+        group.ledger, index_of(files(range(1, 3)) + files(range(5, 6))), sequence(3, 0),
+        sequence(5, 0) - 1
     )  # fmt: skip
     assert messages == 6
     assert [(r.first >> 32, r.state) for r in after] == [(2, "leased"), (5, "leased")]

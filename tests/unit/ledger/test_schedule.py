@@ -1,4 +1,6 @@
-"""Messages with a deliver_at or expires_at: never early, at most a second late, dropped when expired; free where unused."""
+"""Messages with a deliver_at or expires_at: never early, at most a second late, dropped when
+expired; free where unused.
+"""
 
 from __future__ import annotations
 

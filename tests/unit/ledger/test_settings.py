@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pyarrow as pa
 import pytest
 
 from spark_mq.errors import UnsupportedTable
+from spark_mq.ledger.queue_settings import QueueSettings
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, LogMark
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.settings import SETTINGS_OF_QUEUES, GroupSettings
 from spark_mq.storage.ledger_rows import from_rows, to_rows
 
 
@@ -30,6 +31,12 @@ def test_settings_of_a_newer_version_are_refused_by_name():
 def test_a_newer_format_is_refused_first():
     with pytest.raises(UnsupportedTable, match="update spark_mq"):
         QueueSettings.from_json(stored(format_version=QueueSettings.VERSION + 1, new=1))
+
+
+def test_the_settings_that_only_a_queue_has_are_known_to_errors_of_a_group():
+    of_queues = {field.name for field in fields(QueueSettings)}
+    of_groups = {field.name for field in fields(GroupSettings)}
+    assert of_queues - of_groups - {"group"} == SETTINGS_OF_QUEUES
 
 
 def test_settings_of_a_group_of_a_newer_version_are_refused_by_name():

@@ -359,7 +359,9 @@ def test_what_is_still_held_is_settled_though_the_rest_is_lost():
 
 
 def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
-    """What is left of a range after part of it was settled can begin past a commit's last message."""
+    """What is left of a range after part of it was settled can begin past a commit's last
+    message.
+    """
     group = Group(files=[DataFile(0, 2, "a", 2, 0), DataFile(sequence(1, 0), 2, "b", 2, 0)])
     group.lease("a", 4)
     group.settle(ACK, "a", [1])

@@ -1,4 +1,6 @@
-"""Reading rows from the middle of large row groups: the same rows as pyarrow reads from the start, for files of any writer."""
+"""Reading rows from the middle of large row groups: the same rows as pyarrow reads from the start,
+for files of any writer.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,12 @@ def messages(rows: int = ROWS) -> pa.Table:
     return pa.table({
         "message_id": pa.array([f"m{n}" if n % 7 else None for n in range(rows)]),
         "key": pa.array([f"key {n // 9_000}" if n % 5 else None for n in range(rows)]),
-        "value": pa.array([chance.randbytes(chance.randrange(60)) for _ in range(rows)], pa.binary()),
-        "headers": pa.array([[("h", str(n))] if n % 11 == 0 else None for n in range(rows)], pa.map_(pa.string(), pa.string())),
-        "published_at": pa.array([start + timedelta(seconds=n) for n in range(rows)], pa.timestamp("us", tz="UTC")),
+        "value": pa.array([chance.randbytes(chance.randrange(60)) for _ in range(rows)],
+                          pa.binary()),
+        "headers": pa.array([[("h", str(n))] if n % 11 == 0 else None for n in range(rows)],
+                            pa.map_(pa.string(), pa.string())),
+        "published_at": pa.array([start + timedelta(seconds=n) for n in range(rows)],
+                                 pa.timestamp("us", tz="UTC")),
     })  # fmt: skip
 
 
@@ -292,7 +297,10 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [7, slow(1)])
 def test_a_flipped_bit_in_the_index_delivers_no_other_message(tmp_path: Path, step: int) -> None:
-    """The places of the pages have no checksum. And once the file is restored, it is read as ever."""
+    """The places of the pages have no checksum.
+
+    And once the file is restored, it is read as ever.
+    """
     file = tmp_path / "f"
     values = pa.table({"value": pa.array([f"{n:040}".encode() for n in range(ROWS)], pa.binary())})
     pq.write_table(

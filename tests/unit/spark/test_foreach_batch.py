@@ -1,4 +1,6 @@
-"""for_each_batch apart from settling, without Spark: the batch is a list of columns, its lease is given."""
+"""for_each_batch apart from settling, without Spark: the batch is a list of columns, its lease is
+given.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     lease_id = taken.lease_id
     assert (
         first
-        == f"group default: a batch failed with 2 messages in hand (delivery 1 of 5); its lease {lease_id} is nacked"
+        == "group default: a batch failed with 2 messages in hand (delivery 1 of 5); its lease "
+        f"{lease_id} is nacked"
     )
     assert second.startswith("group default: 2 messages nacked: 2 due again from ")
     assert caplog.records[0].exc_info is not None

@@ -1,4 +1,6 @@
-"""One stream over several queues (``spark_mq.streams``), without Spark: fair_shares, replays, zombies, and everything at once."""
+"""One stream over several queues (``spark_mq.streams``), without Spark: fair_shares, replays,
+zombies, and everything at once.
+"""
 
 from __future__ import annotations
 
@@ -395,7 +397,10 @@ class _Storm:
         self.sink.setdefault((offset["stream"], offset["batch"]), taken)
 
     def _freeze(self, runner: Runner) -> None:
-        """Between the offer and the leases, or between two of these; awake again, it goes on until the marks refuse it."""
+        """Between the offer and the leases, or between two of these.
+
+        Awake again, it goes on until the marks refuse it.
+        """
         own = Checkpoint(list(runner.checkpoint.offsets), runner.checkpoint.committed)
         stream, n = own.offsets[-1]["stream"], own.offsets[-1]["batch"]
         leased = []

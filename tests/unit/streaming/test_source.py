@@ -1,4 +1,6 @@
-"""The rules of the streaming source (DESIGN section 6), without Spark: runners that start, die, freeze and come back."""
+"""The rules of the streaming source (DESIGN section 6), without Spark: runners that start, die,
+freeze and come back.
+"""
 
 from __future__ import annotations
 
@@ -435,7 +437,10 @@ def test_a_driver_that_dies_on_one_batch_each_time_kills_only_the_poison(
 
 
 def test_an_innocent_on_its_last_attempt_is_leased_alone(clock: ManualClock) -> None:
-    """In company a crash would end it for another's fault; given back by a replay, a sink that had it would write it twice."""
+    """In company a crash would end it for another's fault.
+
+    Given back by a replay, a sink that had it would write it twice.
+    """
     queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
     queue.publish(["a", "b"])
     runner = Runner(queue)
@@ -476,7 +481,9 @@ def test_a_last_attempt_in_company_is_given_back_uncounted(clock: ManualClock) -
 def test_what_failed_by_itself_is_replayed_in_company_even_for_the_last_time(
     clock: ManualClock,
 ) -> None:
-    """Given back, it would be leased in another batch: a sink that had it before the crash would write it twice."""
+    """Given back, it would be leased in another batch: a sink that had it before the crash would
+    write it twice.
+    """
     queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", retry_delay="0s")
     receipt = queue.publish(["a", "b"])
     runner = Runner(queue)
@@ -632,7 +639,9 @@ def test_a_frozen_driver_does_not_ack_its_successors_next_batch(queue: Queue) ->
 
 
 def test_a_successor_that_started_earlier_acks_only_leases_of_its_own(queue: Queue) -> None:
-    """What another runner leased after this one's start is that runner's, even with a number that this one has passed."""
+    """What another runner leased after this one's start is that runner's, even with a number that
+    this one has passed.
+    """
     queue.publish(["a", "b", "c"])
     one = Runner(queue, max_messages=1)
     one.batch()
@@ -760,7 +769,9 @@ def test_no_lease_is_longer_than_the_longest_lease_duration(
 def test_a_hung_batch_loses_its_lease_after_the_longest_lease_duration(
     queue: Queue, clock: ManualClock
 ) -> None:
-    """The real thread: it extends by the wall clock, the deadlines are those of the clock that stands still."""
+    """The real thread: it extends by the wall clock, the deadlines are those of the clock that
+    stands still.
+    """
     asked: list[int] = []
     ended = threading.Event()
 

@@ -1,4 +1,6 @@
-"""Streams under everything at once: deaths between any two steps, zombies, other workers, nacks, clocks that jump."""
+"""Streams under everything at once: deaths between any two steps, zombies, other workers, nacks,
+clocks that jump.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from spark_mq.testing import ManualClock, memory_queue
 
 @pytest.mark.parametrize("seed", slow_but(range(4), range(15)))
 def test_whatever_dies_or_freezes_nothing_is_lost_and_no_lease_has_two_owners(seed: int) -> None:
-    """Drivers that die between any two steps, zombies that wake at any time, other workers, nacks, clocks that jump.
+    """Drivers that die between any two steps, zombies that wake at any time, other workers, nacks,
+    clocks that jump.
 
     The sink skips a (stream, n) that it has, as a Delta sink with ``delta_options`` does.
     """
@@ -89,7 +92,9 @@ class _Storm:
                 lease.nack(delay="1s")
 
     def _life(self, checkpoint: Checkpoint, *, calm: bool) -> None:
-        """One run of a query: some batches, ended by a death or a freeze at any step (or, if calm, by having no more to do)."""
+        """One run of a query: some batches, ended by a death or a freeze at any step (or, if calm,
+        by having no more to do).
+        """
         runner = Runner(self.queue, checkpoint, max_messages=self.random.randint(1, 8))
         try:
             for _ in range(100 if calm else self.random.randint(1, 4)):
@@ -150,7 +155,8 @@ class _Storm:
         self.zombies.append((zombie, lambda: self._wake(zombie, plan, runner.checkpoint)))
 
     def _wake(self, zombie: Runner, plan: BatchPlan | None, shared: Checkpoint) -> None:
-        """A frozen driver goes on where it stood, until Spark's own log shows that another has come further on its checkpoint.
+        """A frozen driver goes on where it stood, until Spark's own log shows that another has come
+        further on its checkpoint.
 
         Until then it may be the only one: then it is simply slow, and its work counts.
         """

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.ledger.queue_settings import QueueSettings
+from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.validation import (
     suggest,

@@ -1,0 +1,45 @@
+"""Say what the archive of ledger commits offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+__all__ = ["Archived", "Filters", "HistoryStore"]
+
+Filters = list[tuple[str, str, Any]]
+"""Conditions on rows: column, one of ``=``, ``<=``, ``>=``, and the value."""
+
+
+class Archived(NamedTuple):
+    """What an archive did: the number of commits, and the last version of ``leases/`` in it."""
+
+    commits: int
+    up_to: int
+
+
+class HistoryStore(Protocol):
+    """The archive of ledger commits. A queue in memory has none."""
+
+    def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """Return the archived rows that match, and the last archived version (-1: none).
+
+        ``columns`` are those of HISTORY_SCHEMA to return. None: all.
+        """
+
+    def agreed_up_to(self) -> int | None:
+        """Return the last ledger version that archive and ledgers share. None: they agree."""
+
+    def truncate(self, up_to: int) -> None:
+        """Drop the rows of all ledger versions after one."""
+
+    def archive(self, retention: int) -> Archived:
+        """Archive new ledger commits and drop days older than `retention` microseconds."""
+
+    def progress(self) -> tuple[int, int | None]:
+        """Return the last archived version (-1: none), and the time of the archive's last commit.
+
+        The time is in microseconds since 1970, or None without an archive.
+        """

@@ -1,0 +1,68 @@
+"""Calls that texts advise, each with the command that does the same.
+
+The text of an error or a log line names the call of Python. The error has the pair in ``advice``,
+and the log record has it as an argument. So the command line can show the command.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = [
+    "CONFIGURE_GROUP",
+    "CONFIGURE_QUEUE",
+    "CREATE_QUEUE",
+    "CREATE_WITH_LANES",
+    "ENSURE_GROUP",
+    "FORCE",
+    "LIST_LANES",
+    "NAME_MESSAGES",
+    "OPEN_QUEUE",
+    "RAISE_CAP",
+    "RESUME_GROUP",
+    "SET_DEDUP_WINDOW",
+    "SWEEP",
+    "UNBLOCK_GROUP",
+    "Advice",
+    "drop_group",
+]
+
+
+class Advice(NamedTuple):
+    """A call of Python as a text has it, and the same for the command line."""
+
+    call: str
+    command: str
+
+    def __str__(self) -> str:
+        return self.call
+
+
+CREATE_QUEUE: Final = Advice("Queue.create", "`spark-mq queue create`")
+OPEN_QUEUE: Final = Advice(
+    "Use Queue.open, or exist_ok=True", "Use it as it is, or give --exist-ok"
+)
+CREATE_WITH_LANES: Final = Advice(
+    "Create a queue with lanes=64", "Create a queue with `spark-mq queue create --lanes 64`"
+)
+LIST_LANES: Final = Advice("group.lanes() lists", "`spark-mq lanes` lists")
+CONFIGURE_QUEUE: Final = Advice("queue.configure", "`spark-mq queue configure`")
+CONFIGURE_GROUP: Final = Advice("group.configure", "`spark-mq group configure`")
+SET_DEDUP_WINDOW: Final = Advice(
+    "queue.configure(dedup_window='1h')", "`spark-mq queue configure --set dedup_window=1h`"
+)
+ENSURE_GROUP: Final = Advice(
+    "The first lease, or ensure(), creates a group",
+    "`spark-mq group create` creates a group, and so does the first lease",
+)
+RESUME_GROUP: Final = Advice("call resume()", "run `spark-mq group resume`")
+RAISE_CAP: Final = Advice("configure(...) the cap", "raise the cap with `spark-mq group configure`")
+UNBLOCK_GROUP: Final = Advice("unblock(...)", "`spark-mq group unblock`")
+SWEEP: Final = Advice("queue.sweep()", "`spark-mq sweep`")
+FORCE: Final = Advice("force=True", "--force")
+NAME_MESSAGES: Final = Advice("sequences, message_id or key", "SEQUENCES, --message-id and --key")
+
+
+def drop_group(name: str) -> Advice:
+    """Return the advice to drop a group."""
+    return Advice(f"Queue.drop_group({name!r})", f"`spark-mq group drop {name}`")
