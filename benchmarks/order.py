@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/order.py                # all parts: about 15 minutes
     .venv/bin/python benchmarks/order.py lease drain    # some parts
 
-The parts: lease, drain, publish, dataframe, hot, pgmq. Ordered and unordered runs alternate, and the
-figures are medians. It prints a table for results/order.md. `pgmq` needs PostgreSQL and psycopg (the
-extra "peers"), `dataframe` needs pyspark.
+The parts: lease, drain, publish, dataframe, hot, pgmq. Ordered and unordered runs alternate, and
+the figures are medians. It prints a table for results/order.md. `pgmq` needs PostgreSQL and psycopg
+(the extra "peers"), `dataframe` needs pyspark.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ def drain(sizes: Sizes) -> Iterator[Result]:
 def hot(sizes: Sizes) -> Iterator[Result]:
     """One key has half of all messages. The speed of the others, beside a queue without such a key.
 
-    The lanes in the block of the hot one are a tenth of the others. A lease of the block is mostly of
-    the hot key, so they come last.
+    The lanes in the block of the hot one are a tenth of the others. A lease of the block is mostly
+    of the hot key, so they come last.
     """
     commits = max(20, sizes.drained // 3)
     queues = {

@@ -2,8 +2,8 @@
 
 The statement is our own, after the published algorithm: the first visible message of each group,
 less the groups of which an earlier message is invisible, then up to so many messages of each group,
-the oldest group first. pgmq keeps the group in a JSON header, for which it has no usable index. Here
-it is a column with an index, which helps PostgreSQL.
+the oldest group first. pgmq keeps the group in a JSON header, for which it has no usable index.
+Here it is a column with an index, which helps PostgreSQL.
 """
 
 from __future__ import annotations
