@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -88,17 +89,24 @@ class ThreadWatch:
     def signals(self) -> Iterator[None]:
         """Obey SIGTERM and Ctrl-C in the block, if this is the main thread.
 
-        A program's own handler of SIGINT stays. It may raise KeyboardInterrupt.
+        A program's own handler of SIGINT is called. It may raise KeyboardInterrupt, which counts as
+        Ctrl-C at whatever line it comes.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {signal.SIGTERM: signal.signal(signal.SIGTERM, self._on_signal)}
+        theirs = signal.getsignal(signal.SIGINT)
+        ours: Any = self._on_signal
+        if callable(theirs) and theirs is not signal.default_int_handler:
+            ours = partial(self._on_own_signal, theirs)
         try:
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
+            if callable(theirs):
+                before[signal.SIGINT] = signal.signal(signal.SIGINT, ours)
             yield
         finally:
+            if signal.getsignal(signal.SIGINT) is not ours:  # the program has set another one
+                before.pop(signal.SIGINT, None)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -123,13 +131,9 @@ class ThreadWatch:
 
     def _take_news(self, seconds: float) -> None:
         number = 0
-        try:
-            with contextlib.suppress(Empty):
-                number = self._news.get(timeout=seconds)
-                self._ended += number == 0
-        except KeyboardInterrupt:  # by a program's own handler
-            self._interrupts += 1
-            number = signal.SIGINT
+        with contextlib.suppress(Empty):
+            number = self._news.get(timeout=seconds)
+            self._ended += number == 0
         if number:
             self._stop.set()
         if number == signal.SIGINT and not self._reported:
@@ -141,6 +145,12 @@ class ThreadWatch:
         if self._interrupts > 2:
             raise KeyboardInterrupt
         self._news.put(number)
+
+    def _on_own_signal(self, theirs: Callable[[int, Any], Any], number: int, frame: Any) -> None:
+        try:
+            theirs(number, frame)
+        except KeyboardInterrupt:
+            self._on_signal(number, frame)
 
 
 def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:

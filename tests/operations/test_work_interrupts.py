@@ -122,6 +122,38 @@ def test_a_third_ctrl_c_interrupts_what_runs() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+def test_a_programs_own_handler_may_interrupt_at_any_line() -> None:
+    """It was lost, or ended the work without the wait, unless it came while the queue was read."""
+    calls: list[int] = []
+
+    def own(number: int, _: object) -> None:
+        calls.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        watch = ThreadWatch([], threading.Event(), 0.01, lambda: None)
+        with watch.signals():
+            signal.raise_signal(signal.SIGINT)
+            assert (watch.interrupted, watch.hurried) == (True, False)
+            signal.raise_signal(signal.SIGINT)
+            assert watch.hurried
+        assert len(calls) == 2
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_that_the_program_sets_meanwhile_stays() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with ThreadWatch([], threading.Event(), 0.01, lambda: None).signals():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_ignored_interrupts_stay_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
