@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -116,6 +115,7 @@ class RequestTurn:
         self._request = PostedRequest(uuid.uuid4().hex, log.state.version, operations)
         self._seen = self._request.base
         """The version up to which the notes of commits were read."""
+        self._missed = -1  # the last version whose note could not be read
         self._ran: dict[str, Any] = {}
         """The outcomes in the notes of commits since the post, by request."""
         self._posted = False
@@ -203,8 +203,10 @@ class RequestTurn:
         for number in range(self._seen + 1, version + 1):
             # One that was cleaned may have run the request. Then it runs again: what the first run
             # leased expires, and a settle finds its messages settled.
-            with suppress(FileNotFoundError):
+            try:
                 self._read_note(known.get(number) or self._log.read_commit(number))
+            except FileNotFoundError:
+                self._missed = number
         self._seen = version
 
     def _is_turn(self, listed: Sequence[FileInfo], waited: float) -> bool:
@@ -265,12 +267,14 @@ class RequestTurn:
         return [one for one in found if one is not None]
 
     def not_run(self, guests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
-        """Return the requests that no known commit ran.
+        """Return the requests that no commit ran.
 
-        Another thread may have brought the log up to date since :meth:`wait` read its notes.
+        Another thread, or a read of the ledger, may have brought the log up to date since
+        :meth:`wait` read its notes. If a commit since a request was cleaned, nobody knows.
         """
         self._take_notes(self._log.state.version)
-        return [one for one in guests if one.request_id not in self._ran]
+        known = (one for one in guests if one.base >= self._missed)
+        return [one for one in known if one.request_id not in self._ran]
 
     def outcome(self) -> Any | None:
         """Return the outcome of the own request, if a known commit ran it."""

@@ -209,3 +209,20 @@ def test_no_rule_can_be_missed(
     )
     with pytest.raises(AssertionError, match=r"ran|own"):
         run_state_machine_as_test(Requests, settings=quick)  # type: ignore[no-untyped-call]
+
+
+def test_a_request_that_a_cleaned_commit_ran_is_not_run_again() -> None:
+    """A leader whose ledger was cleaned reads a newer one, and misses a note in between."""
+    requests = Requests()
+    try:
+        requests.step(0)
+        requests.step(1)
+        requests.step_twice(2)  # it has read the requests of the others
+        requests.step(1)
+        requests.step_twice(1)  # runs the request of 0
+        requests.step_twice(1)
+        requests.clean()
+        requests.step(2)
+        requests.nobody_runs_a_request_twice()
+    finally:
+        requests.teardown()

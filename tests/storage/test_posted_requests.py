@@ -341,20 +341,21 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(posted_requests, "PATIENCE_SECONDS", 30.0)
-    again(queue).group("other").ensure()
-    younger = sharing(again(queue))  # it knows a later version, so its request comes after
-    read, known = RequestTurn.guests, younger._context.ledgers.log.state.version
+    read, own_log = RequestTurn.guests, queue._context.ledgers.log
 
     def guests(turn: RequestTurn, meanwhile: Callable[[], object]) -> Any:
-        if turn._request.base < known:
+        if turn._log is own_log:
             until(lambda: len(files(queue)) == 2)
         return read(turn, meanwhile)
 
     monkeypatch.setattr(RequestTurn, "guests", guests)
-    before, got = queue._context.ledgers.log.state.version + 1, list[Lease]()
+    got: list[Lease] = []
     first = threading.Thread(target=lambda: got.append(leased(queue, 5)))
     first.start()
     until(lambda: files(queue))
+    again(queue).group("other").ensure()
+    younger = sharing(again(queue))  # it knows a later version, so its request comes after
+    before = younger._context.ledgers.version()
     second = threading.Thread(target=lambda: got.append(leased(younger, 5)))
     second.start()
     first.join(30)
