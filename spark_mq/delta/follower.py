@@ -144,10 +144,11 @@ class LogFollower:
             if self._state is None or self._local:
                 return self.refresh()
             state = self._state
-            try:
-                self._apply(state, self.read_commit(state.version + 1))
-            except FileNotFoundError:
+            commit = next(self.following(state.version + 1), None)
+            if commit is None:
                 return state
+            try:
+                self._apply(state, commit)
             except LogReplaced:
                 return self.refresh()
             return self._accept(state)

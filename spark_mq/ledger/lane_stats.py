@@ -135,11 +135,13 @@ class BandCensus:
     def add(self, kind: str, row: int | None, first: int, last: int, until: int | None) -> bool:
         """Count a range, which comes after all before. Return whether there may be more."""
         tally, heads, index = self.counts[kind], self._heads, self.index
-        if not index.files.banded:
-            self._note(kind, row, first, until, self.layout.number(0, None))
-            tally[self.layout.number(0, None)] += index.count(first, last)
-            return True
         holds = kind not in _OUT_OF_ORDER
+        if not index.files.banded:
+            number = self.layout.number(0, None)
+            tally[number] += index.count(first, last)
+            if holds:
+                self._note(kind, row, first, until, number)
+            return True
         for begins, bands, low, high in index.banded_pieces(first, last):
             if self._runs_left < 1:
                 return False
@@ -153,8 +155,6 @@ class BandCensus:
 
     def _note(self, kind: str, row: int | None, seq: int, until: int | None, number: int) -> None:
         """Note a message as the first of its band, and as the first leased one of its lane."""
-        if kind in _OUT_OF_ORDER:
-            return
         head = _Head(seq, kind, row, until)
         self._heads.setdefault(number, head)
         if kind == IN_FLIGHT:
@@ -198,7 +198,7 @@ class BandCensus:
     def _held(
         self, lane: int, counts: dict[str, int], head: int, behind: int, by: _Head
     ) -> LaneStats:
-        r = None if by.row is None else self._range_of(by.row)
+        r = None if by.row is None else self._ranges[by.row]
         until = by.until
         if r is not None and by.kind == IN_FLIGHT:
             until = r.expires_at
@@ -218,9 +218,6 @@ class BandCensus:
             return Holder.RETRY
         timed = not r.delivery_count and self.index.has_times(by.sequence, by.sequence)
         return Holder.DELAY if timed else Holder.POSTPONED
-
-    def _range_of(self, row: int) -> Range:
-        return self._ranges[row]
 
     @cached_property
     def _ranges(self) -> dict[int, Range]:
@@ -284,8 +281,6 @@ def _unread(ledger: Ledger, index: MessageIndex, now: int) -> Iterable[_Found]:
     unread = unread_range(ledger, index)
     if unread is None:
         return []
-    if not index.has_times_after(ledger.tracked_up_to):
-        return [(READY, None, unread.first, unread.last, None)]
     pieces = split_by_time(unread, index, now, now)
     found: list[_Found] = [(READY, None, r.first, r.last, None) for r in pieces.due]
     found += [(DELAYED, None, r.first, r.last, r.available_at) for r in pieces.later]

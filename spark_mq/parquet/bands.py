@@ -20,6 +20,7 @@ from spark_mq.parquet.read_errors import unreadable_reason
 __all__ = [
     "BAND_COLUMNS",
     "Banded",
+    "effective_priorities",
     "may_have_priorities",
     "mostly_differ",
     "read_bands",
@@ -78,12 +79,17 @@ def _numbers(table: pa.Table, layout: BandLayout) -> pa.Array:
         lane = _lanes(_whole(table["key"]), layout.lanes)
     level: Any = MAX_PRIORITY
     if "priority" in names:
-        given = pc.fill_null(_whole(table["priority"]).cast(pa.int32()), 0)
-        level = pc.subtract(MAX_PRIORITY, pc.max_element_wise(0, pc.min_element_wise(given, 9)))
+        given = _whole(table["priority"]).cast(pa.int32())
+        level = pc.subtract(MAX_PRIORITY, effective_priorities(given))
     numbers = pc.add(pc.multiply(level, layout.width), lane)
     if isinstance(numbers, pa.Scalar):
         return pa.repeat(pa.scalar(numbers.as_py(), pa.int32()), rows)
     return numbers.cast(pa.int32())
+
+
+def effective_priorities(column: pa.Array | pa.ChunkedArray) -> Any:
+    """Return priorities as they count. A null is 0, and foreign writers check no limits."""
+    return pc.max_element_wise(0, pc.min_element_wise(MAX_PRIORITY, pc.fill_null(column, 0)))
 
 
 def _lanes(keys: pa.Array, lanes: int) -> pa.Array:

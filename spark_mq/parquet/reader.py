@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.ledger.bands import MAX_PRIORITY
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
+from spark_mq.parquet.bands import effective_priorities
 from spark_mq.parquet.claims import check_file, check_group
 from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import FileStore
@@ -323,11 +323,10 @@ def to_delivery_table(
 
 
 def _priority(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return priorities as they count. A null is 0, and foreign writers check no limits."""
+    """Return the priorities of delivered messages."""
     if column.null_count == len(column):
         return pa.chunked_array([pa.repeat(pa.scalar(0, column.type), len(column))])
-    known = pc.fill_null(column, 0)
-    return pc.max_element_wise(0, pc.min_element_wise(MAX_PRIORITY, known))
+    return effective_priorities(column)
 
 
 def _repeated(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:

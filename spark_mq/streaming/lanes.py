@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
@@ -122,17 +123,7 @@ def _append(part: list[Piece], piece: FileSlice, of: Range) -> None:
     if part:
         last, whose = part[-1]
         if whose is of and last.path == piece.path and last.offset + last.rows == piece.offset:
-            part[-1] = (_joined(last, piece), of)
+            both = replace(last, rows=last.rows + piece.rows, size=last.size + piece.size)
+            part[-1] = (both, of)
             return
     part.append((piece, of))
-
-
-def _joined(one: FileSlice, other: FileSlice) -> FileSlice:
-    return FileSlice(
-        path=one.path,
-        offset=one.offset,
-        rows=one.rows + other.rows,
-        first=one.first,
-        committed_at=one.committed_at,
-        size=one.size + other.size,
-    )
