@@ -19,7 +19,7 @@ class Result:
     """One figure. ``against``: what it was compared with in the same run, and the ratio to that.
 
     ``value`` is None where this machine cannot have what was to be measured; ``against`` then says
-    why. ``survives``: what a power cut leaves of what was reported as done.
+    why. ``survives``: the reported work that a power cut leaves.
     """
 
     name: str

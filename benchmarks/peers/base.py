@@ -31,7 +31,7 @@ class Leased:
 class Peer(ABC):
     """A queue as the benchmark uses it, with one worker.
 
-    ``survives``: what a power cut leaves of what was reported as done.
+    ``survives``: the reported work that a power cut leaves.
     """
 
     survives: str

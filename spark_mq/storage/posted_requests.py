@@ -291,7 +291,7 @@ class RequestTurn:
         if not self._posted or self.request_id in self._ran:  # who ran it deletes it
             return
         paths = [f"{self._folder}/{one.name}" for one in (self._request, *ran)]
-        # The caller need not wait. What a killed process leaves is stale soon.
+        # The caller need not wait. The files of a killed process are stale soon.
         threading.Thread(
             target=self._delete,
             args=([*paths, *self._stale],),

@@ -90,7 +90,7 @@ class ThreadWatch:
         """Obey SIGTERM and Ctrl-C in the block, if this is the main thread.
 
         A program's own handler of SIGINT is called. It may raise KeyboardInterrupt, which counts as
-        Ctrl-C at whatever line it comes.
+        Ctrl-C at any line.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

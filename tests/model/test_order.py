@@ -262,9 +262,9 @@ class Order(RuleBasedStateMachine):
     def _judge_returned(self, before, after, others, outcome, verb):
         """What the command does not name stays, or has returned uncounted behind a message of its lane."""
         gone = {seq for seq in others if after[seq][0] != "leased"}
-        told = self._inside(outcome.returned)
+        reported = self._inside(outcome.returned)
         if self.ordered and verb in (NACK, RELEASE):
-            assert gone <= told
+            assert gone <= reported
         by_seq = {m.seq: m for m in self.messages}
         for seq in gone:
             m = by_seq[seq]
