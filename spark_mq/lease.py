@@ -146,9 +146,8 @@ class Lease:
         index = messages.index(max(r.last for r in self._ranges))
         ranges = sorted(self._ranges, key=attrgetter("first"))
         pieces = [(piece, r) for r in ranges for piece in index.slices(r.first, r.last)]
-        payload = MessageReader(messages.files, DELIVERED_COLUMNS).read(
-            *(piece for piece, _ in pieces)
-        )
+        reader = MessageReader(messages.files, DELIVERED_COLUMNS, share=True)
+        payload = reader.read(*(piece for piece, _ in pieces))
         held = {"lease_id": self.lease_id, "lease_expires_at": self._expires_at}
         return to_delivery_table(payload, pieces, DELIVERY_SCHEMA, held)
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from spark_mq.parquet.claims import MAX_EXPANDED_BYTES, largest_size
 from spark_mq.parquet.pages import PageIndex
 
-__all__ = ["Footer", "FooterCache", "expanding_columns", "footers", "open_file"]
+__all__ = ["Footer", "FooterCache", "expanding_columns", "footers", "open_file", "read_footer"]
 
 _MAX_FILES: Final = 512
 _MAX_BYTES: Final = 2**20
@@ -99,21 +99,34 @@ footers: Final = FooterCache()
 """The footers that this process keeps."""
 
 
-def open_file(root: str, path: str, raw: Any) -> tuple[pq.ParquetFile, Footer, Hashable]:
-    """Return a data file, its footer, and the footer's key in the cache."""
-    key = _key(root, path, raw)
-    footer = None if key is None else footers.get(key)
-    file = pq.ParquetFile(
+def open_file(
+    raw: Any,
+    root: str,
+    metadata: pq.FileMetaData | None = None,
+    dictionaries: Sequence[str] = (),
+) -> pq.ParquetFile:
+    """Open a data file. With its metadata, this reads nothing.
+
+    The columns `dictionaries` hold equal values once.
+    """
+    return pq.ParquetFile(
         raw,
-        metadata=None if footer is None else footer.metadata,
+        metadata=metadata,
+        read_dictionary=list(dictionaries) or None,
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,
         pre_buffer="://" in root,  # A store needs few large requests. A disk needs no second copy.
     )
+
+
+def read_footer(root: str, path: str, raw: Any) -> tuple[Footer, Hashable]:
+    """Return the footer of a data file, and its key in the cache."""
+    key = _key(root, path, raw)
+    footer = None if key is None else footers.get(key)
     if footer is None:
-        footer = Footer(file)
+        footer = Footer(open_file(raw, root))
         footers.put(key, footer)
-    return file, footer, key
+    return footer, key
 
 
 def _key(root: str, path: str, raw: Any) -> Hashable:

@@ -20,9 +20,10 @@ from spark_mq.parquet.bands import effective_priorities
 from spark_mq.parquet.claims import check_file, check_group
 from spark_mq.parquet.delivery_times import clamp_instants
 from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.footers import expanding_columns, footers, open_file
+from spark_mq.parquet.footers import expanding_columns, footers, open_file, read_footer
 from spark_mq.parquet.pages import PageIndex, PageReader
 from spark_mq.parquet.read_errors import row_count_error, unreadable_error, unreadable_reason
+from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, row_groups
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.parquet.sequential import SequentialReader
 
@@ -65,13 +66,17 @@ class MessageReader:
         The store of ``messages/``.
     columns
         The columns to read. Default: all.
+    share
+        Keep row groups that are read in parts for the next readers of this process.
     """
 
-    def __init__(self, files: FileStore, columns: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, files: FileStore, columns: Iterable[str] | None = None, *, share: bool = False
+    ) -> None:
         names = FILE_SCHEMA.names if columns is None else list(columns)
         self.files = files
         self._schema = pa.schema([f for f in FILE_SCHEMA if f.name in names])
-        self._path = ""
+        self._share, self._path = share, ""
 
     def read(self, *pieces: FileSlice) -> pa.Table:
         """Return the rows of slices, one slice after the other.
@@ -148,9 +153,9 @@ class MessageReader:
     def _open(self, path: str) -> None:
         if path == self._path:
             return
-        self._path, self._group = "", -1
+        self._path, self._group, self._shared = "", -1, False
         self._raw = self.files.open(path)
-        self._file, self._footer, self._key = open_file(self.files.root, path, self._raw)
+        self._footer, self._key = read_footer(self.files.root, path, self._raw)
         self._present = [name for name in self._schema.names if name in self._footer.names]
         self._pages: PageReader | None = None
         self._walks: dict[tuple[int, tuple[str, ...]], SequentialReader] = {}
@@ -177,34 +182,40 @@ class MessageReader:
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
         """Return spans of rows of one row group."""
         meta = self._footer.metadata.row_group(group)
-        large = meta.num_rows > _MAX_WHOLE_ROWS or meta.total_byte_size > _MAX_WHOLE_BYTES
         wanted = sum(end - first for first, end in spans)
-        few = len(spans) <= _FEW_SPANS and 2 * wanted <= meta.num_rows
-        if large or (few and group != self._group):
-            return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
+        if meta.num_rows > _MAX_WHOLE_ROWS or meta.total_byte_size > _MAX_WHOLE_BYTES:
+            return self._pages_of(group, spans)
         if group != self._group:
-            # Values take nearly all of the time, and one thread decodes them.
-            check_group(self._raw, meta, self._present)
-            file = self._file_for(group)
-            self._table = file.read_row_group(group, self._present, use_threads=False)
-            self._group = group
-        if len(spans) == 1:
+            few = len(spans) <= _FEW_SPANS and 2 * wanted <= meta.num_rows
+            table = self._kept(group, meta, wanted) if few else self._decoded(group)
+            if table is None:
+                return self._pages_of(group, spans)
+            self._table, self._group, self._shared = table, group, few
+        if len(spans) == 1 and not self._shared:
             return self._table.slice(spans[0][0], wanted)
+        # A slice would keep the whole row group in memory as long as its reader holds it.
         return self._table.take(pa.concat_arrays([pa.arange(*span) for span in spans]))
 
-    def _file_for(self, group: int) -> pq.ParquetFile:
-        """Return the file so opened that equal large values are held once, until they are read."""
+    def _pages_of(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
+        return pa.concat_tables([self._paged(group, first, end) for first, end in spans])
+
+    def _kept(self, group: int, meta: pq.RowGroupMetaData, wanted: int) -> pa.Table | None:
+        """Return a row group that readers of this process share, or None."""
+        size = meta.total_byte_size
+        if not self._share or self._key is None or size > MAX_GROUP_BYTES:
+            return None
+        key = self._key, group, tuple(self._present)
+        return row_groups.table(key, wanted, meta.num_rows, size, partial(self._decoded, group))
+
+    def _decoded(self, group: int) -> pa.Table:
+        """Return a whole row group. Values take nearly all of the time, and one thread decodes."""
         metadata = self._footer.metadata
-        names = expanding_columns(metadata.row_group(group), self._present)
-        if not names:
-            return self._file
-        return pq.ParquetFile(
-            self._raw,
-            metadata=metadata,
-            read_dictionary=names,
-            coerce_int96_timestamp_unit="us",
-            page_checksum_verification=True,
-        )
+        meta = metadata.row_group(group)
+        check_group(self._raw, meta, self._present)
+        # Equal large values of these columns are held once, until they are read.
+        names = expanding_columns(meta, self._present)
+        file = open_file(self._raw, self.files.root, metadata, names)
+        return file.read_row_group(group, self._present, use_threads=False)
 
     def _paged(self, group: int, first: int, end: int) -> pa.Table:
         try:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from spark_mq.parquet.files import FileStore
-from spark_mq.parquet.footers import open_file
+from spark_mq.parquet.footers import read_footer
 from spark_mq.parquet.pages import DAMAGE, PageIndex
 from spark_mq.parquet.thrift import Struct, decode, get, read_range
 
@@ -53,7 +53,7 @@ class RowSizes:
 
     def __init__(self, files: FileStore, path: str) -> None:
         self._raw = files.open(path)
-        _, self._footer, _ = open_file(files.root, path, self._raw)
+        self._footer, _ = read_footer(files.root, path, self._raw)
         self._curves: dict[int, _Curve] = {}
         self.rows: int = sum(self._footer.rows)
         """The rows of the file."""

@@ -12,7 +12,7 @@ import pytest
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet import footers as module
-from spark_mq.parquet.footers import Footer, FooterCache, open_file
+from spark_mq.parquet.footers import Footer, FooterCache, read_footer
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.memory import MemoryFiles
 
@@ -77,9 +77,9 @@ def test_a_second_reader_does_not_parse_the_footer_again(
     write(tmp_path, b"a")
     assert read(tmp_path, 1) == [b"a"]
     raw = pa.OSFile(str(tmp_path / "f"))
-    _, known, key = open_file(str(tmp_path), "f", raw)
+    known, key = read_footer(str(tmp_path), "f", raw)
     assert cache.get(key) is known
-    assert open_file(str(tmp_path), "f", raw)[1] is known
+    assert read_footer(str(tmp_path), "f", raw)[0] is known
     assert len(cache) == 1
 
 

@@ -1,0 +1,176 @@
+"""The row groups that a process keeps while leases read them in parts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.message_index import FileSlice
+from spark_mq.parquet import reader as module
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.row_groups import MAX_GROUP_BYTES, RowGroupCache
+
+ROWS = 1_000
+
+
+class Decoder:
+    """Counts how often a row group is decoded."""
+
+    def __init__(self, rows: int = ROWS, size: int = 8) -> None:
+        self.times = 0
+        self.found = pa.table({"value": pa.array([b"x" * size] * rows, pa.binary())})
+
+    def __call__(self) -> pa.Table:
+        self.times += 1
+        return self.found
+
+
+def read(cache: RowGroupCache, key: str, wanted: int, decode: Callable[[], pa.Table]) -> bool:
+    """Return whether the cache had the row group or decoded it."""
+    return cache.table(key, wanted, ROWS, 1_000, decode) is not None
+
+
+def test_a_row_group_is_decoded_at_the_second_read_and_dropped_after_the_last_row() -> None:
+    cache, decode = RowGroupCache(), Decoder()
+    assert not read(cache, "a", 100, decode)
+    assert read(cache, "a", 300, decode)
+    assert (decode.times, len(cache), cache.nbytes) == (1, 1, decode.found.nbytes)
+    assert read(cache, "a", 300, decode)
+    assert (decode.times, len(cache)) == (1, 1)
+    assert read(cache, "a", 300, decode), "the last rows"
+    assert (decode.times, len(cache), cache.nbytes) == (1, 0, 0)
+    assert not read(cache, "a", 100, decode), "it begins again"
+
+
+def test_a_full_cache_keeps_its_row_groups_until_they_are_idle() -> None:
+    now = [0.0]
+    cache, decode = RowGroupCache(max_bytes=30_000, clock=lambda: now[0]), Decoder()
+    for key in "abcd":
+        assert not read(cache, key, 1, decode)
+    assert read(cache, "a", 1, decode)
+    now[0] = 20.0
+    assert read(cache, "b", 1, decode)
+    assert not read(cache, "c", 1, decode), "two fill it"
+    now[0] = 31.0
+    assert read(cache, "c", 1, decode), "the first is idle"
+    assert decode.times == 3
+    assert read(cache, "b", 1, decode)
+    assert not read(cache, "d", 1, decode)
+    assert decode.times == 3
+    assert cache.nbytes == 2 * decode.found.nbytes <= 30_000
+
+
+def test_a_row_group_that_decodes_to_more_than_its_footer_says_is_weighed_as_it_is() -> None:
+    cache, large = RowGroupCache(), Decoder(10, MAX_GROUP_BYTES // 10 + 1)
+    assert not read(cache, "a", 1, large)
+    assert read(cache, "a", 1, large)
+    assert (len(cache), cache.nbytes) == (0, 0), "it is used once and not kept"
+
+
+def test_an_error_of_the_decoder_is_raised_and_nothing_is_kept() -> None:
+    cache, decode = RowGroupCache(), Decoder()
+
+    def broken() -> pa.Table:
+        raise OSError("a page is damaged")
+
+    assert not read(cache, "a", 1, broken)
+    with pytest.raises(OSError, match="a page is damaged"):
+        read(cache, "a", 1, broken)
+    assert (len(cache), cache.nbytes) == (0, 0)
+    assert not read(cache, "a", 1, decode)
+    assert read(cache, "a", 1, decode)
+
+
+def test_threads_that_want_one_row_group_decode_it_once() -> None:
+    cache, decode, begun, go = RowGroupCache(), Decoder(), threading.Event(), threading.Event()
+
+    def slow() -> pa.Table:
+        begun.set()
+        assert go.wait(30)
+        return decode()
+
+    read(cache, "a", 1, slow)
+    found: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(read(cache, "a", 1, slow))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(30)
+    assert not read(cache, "b", 1, decode), "another row group does not wait"
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert (found, decode.times) == ([True] * 4, 1)
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> RowGroupCache:
+    """The cache that readers use, empty."""
+    empty = RowGroupCache()
+    monkeypatch.setattr(module, "row_groups", empty)
+    return empty
+
+
+def write(folder: Path, first: int = 0) -> None:
+    values = [b"%06d" % number for number in range(first, first + ROWS)]
+    pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), folder / "f")
+
+
+def part(folder: Path, first: int, rows: int = 100, *, share: bool = True) -> pa.Table:
+    reader = MessageReader(ObjectStore(str(folder)), ["value"], share=share)
+    return reader.read(FileSlice("f", first, rows, first, 0, 0))
+
+
+def test_readers_of_parts_share_a_row_group(tmp_path: Path, cache: RowGroupCache) -> None:
+    write(tmp_path)
+    kept = []
+    for first in range(0, ROWS, 100):
+        found = part(tmp_path, first)
+        assert found.equals(part(tmp_path, first, share=False))
+        assert found["value"][0].as_py() == b"%06d" % first
+        kept.append(len(cache))
+        held = found.get_total_buffer_size()
+        assert held < 2_500, "a part holds its own rows, not the whole row group"
+    assert kept == [0, *[1] * 8, 0]
+
+
+def test_a_whole_row_group_is_not_kept(tmp_path: Path, cache: RowGroupCache) -> None:
+    write(tmp_path)
+    for _ in range(3):
+        assert part(tmp_path, 0, ROWS).num_rows == ROWS
+    assert len(cache) == 0
+
+
+def test_another_file_under_a_known_name_is_read_as_it_is(
+    tmp_path: Path, cache: RowGroupCache
+) -> None:
+    write(tmp_path)
+    for _ in range(3):
+        part(tmp_path, 0)
+    assert len(cache) == 1
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, first=ROWS)
+    os.replace(other / "f", tmp_path / "f")
+    for _ in range(3):
+        assert part(tmp_path, 0)["value"][0].as_py() == b"%06d" % ROWS
+
+
+def test_a_damaged_file_is_not_kept(tmp_path: Path, cache: RowGroupCache) -> None:
+    write(tmp_path)
+    data = bytearray((tmp_path / "f").read_bytes())
+    data[50:80] = bytes(30)
+    (tmp_path / "f").write_bytes(data)
+    for _ in range(3):
+        with pytest.raises(CorruptLog):
+            part(tmp_path, 0)
+    assert len(cache) == 0
