@@ -80,6 +80,10 @@ class BandWalk:
         self._block = 0  # the lanes that the lease may take from
         self._own = self._no_lane  # the bands of the lanes that were taken from
         self._allowed = index.layout.everything  # the bands that the lease may still take from
+        self._quota: int | None = None  # messages of one heavy band, None for no limit
+        self._heavy: dict[int, int] = {}  # what was taken of heavy bands
+        self._deferred: dict[int, int] = {}  # where heavy bands go on, by band
+        self._from = 0  # the first sequence of the walk
         self._unsettled = ledger.find((WAITING, BLOCKED)) if ordered else []
         self._bands: list[int] = []  # of the first of these rows
 
@@ -102,13 +106,27 @@ class BandWalk:
         all_lanes
             Whether to take from any number of lanes.
         """
-        shares = self._shares
+        shares, spares = self._shares, self._ordered and not all_lanes
         if all_lanes:
             self._shares, self._block, self._allowed = 1, 0, self._index.layout.everything
-        is_open = self._visit_rows(self._is_open & bands, rows, to_end=reads)
+        # A hot key would fill the lease, and the other keys of its block would wait for it.
+        share = 2 * self.limit * shares // max(1, self._index.layout.lanes)
+        self._quota = max(1, min(share, self.limit // 2)) if spares else None
+        self._visit(self._is_open & bands, rows, reads=reads)
+        for band, start in sorted(self._deferred.items(), key=_start_of):
+            if self.full:
+                break
+            self._quota, self._from = None, start
+            self._visit(1 << band, rows, reads=reads)
+        self._shares, self._quota, self._from = shares, None, 0
+        self._deferred.clear()
+        self.taken.sort(key=_first_of_piece)
+
+    def _visit(self, is_open: int, rows: Sequence[int], *, reads: bool) -> None:
+        priority = self._index.layout.priorities_in(is_open).bit_length() - 1
+        is_open = self._visit_rows(is_open, rows, to_end=reads)
         if reads and not self.full and is_open:
-            self._visit_unread(is_open, self._index.layout.priorities_in(bands).bit_length() - 1)
-        self._shares = shares
+            self._visit_unread(is_open, priority)
 
     def _visit_rows(self, is_open: int, rows: Sequence[int], *, to_end: bool) -> int:
         """Take from some rows. The others close their bands. Return what is open."""
@@ -118,10 +136,10 @@ class BandWalk:
         for row, bands in self.visited(rows):
             if self.full or not is_open or (row > last and not to_end):
                 break
-            if not bands & is_open:
+            if not bands & is_open or lasts[row] < self._from:
                 continue
             if row in chosen:
-                is_open = self._take_range(row, firsts[row], lasts[row], is_open)
+                is_open = self._take_range(row, max(firsts[row], self._from), lasts[row], is_open)
             else:
                 is_open = self._closed(is_open, bands)
         return is_open
@@ -165,6 +183,8 @@ class BandWalk:
         wanted = found & is_open
         if wanted & ~self._own and self._ordered:
             wanted = self._admitted(wanted, bands)
+        if self._quota is not None and wanted & bands.heavy:
+            wanted &= ~self._over_quota(wanted & bands.heavy, begins, bands, rows)
         if wanted:
             for low, high in bands.stretches(*rows, wanted):
                 if self.full:
@@ -172,6 +192,18 @@ class BandWalk:
                 last = begins + min(high, low + self.limit - 1)
                 self._add(row, begins, begins + low, last)
         return self._closed(is_open, found & ~wanted) & self._allowed
+
+    def _over_quota(self, heavy: int, begins: int, bands: FileBands, rows: Interval) -> int:
+        """Count rows of heavy bands. Return the bands of which the lease has enough for now."""
+        found = 0
+        for band, low, high in bands.between(*rows):
+            if heavy >> band & 1:
+                had = self._heavy.get(band, 0)
+                self._heavy[band] = had + high - low + 1
+                if had >= (self._quota or 0):
+                    found |= 1 << band
+                    self._deferred[band] = begins + low
+        return found
 
     def _admitted(self, wanted: int, bands: FileBands) -> int:
         """Return those of some bands whose lanes the lease may take from, and note that it does.
@@ -226,7 +258,8 @@ class BandWalk:
 
     def _visit_unread(self, is_open: int, priority: int) -> None:
         index = self._index
-        start, end = self._ledger.tracked_up_to + 1, min(self._end, index.last_sequence)
+        start = max(self._ledger.tracked_up_to + 1, self._from)
+        end = min(self._end, index.last_sequence)
         timed = index.has_times(start, end)
         for first, last in index.files_with(priority, start, end):
             if self.full or not is_open:
@@ -251,3 +284,11 @@ class BandWalk:
 
 def _first_of(r: Range) -> int:
     return r.first
+
+
+def _first_of_piece(piece: Piece) -> int:
+    return piece.first
+
+
+def _start_of(deferred: tuple[int, int]) -> int:
+    return deferred[1]

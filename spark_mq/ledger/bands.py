@@ -31,6 +31,8 @@ MAX_LANES: Final = 1_024
 MAX_PRIORITY: Final = 9
 """The highest priority. The lowest, and the default, is 0."""
 _CACHED_FILES: Final = 4_096
+_HEAVY: Final = 2
+"""A band is heavy with so many times the rows of the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class FileBands:
         The rows of each run.
     """
 
-    __slots__ = ("_below", "mask", "numbers", "rows", "starts")
+    __slots__ = ("_below", "heavy", "mask", "numbers", "rows", "starts")
 
     def __init__(self, numbers: Sequence[int], counts: Sequence[int]) -> None:
         self.numbers = numbers
@@ -176,6 +178,10 @@ class FileBands:
             self._below = list(accumulate((1 << number for number in numbers), initial=0))
         self.mask = reduce(or_, (1 << number for number in set(numbers)))
         """The set of the file's bands."""
+        most = _HEAVY * self.rows / len(numbers)
+        runs = zip(numbers, counts, strict=True) if max(counts) > most else ()
+        self.heavy = reduce(or_, (1 << number for number, rows in runs if rows > most), 0)
+        """The bands with far more rows than the mean, as that of a hot key."""
 
     @property
     def is_sorted(self) -> bool:

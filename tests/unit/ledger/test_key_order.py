@@ -262,3 +262,41 @@ def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> N
     assert granted == []
     assert group.ledger.held("s/1/b") == []
     assert [(r.state, r.delivery_count) for r in group.ledger] == [("waiting", 2), ("waiting", 1)]
+
+
+def hot_files(count: int) -> list[DataFile]:
+    """Return files in which lane 1 has 40 of 46 messages."""
+    return [file_of(v, (0, 0, 2), (0, 1, 40), (0, 2, 2), (0, 3, 2)) for v in range(1, count + 1)]
+
+
+def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages() -> None:
+    group = ordered(*hot_files(100))
+    group.lease("a", 200)  # of the lanes 0 and 1: half of it for the hot lane 1, in whole runs
+    rows = rows_of(group, "a")
+    hot = [(version, row) for version, row in rows if row >= 2]
+    assert hot == [(version, row) for version in (1, 2, 3) for row in range(2, 42)]
+    assert len(rows) == 200
+
+
+def test_a_hot_lane_fills_a_lease_if_others_have_no_more() -> None:
+    group = ordered(*hot_files(10))
+    group.lease("a", 300)
+    rows = rows_of(group, "a")
+    assert len(rows) == 300
+    assert [one for one in rows if one[1] < 2] == [(v, row) for v in range(1, 11) for row in (0, 1)]
+    hot = [(v, row) for v in range(1, 11) for row in range(2, 42)]
+    assert [one for one in rows if one[1] >= 2] == hot[:280]
+    group.settle("ack", "a")
+    left: list[tuple[int, int]] = []
+    while group.lease("b", 300):
+        left += [one for one in rows_of(group, "b") if 2 <= one[1] < 42]
+        group.settle("ack", "b")
+    assert left == hot[280:]
+
+
+def test_a_lease_of_one_message_takes_the_oldest_also_of_a_hot_lane() -> None:
+    group = ordered(*hot_files(3))
+    for number in range(40):
+        group.lease(f"{number}", 1)
+        assert rows_of(group, f"{number}") == [(1, number)]
+        group.settle("ack", f"{number}")
