@@ -17,7 +17,7 @@ import pyarrow as pa
 __all__ = ["MAX_GROUP_BYTES", "RowGroupCache", "row_groups"]
 
 _MAX_BYTES: Final = 128 * 2**20
-MAX_GROUP_BYTES: Final = _MAX_BYTES // 8
+MAX_GROUP_BYTES: Final = _MAX_BYTES // 4
 """Larger row groups are not kept."""
 _MAX_READ_ONCE: Final = 512
 """Row groups of which the cache remembers that a part was read."""
