@@ -22,15 +22,17 @@ MAX_GROUP_BYTES: Final = _MAX_BYTES // 4
 _MAX_READ_ONCE: Final = 512
 """Row groups of which the cache remembers that a part was read."""
 _IDLE_SECONDS: Final = 30.0
+_SURE: Final = 4
+"""If so many more were read again than not, the next are kept from their first read."""
 
 
 class _Kept:
-    """A row group, and how many of its rows nobody has read yet."""
+    """A row group, how many of its rows nobody has read yet, and if it was read again."""
 
-    __slots__ = ("left", "lock", "size", "table", "used_at")
+    __slots__ = ("again", "left", "lock", "size", "table", "used_at")
 
-    def __init__(self, left: int, size: int, now: float) -> None:
-        self.left, self.size, self.used_at = left, size, now
+    def __init__(self, left: int, size: int, *, again: bool) -> None:
+        self.left, self.size, self.again, self.used_at = left, size, again, 0.0
         self.lock = threading.Lock()
         self.table: pa.Table | None = None
 
@@ -38,7 +40,8 @@ class _Kept:
 class RowGroupCache:
     """Keep row groups from the second read of a part until all rows were read. Thread-safe.
 
-    A message is mostly read once. So the cache drops a row group after as many rows were read as
+    If most row groups are read again, it keeps them from their first read. A message is mostly
+    read once. So the cache drops a row group after as many rows were read as
     it has. If the cache is full, it takes no other row group: leases that walk over more files
     than fit in would otherwise drop each one before its next use.
 
@@ -56,6 +59,7 @@ class RowGroupCache:
         self._max_bytes, self._clock, self._bytes = max_bytes, clock, 0
         self._kept: dict[Hashable, _Kept] = {}
         self._read_once: OrderedDict[Hashable, int] = OrderedDict()  # the rows that were read
+        self._score = 0  # row groups that were read again, less those that were not
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -105,29 +109,39 @@ class RowGroupCache:
     def _find(self, key: Hashable, wanted: int, rows: int, size: int) -> _Kept | None:
         kept, now = self._kept.get(key), self._clock()
         if kept is None:
-            if key not in self._read_once:
-                self._note(key, wanted)
+            before = self._read_once.pop(key, 0)
+            if before:
+                self._count(again=True)
+            if not (before or self._score >= _SURE) or not self._has_room(size, now):
+                self._note(key, before + wanted)
                 return None
-            if not self._has_room(size, now):
-                return None
-            kept = self._kept[key] = _Kept(rows - self._read_once.pop(key), size, now)
+            kept = self._kept[key] = _Kept(rows - before, size, again=before > 0)
             self._bytes += size
+        elif not kept.again:
+            kept.again = True
+            self._count(again=True)
         kept.left -= wanted
         kept.used_at = now
         if kept.left <= 0:
             self._drop(key)
         return kept
 
+    def _count(self, *, again: bool) -> None:
+        self._score = max(-_SURE, min(2 * _SURE, self._score + (1 if again else -1)))
+
     def _note(self, key: Hashable, wanted: int) -> None:
         self._read_once[key] = wanted
         if len(self._read_once) > _MAX_READ_ONCE:
             self._read_once.popitem(last=False)
+            self._count(again=False)
 
     def _has_room(self, size: int, now: float) -> bool:
         """Return whether a row group fits in, and drop idle ones if it does not."""
         if self._bytes + size > self._max_bytes:
             idle = [k for k, kept in self._kept.items() if now - kept.used_at >= _IDLE_SECONDS]
             for key in idle:
+                if not self._kept[key].again:
+                    self._count(again=False)
                 self._drop(key)
         return self._bytes + size <= self._max_bytes
 
