@@ -57,7 +57,12 @@ class FooterCache:
     """
 
     def __init__(self, max_files: int = _MAX_FILES, max_bytes: int = _MAX_BYTES) -> None:
-        self._max_files, self._max_bytes, self._bytes = max_files, max_bytes, 0
+        self._max_files, self._max_bytes = max_files, max_bytes
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin empty, with a free lock. A forked process has no threads that would free it."""
+        self._bytes = 0
         self._found: OrderedDict[Hashable, Footer] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -97,6 +102,8 @@ class FooterCache:
 
 footers: Final = FooterCache()
 """The footers that this process keeps."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=footers.reset)
 
 
 def open_file(

@@ -6,6 +6,7 @@ whole row group costs about as much as two small parts of it.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -56,7 +57,12 @@ class RowGroupCache:
     def __init__(
         self, max_bytes: int = _MAX_BYTES, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._max_bytes, self._clock, self._bytes = max_bytes, clock, 0
+        self._max_bytes, self._clock = max_bytes, clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin empty, with free locks. A forked process has no threads that would free them."""
+        self._bytes = 0
         self._kept: dict[Hashable, _Kept] = {}
         self._read_once: OrderedDict[Hashable, int] = OrderedDict()  # the rows that were read
         self._score = 0  # row groups that were read again, less those that were not
@@ -162,3 +168,5 @@ class RowGroupCache:
 
 row_groups: Final = RowGroupCache()
 """The row groups that this process keeps."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=row_groups.reset)

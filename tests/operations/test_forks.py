@@ -18,6 +18,8 @@ from support.handles import lease
 
 from spark_mq import Queue
 from spark_mq.errors import UsedAfterFork
+from spark_mq.parquet.footers import footers
+from spark_mq.parquet.row_groups import row_groups
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -108,3 +110,16 @@ def test_a_forked_process_may_open_the_queue_again(queue: Queue) -> None:
 
     assert in_a_fork(work) == [b"b"]
     assert queue.group().stats().acked == 1
+
+
+def test_a_forked_process_may_read_while_a_thread_of_the_parent_reads(queue: Queue) -> None:
+    queue.publish([b"%d" % number for number in range(10)])
+
+    def read_two() -> list[bytes]:
+        return [m.value for m in lease(Queue.open(queue.path), 2).messages]
+
+    assert read_two() == [b"a", b"b"]
+    read_two(), read_two()  # The second read of a part keeps the row group.
+    (kept,) = row_groups._kept.values()
+    with footers._lock, row_groups._lock, kept.lock:  # as another thread
+        assert in_a_fork(read_two) == [b"4", b"5"]
