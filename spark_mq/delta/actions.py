@@ -29,9 +29,9 @@ __all__ = [
 
 LOG_FOLDER: Final = "_delta_log"
 OPERATION_ID: Final = "spark_mq_operation_id"
-"""Key in ``commitInfo``: shows after a failure whether a commit landed."""
+"""Key in ``commitInfo``. It shows after a failure whether a commit landed."""
 PREVIOUS_ID: Final = "spark_mq_previous_operation_id"
-"""Key in ``commitInfo``: the operation id of the commit before it."""
+"""Key in ``commitInfo``. Its value is the operation id of the commit before it."""
 
 _PLAIN_FEATURES: Final = {"appendOnly", "invariants"}
 _WRITER_FEATURES: Final = {
@@ -51,27 +51,30 @@ checkpoint_path: Final = f"{LOG_FOLDER}/{{:020d}}.checkpoint.parquet".format
 
 @dataclass(frozen=True, slots=True)
 class AddFile:
-    """A data file of a table: path relative to the table, bytes, rows (None if not recorded)."""
+    """A data file of a table.
+
+    ``path`` is relative to the table. ``size`` is in bytes. ``rows`` is None if it is not recorded.
+    """
 
     path: str
     size: int
     rows: int | None = None
     partition: Mapping[str, str | None] = field(default_factory=dict)
     stats: str | None = None
-    """JSON; None writes the row count alone."""
+    """Statistics as JSON. None writes the row count alone."""
     modified: int = 0
-    """Milliseconds since 1970; 0 in a new file means now."""
+    """Milliseconds since 1970. 0 in a new file means now."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Delta's ``tags``: what the writer notes about the file."""
+    """Delta's ``tags``, the writer's notes about the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A commit to make, and what it depends on.
+    """A commit to make, and its dependencies.
 
-    ``partition`` is the partition whose content was read: a commit that changes it is a conflict.
+    ``partition`` is the partition whose content was read. A commit that changes it is a conflict.
     ``whole_table`` makes every other commit a conflict. ``data_change`` is False if no row changes.
-    ``txns`` are application transactions, ``(app id, version)``; a commit with one of the same app
+    ``txns`` are application transactions, ``(app id, version)``. A commit with one of the same app
     is a conflict. ``info`` goes as JSON into ``userMetadata``, which DESCRIBE HISTORY shows.
     """
 
@@ -130,11 +133,11 @@ class Commit:
                 elif name == "protocol":
                     self.protocols.append(value)
         self.operation_id: str | None = self.info.get(OPERATION_ID)
-        """The id of the operation; None if spark_mq did not write the commit."""
+        """The id of the operation. None if spark_mq did not write the commit."""
 
     @classmethod
     def of(cls, version: int, change: Change, now: int) -> Commit:
-        """Return the commit of a change as a reader of the log would have it.
+        """Return the commit of a change as the log's readers see it.
 
         ``now`` is its time in milliseconds since 1970.
         """
@@ -167,12 +170,18 @@ class Commit:
 
     @property
     def timestamp(self) -> int:
-        """The time of the commit by its writer's clock, in microseconds; 0 if not recorded."""
+        """Return the time of the commit in microseconds since 1970.
+
+        The time is by the writer's clock. It is 0 if it is not recorded.
+        """
         return int(self.info.get("timestamp") or 0) * 1000
 
     @property
     def note(self) -> dict[str, Any]:
-        """The ``info`` of the :class:`Change`; empty if spark_mq did not write the commit."""
+        """Return the ``info`` of the :class:`Change`.
+
+        It is empty if spark_mq did not write the commit.
+        """
         try:
             note = json.loads(self.info.get("userMetadata") or "{}")
         except (ValueError, TypeError, RecursionError):
@@ -180,12 +189,18 @@ class Commit:
         return note if isinstance(note, dict) else {}
 
     def follows(self, operation_id: str | None) -> bool:
-        """Whether the commit before this one is that operation, as far as both are known."""
+        """Return whether the commit before this one is that operation.
+
+        An unknown operation counts as the same one.
+        """
         previous = self.info.get(PREVIOUS_ID)
         return previous is None or operation_id is None or previous == operation_id
 
     def conflict_with(self, change: Change) -> str | None:
-        """Return why the change must be computed again after this commit, or None."""
+        """Return why this commit makes the change invalid, or None.
+
+        If it does, the change must be computed again.
+        """
         if self.protocols or self.metadata is not None:
             return f"commit {self.version} changed the table's protocol or metadata"
         for app, _ in change.txns:
@@ -201,7 +216,10 @@ class Commit:
         return None
 
     def _touches(self, partition: Mapping[str, str]) -> bool:
-        """Whether a file of the partition is added or removed; unknown values count as touched."""
+        """Return whether the commit adds or removes a file of the partition.
+
+        Unknown partition values count as touched.
+        """
         return any(
             all(file["partitionValues"].get(name) == value for name, value in partition.items())
             if isinstance(file.get("partitionValues"), dict)
@@ -257,7 +275,7 @@ def parse_commit(version: int, text: bytes, path: str) -> Commit:
 
 
 def restore_hint(path: str, version: int) -> str:
-    """Return what to do about a commit of the table at `path` that is missing or broken."""
+    """Return how to repair a missing or broken commit of a table."""
     if version == 0:  # the table's schema and settings are there
         return f"Restore {log_path(version)} from a backup"
     hint = f"Restore {log_path(version)} from a backup; without one, "

@@ -1,8 +1,8 @@
 """Build the checkpoint of a Delta table, without tombstones.
 
-Tombstones show VACUUM which files were removed lately. delta-rs and Spark copy each of them into
+Tombstones show VACUUM which files were removed lately. delta-rs and Spark copy each tombstone into
 every checkpoint until it expires. The tables of a queue keep removed files until the sweep deletes
-them, so their tombstones would never expire, and a checkpoint would grow with each commit.
+them. Their tombstones would never expire, and a checkpoint would grow with each commit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SCHEMA: Final = pa.schema(
 def encode_checkpoint(
     log: DeltaLog, state: TableState, base: Iterable[str], since: int
 ) -> tuple[memoryview, int]:
-    """Return the checkpoint of a table's state as a Parquet file, and its number of rows.
+    """Return a checkpoint as a Parquet file, and its number of rows.
 
     Parameters
     ----------
@@ -120,12 +120,15 @@ def _as_row(add: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(values: Any) -> list[tuple[str, Any]]:
-    """Return the pairs of a map, which a checkpoint gives as pairs and a commit as an object."""
+    """Return the pairs of a map.
+
+    A checkpoint stores a map as pairs, a commit as an object.
+    """
     return list(dict(values or ()).items())
 
 
 def _old_files(log: DeltaLog, path: str, touched: set[str]) -> pa.Table:
-    """Return the files of a checkpoint that no later commit adds or removes."""
+    """Return the checkpoint's files that no later commit adds or removes."""
     file = log.store.open(path)
     try:
         parquet = pq.ParquetFile(file)
@@ -144,7 +147,10 @@ def _old_files(log: DeltaLog, path: str, touched: set[str]) -> pa.Table:
 
 
 def _field(column: Any, field: pa.Field) -> Any:
-    """Return a field of the files, null if the writer of the checkpoint left it out."""
+    """Return a field of the files, or null if it is missing.
+
+    The writer of the checkpoint may leave a field out.
+    """
     if field.name == "dataChange":  # no row changes by a checkpoint
         return pa.repeat(pa.scalar(False), len(column))
     if column.type.get_field_index(field.name) < 0:

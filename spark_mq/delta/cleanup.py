@@ -1,4 +1,4 @@
-"""Delete the commits, checkpoints and data files that no kept version of a table needs."""
+"""Delete the commits, checkpoints and data files of old versions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _STALE_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much of a table's past stays.
+    """The part of a table's past that stays.
 
-    ``versions``: the last so many. ``seconds``: all younger than that by the store's clock.
-    ``after``: all
-    after this version, if given. A cleaner keeps everything from the newest checkpoint that all of
-    these need.
+    ``versions`` is the number of latest versions. ``seconds`` keeps all younger versions by the
+    store's clock. ``after`` keeps all versions after this one, if it is given. A cleaner keeps
+    everything from the newest checkpoint that all of these need.
     """
 
     versions: int
@@ -62,7 +61,10 @@ class _Listing:
         return listing
 
     def base(self, latest: int, keep: Keep) -> int:
-        """The version of the checkpoint that the oldest kept version is read from, or -1."""
+        """Return the version of the checkpoint to keep, or -1.
+
+        The oldest kept version is read from that checkpoint.
+        """
         now = max(self.commits.values(), default=time.time())
         young = (
             version
@@ -78,10 +80,10 @@ class _Listing:
 
 
 def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
-    """Delete what no kept version needs. Return how many files went.
+    """Delete the files that no kept version needs. Return their number.
 
-    The oldest go first: killed at any point, the next run goes on from there. It is safe to run
-    twice at once.
+    It deletes the oldest first. If it is killed, the next run continues. Two runs at the same time
+    do no harm.
 
     Parameters
     ----------
@@ -90,9 +92,8 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     keep
         How much stays.
     data_files
-        Whether to delete data files that the deleted commits removed, and those of commits that
-        lost their
-        race. The data files of ``messages/`` have rules of their own.
+        Whether to delete data files that the deleted commits removed. Also deletes data files of
+        commits that lost their race. The data files of ``messages/`` have rules of their own.
     """
     store, state = log.store, log.refresh()
     store.delete_stale_temporaries(LOG_FOLDER, _STALE_SECONDS)
@@ -107,8 +108,10 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
 
 
 def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | None) -> int:
-    """Delete the commits and checkpoints before a version, each commit after the files that it
-    removed."""
+    """Delete the commits and checkpoints before a version.
+
+    Each commit goes after the files that it removed.
+    """
     deleted = 0
     for version in sorted(version for version in listing.commits if version < base):
         gone = [] if live is None else _removed_files(log, version, live)
@@ -162,8 +165,10 @@ def _folder(path: str) -> str:
 
 
 def _kept_files(log: DeltaLog, base: int, latest: int) -> set[str] | None:
-    """The data files of all versions from one that has a checkpoint; None if another sweep keeps
-    less by now."""
+    """Return the data files of all versions from a checkpoint on.
+
+    None: another sweep keeps less by now.
+    """
     state = TableState()
     try:
         file = log.store.open(checkpoint_path(base))

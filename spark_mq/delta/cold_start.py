@@ -1,4 +1,4 @@
-"""Find where the log of a Delta table starts, and load the state of its newest checkpoint."""
+"""Load the state of a Delta table from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
 
 
 def find_start(store: ObjectStore) -> Sequence[str] | None:
-    """Return the files of the newest checkpoint, none to start at version 0, None without a
-    table."""
+    """Return the files of the newest checkpoint.
+
+    An empty result means that the log starts at version 0. None means that there is no table.
+    """
     hint = _hinted_checkpoint(store)
     if hint is not None:
         return [hint]
@@ -32,7 +34,7 @@ def find_start(store: ObjectStore) -> Sequence[str] | None:
 
 
 def _hinted_checkpoint(store: ObjectStore) -> str | None:
-    """Return the checkpoint that ``_last_checkpoint`` names, if it is a single file that exists."""
+    """Return the single-file checkpoint that ``_last_checkpoint`` names, if it exists."""
     try:
         hint = json.loads(store.read(f"{LOG_FOLDER}/_last_checkpoint"))
         path = checkpoint_path(int(hint["version"]))
@@ -42,7 +44,9 @@ def _hinted_checkpoint(store: ObjectStore) -> str | None:
 
 
 def listed_checkpoint(store: ObjectStore) -> list[str] | None:
-    """Return the files of the newest complete checkpoint by a listing; None without any commit.
+    """Return the files of the newest complete checkpoint by a listing.
+
+    None: there is no commit.
 
     Raises
     ------
@@ -56,7 +60,7 @@ def listed_checkpoint(store: ObjectStore) -> list[str] | None:
 
 
 def _newest_checkpoint(store: ObjectStore) -> tuple[list[str] | None, bool]:
-    """Return the files of the newest complete checkpoint, and whether there is any commit."""
+    """Return the newest complete checkpoint, and whether any commit exists."""
     found: dict[int, list[str]] = {}
     any_commit = False
     for info in store.list(LOG_FOLDER):
@@ -71,7 +75,10 @@ def _newest_checkpoint(store: ObjectStore) -> tuple[list[str] | None, bool]:
 
 
 def _is_complete(paths: list[str]) -> bool:
-    """Whether the files of one version make a whole checkpoint: a single file, or all parts."""
+    """Return whether the files of one version make a whole checkpoint.
+
+    A whole checkpoint is a single file, or all its parts.
+    """
     parts = [path.rpartition("/")[2].split(".") for path in paths]
     if any(len(part) == 3 for part in parts):  # version.checkpoint.parquet
         return True
@@ -80,9 +87,10 @@ def _is_complete(paths: list[str]) -> bool:
 
 
 def starting_state(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
-    """Return the state of a checkpoint, or the empty one to start at version 0.
+    """Return the state of a checkpoint, or an empty state.
 
-    A checkpoint that cannot be read loses nothing while all commits from an older one on are there.
+    The empty state starts at version 0. A broken checkpoint loses nothing while all commits from an
+    older one on exist.
 
     Raises
     ------
@@ -132,7 +140,7 @@ def _unreadable(store: ObjectStore, path: str, error: Exception) -> CorruptLog:
 
 
 def version_of(path: str) -> int:
-    """Return the version that the name of a commit or a checkpoint begins with."""
+    """Return the version in the name of a commit or a checkpoint."""
     return int(path.rpartition("/")[2][:20])
 
 
@@ -148,8 +156,10 @@ def _loaded(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -
 
 
 def _older_start(store: ObjectStore, path: str, track_files: TrackFiles) -> TableState | None:
-    """Return the state of the newest older checkpoint from which all commits are there, if there is
-    one."""
+    """Return the state of the newest older checkpoint with all later commits.
+
+    None: there is no such checkpoint.
+    """
     broken = version_of(path)
     names = [info.path.rpartition("/")[2] for info in store.list(LOG_FOLDER)]
     numbered = [(int(name[:20]), name[20:]) for name in names if name[:20].isdigit()]

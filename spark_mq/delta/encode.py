@@ -17,8 +17,9 @@ _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def encode(change: Change, previous_id: str | None, operation: str, now: int) -> bytes:
-    """Return the JSON of a commit: ``commitInfo``, transactions, removes, adds.
+    """Return a commit as JSON.
 
+    It has ``commitInfo``, transactions, removes and adds.
     ``operation`` is Delta's own name of the operation, such as ``WRITE``. ``now`` is the time of
     the commit in milliseconds since 1970.
     """

@@ -1,4 +1,4 @@
-"""What a store knows about one file."""
+"""Define the facts that a store knows about a file."""
 
 from __future__ import annotations
 

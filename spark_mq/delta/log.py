@@ -1,13 +1,11 @@
 """Commit to the log of a Delta table.
 
-A commit is two small writes: a data file, and then ``_delta_log/<N+1>.json`` if no file of that
-name
-exists. A failed write may have landed, so each commit has an operation id, and after any failure
-the log
-reads that number again before it reports a result. Other commits may land between the look and the
-write:
-:meth:`Commit.conflict_with` decides if the change must be computed again or is put at the next
-number.
+A commit is two small writes. The first is a data file. The second is ``_delta_log/<N+1>.json``,
+and it fails if a file of that name exists. A failed write may have landed, so each commit has an
+operation id. After any failure the log reads that number again before it reports a result.
+
+Other commits may land between the look and the write. :meth:`Commit.conflict_with` decides if the
+change must be computed again or is put at the next number.
 """
 
 from __future__ import annotations
@@ -30,8 +28,10 @@ __all__ = ["CHECKPOINT_INTERVAL", "DeltaLog"]
 CHECKPOINT_INTERVAL: Final = 100
 """Versions from one checkpoint to the next."""
 SLOW_COMMIT_SECONDS: Final = 10.0
-"""A commit on an object store checks that the log was not cleaned, if the last look is longer
-ago."""
+"""Age of the last look in seconds after which a remote commit checks the log.
+
+The check finds out if the log was cleaned meanwhile.
+"""
 _CREATE_ATTEMPTS: Final = 3
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class DeltaLog(LogFollower):
         timeout: float = 60.0,
         operation: str = "WRITE",
     ) -> tuple[int, T]:
-        """Look, compute a change, commit it; from the start again after each conflict.
+        """Look, compute a change and commit it. Repeat after each conflict.
 
         Parameters
         ----------
@@ -108,8 +108,7 @@ class DeltaLog(LogFollower):
     def commit(self, change: Change, base: int, operation: str = "WRITE") -> int:
         """Commit a change that was computed from version `base`. Return its version.
 
-        Other commits may have landed since: the change is put after those that it does not depend
-        on.
+        Other commits may have landed since. The change goes after those that it does not depend on.
 
         Raises
         ------
@@ -174,14 +173,17 @@ class DeltaLog(LogFollower):
         raise AssertionError("unreachable")
 
     def _number_is_taken(self, error: OSError, version: int) -> bool:
-        """Whether there is a commit at a number whose put has failed."""
+        """Return whether a commit exists at a number whose put has failed."""
         try:
             return self.store.exists(log_path(version))
         except OSError:
             raise to_storage_error(self.path, error, "committing to", landed=None) from error
 
     def _winner(self, version: int, change: Change) -> Commit | None:
-        """Return the commit that took a number; None if it is the change's own."""
+        """Return the foreign commit that took a number, or None.
+
+        None: the commit is the change's own.
+        """
         try:
             winner = self.read_commit(version)
         except FileNotFoundError:
@@ -202,7 +204,7 @@ class DeltaLog(LogFollower):
         return winner
 
     def _landed(self, commit: Commit, change: Change, started: float) -> None:
-        """Check and take in an own commit."""
+        """Check an own commit, and apply it to the state."""
         version = commit.version
         slow = time.monotonic() - self._sure_at > SLOW_COMMIT_SECONDS
         if (self._local or slow) and not self.store.exists(log_path(version - 1)):
@@ -215,9 +217,9 @@ class DeltaLog(LogFollower):
         """Delete an own commit that nobody will read. Its writer was slower than the cleaner.
 
         The commit before it is gone. If the cleaner deleted the number's first commit too, the put
-        found a free number in the past. The cleaner came after the put if it deleted this commit as
-        well, if the number has a checkpoint, or if the next commit names this one as its
-        predecessor.
+        found a free number in the past. The cleaner came after the put in three cases. It deleted
+        this commit as well. Or the number has a checkpoint. Or the next commit names this one as
+        its predecessor.
         """
         if not self.store.exists(log_path(version)) or self.store.exists(checkpoint_path(version)):
             return

@@ -1,4 +1,4 @@
-"""Read and write the files under one root, on a local disk or in an object store."""
+"""Read and write the files under a local or remote root."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ObjectStore:
         return self.stat(path) is not None
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return size and time of a file, or None if it is missing."""
+        """Return the size and time of a file, or None without it."""
         return self._backend.stat(_checked(path))
 
     def list(self, folder: str) -> FileInfos:
@@ -250,7 +250,7 @@ def join(root: str, name: str) -> str:
 
 
 def absolute_path(path: Any, option: str = "path") -> str:
-    """Return a local path made absolute, or a URI without a slash at its end.
+    """Return an absolute local path, or a URI without a final slash.
 
     Other processes have another working directory.
 
@@ -286,9 +286,9 @@ def absolute_path(path: Any, option: str = "path") -> str:
 
 
 def canonical_path(path: str) -> str:
-    """Return one text for all names of a place: links resolved, one scheme for each provider.
+    """Return one text for all names of a place, to compare places.
 
-    Use it to compare places. Other libraries may need the name that the user gave.
+    Links are resolved. Each provider has one scheme. Other libraries may need the user's name.
     """
     if "://" not in path:
         return os.path.realpath(path)
@@ -297,7 +297,7 @@ def canonical_path(path: str) -> str:
 
 
 def is_data_path(path: str) -> bool:
-    """Return whether a path from a commit names a data file below the root of its table.
+    """Return whether a commit's path names a file below its table.
 
     Delta allows absolute paths, as shallow clones have them. They lead to files of others.
     """

@@ -1,4 +1,4 @@
-"""Parse the JSON of Delta commits, and check each field that spark_mq uses.
+"""Parse the JSON of Delta commits, and check the used fields.
 
 Another engine may have written a commit, so nothing in it is taken for granted.
 """
@@ -16,11 +16,11 @@ Action = dict[str, Any]
 _LAST_MILLISECOND: Final = 253_402_300_799_000
 """The last millisecond that a datetime can hold."""
 _MAX_ROWS: Final = 2**32
-"""Rows of one commit: as many as there are ordinals."""
+"""Most rows of one commit. A commit has as many ordinals."""
 
 
 def parse(text: bytes) -> list[Action]:
-    """Parse the actions of a commit and check the fields that spark_mq uses.
+    """Parse the actions of a commit and check the used fields.
 
     Raises
     ------
@@ -28,8 +28,8 @@ def parse(text: bytes) -> list[Action]:
         The text is no commit.
     """
     actions = []
-    # Split at line feeds alone: a JSON text may hold other characters that Python takes for line
-    # ends.
+    # Split at line feeds alone. Python also takes other characters for line ends, and a JSON text
+    # may hold them.
     for line in text.decode("utf-8").split("\n"):
         if line.strip():
             action = json.loads(line)
@@ -64,7 +64,7 @@ _FIELDS: Final[dict[str, dict[str, tuple[type, bool]]]] = {
     },
     "metaData": {},
 }
-"""The fields that spark_mq uses: the type, and whether the field is required."""
+"""Each field that spark_mq uses, with its type and whether it is required."""
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Read several commits of a log at once, for a handle that is far behind."""
+"""Read several commits of a log in parallel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["read_ahead"]
 
 
 def read_ahead(store: ObjectStore, version: int, count: int) -> list[Commit]:
-    """Return up to `count` commits from a version on, without those after a missing one."""
+    """Return up to `count` commits, up to the first missing one."""
 
     def text(at: int) -> bytes | None:
         try:

@@ -26,7 +26,7 @@ _STORES: Final[dict[str, Any]] = {
     "aws": store.S3Store, "azure": store.AzureStore, "google": store.GCSStore,
 }  # fmt: skip
 _TAIL: Final = 256 * 1024
-"""Bytes that the first request for a file asks for. A footer, or a small file, fits in."""
+"""Bytes of the first request for a file. A footer or a small file fits in."""
 
 _PART: Final = 16 * 1024 * 1024
 """Bytes of one request that writes. A smaller file takes one request."""
@@ -76,11 +76,11 @@ class RemoteBackend:
         return pa.PythonFile(_RangeReader(self, path), mode="r")
 
     def open_whole(self, path: str) -> Any:
-        """Open a file that the caller will read to its end, with one request."""
+        """Open a file with one request. The caller reads all of it."""
         return pa.BufferReader(pa.py_buffer(self.read(path)))
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return size and time of a file, or None if it is missing."""
+        """Return the size and time of a file, or None without it."""
         try:
             return self._info(self._call(path, obstore.head))
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class RemoteBackend:
         return [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
 
     def delete_empty_folders(self, names: Iterable[str]) -> None:
-        """Do nothing: an object store has no folders."""
+        """Do nothing. An object store has no folders."""
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
         """Yield the files in a folder and in its subfolders."""
@@ -115,7 +115,7 @@ class RemoteBackend:
         self._call(path, lambda s, full: obstore.put(s, full, view, mode="create"))
 
     def sync(self, path: str) -> None:
-        """Do nothing: an object store has a file once its request has succeeded."""
+        """Do nothing. A file is durable once its request has succeeded."""
 
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
@@ -136,7 +136,10 @@ class RemoteBackend:
         return 0
 
     def tail(self, path: str) -> tuple[int, bytes]:
-        """Return the size of a file and its last bytes, with one request if possible."""
+        """Return the size of a file and its last bytes.
+
+        It takes one request if possible.
+        """
 
         def last(s: Any, full: str) -> tuple[int, bytes]:
             found = obstore.get(s, full, options={"range": {"suffix": _TAIL}})
@@ -175,7 +178,7 @@ class RemoteBackend:
                 raise
             text = _plain(error, self._secrets)
             failure, cause = _translated(error, text, f"{self._place}/{full}")
-        # Outside the except block: else the context of the error shows the secrets.
+        # Outside the except block. Inside it, the context of the error would show the secrets.
         raise failure from cause
 
 
@@ -275,7 +278,7 @@ def _is_foreign(error: BaseException) -> bool:
 
 
 def _translated(error: BaseException, text: str, place: str) -> tuple[OSError, BaseException]:
-    if _DENIED.search(text):  # a listing has no type of its own for this
+    if _DENIED.search(text):  # a listing has no error type for this
         return PermissionError(errno.EACCES, text, place), _copy(error, text)
     for kind, raised, number in _KINDS:
         if isinstance(error, kind):
@@ -301,7 +304,7 @@ def _copy(error: BaseException, text: str) -> BaseException:
 
 
 def _secrets(options: Mapping[str, str]) -> list[str]:
-    """Return the secret values that an error text may contain, the longest first."""
+    """Return the secrets that an error text may contain, longest first."""
     names = {**{k: v for k, v in os.environ.items() if _bare_provider(k)}, **options}
     given = {str(value) for name, value in names.items() if is_secret(name)}
     found = given | {quote(value, safe="") for value in given}
@@ -313,7 +316,7 @@ def _bare_provider(name: str) -> bool:
 
 
 def _plain(error: BaseException, secrets: list[str]) -> str:
-    """Return what an error says, in one line, without secrets."""
+    """Return an error's text in one line, without secrets."""
     text = re.split(r"\n\s*Debug source:", str(error))[0]
     for secret in secrets:
         text = text.replace(secret, "***")

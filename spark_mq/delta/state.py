@@ -1,4 +1,4 @@
-"""Hold what the commits of a table add up to: its metadata, transactions and data files."""
+"""Hold the metadata, transactions and data files of a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PartitionKey = tuple[tuple[str, str | None], ...]
 
 _NO_FILES: Final[dict[str, AddFile]] = {}
 _BATCH_ROWS: Final = 10_000
-"""Rows of a checkpoint that are read at once."""
+"""Rows of a checkpoint that are read together."""
 
 TrackFiles = bool | Callable[[str], bool]
 """Whether a state has all data files, none, or those with certain paths."""
@@ -36,14 +36,14 @@ def partition_key(values: Mapping[str, str | None]) -> PartitionKey:
 class TableState:
     """The table as of ``version``. Its owner applies commits in order.
 
-    ``track_files`` is False for a table whose data files nobody asks for: they cost time and
-    memory. A function says which paths are asked for.
+    ``track_files`` is False for a table whose data files nobody needs. They cost time and memory.
+    A function returns whether a path is needed.
     """
 
     track_files: TrackFiles = True
     version: int = -1
     operation_id: str | None = None
-    """Of the last commit; None if spark_mq did not write it, or if it is not known."""
+    """Id of the last commit. None if it is not known, or spark_mq did not write it."""
     metadata: dict[str, Any] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
     txns: dict[str, int] = field(default_factory=dict)
@@ -52,17 +52,20 @@ class TableState:
 
     @property
     def table_id(self) -> str:
-        """The id of the table: a table made again at the same path has another."""
+        """Return the id of the table.
+
+        A table that was made again at the same path has another id.
+        """
         return str(self.metadata.get("id"))
 
     @property
     def description(self) -> str | None:
-        """The table's description."""
+        """Return the table's description."""
         return self.metadata.get("description")
 
     def files(self) -> list[AddFile]:
         """Return all data files."""
-        # Other threads may apply commits: the list of partitions is taken at once.
+        # Other threads may apply commits, so the list of partitions is copied in one step.
         return [file for files in list(self.partitions.values()) for file in files.values()]
 
     def partition(self, values: Mapping[str, str | None]) -> dict[str, AddFile]:
@@ -70,7 +73,7 @@ class TableState:
         return self.partitions.get(partition_key(values), _NO_FILES)
 
     def apply(self, commit: Commit) -> None:
-        """Take in the next commit."""
+        """Apply the next commit."""
         if commit.metadata is not None:
             self.metadata = commit.metadata
         if commit.protocols:
@@ -85,8 +88,11 @@ class TableState:
         return self.track_files is True or (callable(self.track_files) and self.track_files(path))
 
     def _change(self, removes: Iterable[str], adds: Iterable[AddFile]) -> None:
-        """Remove data files, known or not, and add others, in place of those with their path."""
-        # New dicts, one for each partition: a reader of a partition keeps the dict it read.
+        """Remove data files and add others.
+
+        A file to remove may be unknown. An added file replaces one with the same path.
+        """
+        # New dicts, one for each partition. A reader of a partition keeps the dict it read.
         changed: dict[PartitionKey, dict[str, AddFile]] = {}
 
         def files_of(key: PartitionKey) -> dict[str, AddFile]:
@@ -112,8 +118,10 @@ class TableState:
                 self.partitions.pop(key, None)
 
     def load_checkpoint(self, files: Iterable[Any], version: int, path: str) -> None:
-        """Take in a checkpoint: the open Parquet files of it. Raise pa.ArrowException,
-        ValueError."""
+        """Load a checkpoint from its open Parquet files.
+
+        Raise pa.ArrowException or ValueError if it is broken.
+        """
         wanted = ["metaData", "protocol", "txn"]
         if self.track_files is not False:
             wanted.append("add")

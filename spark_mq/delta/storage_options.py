@@ -173,7 +173,10 @@ def is_secret(name: str) -> bool:
 
 
 def _place(provider: str, name: str) -> tuple[str, str] | None:
-    """Return group and key of an option, or None if obstore does not need it."""
+    """Return group and key of an option.
+
+    None: obstore does not need the option.
+    """
     low = name.lower()
     if low in _REFUSED and provider == "aws":
         raise _invalid(name, _REFUSED[low])

@@ -1,6 +1,6 @@
 """Convert errors of stores and of pyarrow to errors of spark_mq.
 
-Their texts name code of their own. Operators need to know which table failed, and what to do.
+Their texts name their own code. Operators need to know the failed table and the remedy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ _CREDENTIALS: Final = {
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's text in one line, without colours and stacks, at most 400 characters."""
+    """Return an error's text in one line of at most 400 characters.
+
+    Colours and stacks are left out.
+    """
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).replace("↳", ":")
     text = re.split(r"\s+0: |Backtrace|stack backtrace|Debug source", text)[0]
     text = re.sub(r"\s+", " ", text).replace(" :", ":").strip()
@@ -110,7 +113,10 @@ def _credentials_advice(path: str) -> str:
 def wrap_store_errors(
     path: str, operation: str, only: tuple[type[Exception], ...] = STORE_ERRORS
 ) -> Iterator[None]:
-    """Convert storage errors of the kinds `only`, raised in the block, to StorageError."""
+    """Convert storage errors raised in the block to StorageError.
+
+    `only` names the kinds to convert.
+    """
     try:
         yield
     except SparkMQError:

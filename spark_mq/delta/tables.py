@@ -53,7 +53,10 @@ _writing: dict[str, threading.Thread] = {}
 
 
 def with_columns(metadata: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any] | None:
-    """Return a table's metadata with the columns of a schema that it lacks. None: it has all."""
+    """Return a table's metadata with the missing columns of a schema.
+
+    None: the table has all of them.
+    """
     known = json.loads(metadata["schemaString"])
     names = {field["name"] for field in known["fields"]}
     missing = [field for field in schema if field.name not in names]
@@ -116,8 +119,8 @@ def create_table(
 def write_checkpoint(store: ObjectStore) -> int:
     """Write a checkpoint of the latest version. Return its version.
 
-    Several writers, and cleaners, may work at once. If a cleaner deletes what is being read, the
-    writer starts again.
+    Several writers and cleaners may work at the same time. If a cleaner deletes a file during the
+    read, the writer starts again.
 
     Raises
     ------
@@ -155,11 +158,14 @@ def _write_checkpoint(store: ObjectStore) -> int:
 
 
 def checkpoint_soon(store: ObjectStore, version: int) -> None:
-    """Write a checkpoint in a thread, unless this process is writing one of the table already."""
+    """Write a checkpoint in a thread.
+
+    Nothing happens if this process is writing one of the table already.
+    """
     thread = _writing.get(store.root)
     if thread is not None and thread.is_alive():
         return
-    # Not a daemon: the interpreter waits for it at exit, where delta-rs must not be cut off.
+    # Not a daemon. The interpreter waits for it at exit, because delta-rs must not be cut off.
     thread = threading.Thread(
         target=_checkpoint, args=(store, version), name=f"checkpoint-{version}"
     )
@@ -190,9 +196,9 @@ def wait_for_checkpoints(path: str | None = None) -> None:
 
 
 def checkpoint_if_due(store: ObjectStore, version: int) -> None:
-    """Write a checkpoint if the last one is some commits older than a version.
+    """Write a checkpoint if the last one is too old.
 
-    A checkpoint reads the whole log again. Few commits are not worth that.
+    A checkpoint reads the whole log again. A few commits are not worth that.
     """
     if version - last_checkpoint(store) >= SWEEP_INTERVAL:
         write_checkpoint(store)
@@ -203,4 +209,4 @@ def last_checkpoint(store: ObjectStore) -> int:
     try:
         return max(-1, int(json.loads(store.read(_HINT))["version"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return -1  # it is a hint, and a broken one is none: one more checkpoint does no harm
+        return -1  # The file is a hint. Without a readable one, one more checkpoint does no harm.

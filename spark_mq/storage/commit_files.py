@@ -1,4 +1,4 @@
-"""Choose which files of ``commits/`` to read, merge and rewrite, by their statistics."""
+"""Choose the files of ``commits/`` to read, merge and rewrite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 SMALL_FILES: Final = 16
 LARGE_ROWS: Final = 100_000
 LARGE_BYTES: Final = 4 * 2**20
-"""If there are this many files with fewer rows and bytes than that, they are rewritten."""
+"""Files with fewer rows and bytes than these are rewritten if there are many."""
 _MAX_SEQUENCE: Final = 2**63 - 1
 
 
@@ -43,7 +43,7 @@ def kept(rows: pa.Table, forgotten_to: int, keep_since: int) -> pa.Table:
 
 
 def latest_marks(rows: pa.Table) -> pa.Table:
-    """Return the rows with the latest mark of each app only."""
+    """Return the rows with the latest number of each app only."""
     is_mark = pc.equal(rows["kind"], MARK)
     marks = rows.filter(is_mark)
     latest = {app: (number, at) for app, number, at in _in_order(marks)}
@@ -61,7 +61,7 @@ def _in_order(marks: pa.Table) -> Iterator[tuple[str, int, int]]:
 
 
 def stats(rows: pa.Table) -> str:
-    """Return the statistics of a file: the last sequence and commit time of what is in it."""
+    """Return a file's statistics, with its last sequence and commit time."""
     files = rows.filter(pc.not_equal(rows["kind"], MARK))
     last = pc.max(pc.fill_null(files["last"], _MAX_SEQUENCE)).as_py()
     at = pc.max(files["committed_at"]).as_py()
@@ -71,7 +71,10 @@ def stats(rows: pa.Table) -> str:
 
 
 def _later_millisecond(at: datetime) -> datetime:
-    """Return a time in milliseconds, as Delta's statistics have it, but not an earlier one."""
+    """Return a time rounded up to the next millisecond.
+
+    Delta's statistics have milliseconds.
+    """
     return at + timedelta(microseconds=-at.microsecond % 1000)
 
 
@@ -104,7 +107,10 @@ def unique(files: list[AddFile]) -> list[AddFile]:
 
 
 def small_files(state: TableState) -> list[AddFile]:
-    """Return small files to merge, if there are too many. Their rows fit in memory."""
+    """Return small files to merge, if there are too many.
+
+    Their rows fit in memory.
+    """
     small = sorted((file for file in state.files() if _is_small(file)), key=lambda f: f.modified)
     if len(small) < SMALL_FILES:
         return []

@@ -1,4 +1,4 @@
-"""Convert what the commits of ``messages/`` say to rows of ``commits/``, and back."""
+"""Convert commits of ``messages/`` to rows of ``commits/``, and back."""
 
 from __future__ import annotations
 
@@ -51,16 +51,20 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("bands", pa.string()),
     ]
 )
-"""The columns of ``commits/``. A row is one of these, by ``kind``, in the commit ``version`` of
-``messages/``:
+"""The columns of ``commits/``. ``kind`` is the kind of a row.
 
-publish  a file of messages: ``path``, ``first`` and ``last`` sequence, ``rows``, ``size`` in bytes,
-``committed_at``; ``times``, its runs of rows alike in deliver_at (rounded up to a second) and
-expires_at, if it has any; ``bands``, which of its rows are in which band, if it has any
-rewrite  a file that publishes nothing, as an OPTIMIZE makes it: ``path``; ``last``, the last
-sequence in it at most, where that is known
-mark     a producer's number: ``app``, ``number``; of each app the latest of those that were written
-down together
+``version`` is the version of ``messages/`` whose commit the row describes.
+
+publish
+    A file of messages: ``path``, ``first`` and ``last`` sequence, ``rows``, ``size`` in bytes and
+    ``committed_at``. ``times`` has its runs of rows with the same times, if it has any. In them,
+    deliver_at is rounded up to a second. ``bands`` has the rows of each band, if it has any.
+rewrite
+    A file that publishes nothing, such as one by OPTIMIZE: ``path``. ``last`` is an upper bound
+    of the sequences in it, if that is known.
+mark
+    A producer's number: ``app`` and ``number``. Rows that were written together have only the
+    latest number of each app.
 """
 
 
@@ -86,7 +90,7 @@ def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
 
 
 def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
-    """Return the rows of rewrites: path, version, last sequence."""
+    """Return the rows of rewrites with path, version and last sequence."""
     found = list(rewritten)
     columns = {
         "version": pa.array([version for _, version, _ in found], pa.int64()),
@@ -98,7 +102,7 @@ def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
 
 
 def mark_rows(marks: Iterable[tuple[str, int, int]]) -> pa.Table:
-    """Return the rows of marks: app, number, version."""
+    """Return the rows of producers' numbers with app, number and version."""
     found = list(marks)
     columns = {
         "version": pa.array([version for _, _, version in found], pa.int64()),
@@ -110,7 +114,7 @@ def mark_rows(marks: Iterable[tuple[str, int, int]]) -> pa.Table:
 
 
 def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """Return rows of ``commits/`` of one kind; columns that are left out are null."""
+    """Return rows of ``commits/`` of one kind. Missing columns are null."""
     whole = [
         columns[field.name] if field.name in columns else pa.nulls(rows, field.type)
         for field in COMMITS_SCHEMA
@@ -119,14 +123,14 @@ def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
 
 
 def _bands_column(files: FileList, start: int, end: int) -> pa.Array:
-    """Return the bands of each file, or null for a file without bands."""
+    """Return the bands of each file. Null stands for none."""
     if not files.banded:
         return pa.nulls(end - start, pa.string())
     return pa.array([files.bands_of(first) or None for first in files.firsts[start:end]])
 
 
 def _times_column(files: FileList, start: int, end: int) -> pa.Array:
-    """Return the runs of each file, or null for a file without times."""
+    """Return the runs of each file. Null stands for no times."""
     found = [files.times_of(first) for first in files.firsts[start:end]] if files.timed else []
     if not any(found):
         return pa.nulls(end - start, _RUNS)

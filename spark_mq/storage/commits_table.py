@@ -1,7 +1,7 @@
-"""Keep the commit index in a Delta table, ``commits/``, so that the log of ``messages/`` can be
-cleaned.
+"""Keep the commit index in a Delta table, ``commits/``.
 
-Each commit of it is marked with the last version of ``messages/`` that it reaches to.
+With it, the log of ``messages/`` can be cleaned. Each commit of it carries the last version of
+``messages/`` that it covers.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from spark_mq.storage.published_files import PublishedFiles
 __all__ = ["CommitsTable"]
 
 _STALE_FILES: Final = 4
-"""Large files that one commit rewrites without what is forgotten."""
+"""Most large files that one commit rewrites without their forgotten rows."""
 _FORGOTTEN_TO: Final = "spark_mq.forgotten_to:"
 _FORGOTTEN: Final = "spark_mq.forgotten:"
-"""App ids of transactions: up to where the index is forgotten, and how many messages."""
+"""App ids of transactions: the last forgotten sequence, and the number of forgotten messages."""
 
 
 class CommitsTable:
@@ -58,8 +58,10 @@ class CommitsTable:
         self._lock = threading.Lock()
 
     def open(self, messages_id: str) -> TableState | None:
-        """Return the table at its latest version; None if there is none, or one of another
-        ``messages/``."""
+        """Return the table at its latest version, or None.
+
+        None: there is no table, or it belongs to another ``messages/``.
+        """
         state = self.log.open()
         return (
             state if state is not None and state.description == _description(messages_id) else None
@@ -71,15 +73,17 @@ class CommitsTable:
         return -1 if state is None else state.txns.get(_app_id(messages_id), -1)
 
     def progress(self, messages_id: str) -> tuple[int, int | None]:
-        """Return the version that the table covers, or -1, and the time of its last commit."""
+        """Return the covered version, or -1, and the last commit's time."""
         state = self.open(messages_id)
         if state is None:
             return -1, None
         return state.txns.get(_app_id(messages_id), -1), self.log.commit_time(state.version)
 
     def read(self, messages_id: str, after: int = -1) -> tuple[pa.Table, int] | None:
-        """Return the rows, and the version that they reach to; None if that is not beyond
-        `after`."""
+        """Return the rows and the version that they cover.
+
+        None: the version is not after `after`.
+        """
         for attempt in (1, 2):
             state = self.open(messages_id)
             upto = -1 if state is None else state.txns.get(_app_id(messages_id), -1)
@@ -127,8 +131,11 @@ class CommitsTable:
         )
 
     def forgotten(self, messages_id: str) -> tuple[int, int]:
-        """Return the last sequence that the table has forgotten (-1: none), and how many messages
-        that were. Looks only if nothing was read yet."""
+        """Return the last forgotten sequence and the number of forgotten messages.
+
+        The sequence is -1 if the table has forgotten nothing.
+        The table is opened only if nothing was read yet.
+        """
         return _forgotten(self.log.state, messages_id)
 
     def append(
@@ -139,21 +146,21 @@ class CommitsTable:
         *,
         keep_since: int | None = None,
     ) -> int:
-        """Write down what `published` has beyond the table. Return how many commits that were.
+        """Add the commits of `published` that the table lacks. Return their number.
 
-        Each commit is written down once, also if two sweeps do it at once. Readers skip what
-        `published` has forgotten. Its rows go with `keep_since`, if they are older than that.
+        Each commit is added once, also if two sweeps run at the same time. Readers skip rows that
+        `published` has forgotten. `keep_since` deletes such rows if they are older.
 
         Parameters
         ----------
         messages_id
             The id of ``messages/``.
         published
-            What its commits say.
+            The commits of ``messages/``.
         idle_commits
             Fewer commits than this, none of which publishes, are not worth a commit.
         keep_since
-            Forgotten rows from before this time go, in microseconds. None keeps all.
+            Forgotten rows from before this time are deleted, in microseconds. None keeps all.
         """
         total = 0
         with self._lock:
@@ -186,8 +193,10 @@ class CommitsTable:
             self.log.transact(compute)
 
     def _create(self, messages_id: str) -> None:
-        """Create the table if it is missing, in place of one that belongs to another
-        ``messages/``."""
+        """Create the table if it is missing.
+
+        It replaces a table that belongs to another ``messages/``.
+        """
         description = _description(messages_id)
         state = self.log.open()
         if state is None:
@@ -203,7 +212,10 @@ class CommitsTable:
     def write_rows(
         self, merged: list[AddFile], rows: pa.Table, forgotten_to: int = -1, keep_since: int = 0
     ) -> AddFile:
-        """Write rows and those of other files as one file, without old forgotten rows."""
+        """Write rows and those of other files as one file.
+
+        Old forgotten rows are left out.
+        """
         parts = (self.files.read_parquet(file.path, COMMITS_SCHEMA) for file in merged)
         found = [kept(part, forgotten_to, keep_since) for part in (*parts, rows)]
         whole = latest_marks(pa.concat_tables(found))
@@ -218,12 +230,12 @@ class CommitsTable:
             self.files.delete(written.pop().path)
 
     def clean(self, keep: Keep) -> int:
-        """Delete what no kept version needs. Return how many files went."""
+        """Delete the files that no kept version needs. Return their number."""
         state = self.log.open()
         if state is None:
             return 0
         since = state.version - last_checkpoint(self.files)
-        # Best after a merge: the merged files can go then.
+        # Best after a merge. The merged files can go then.
         if since >= 2 * commit_files.SMALL_FILES or (
             since >= commit_files.SMALL_FILES and commit_files.count_small(state) <= 1
         ):
@@ -232,7 +244,7 @@ class CommitsTable:
 
 
 class _Batch:
-    """One commit of :meth:`CommitsTable.append`: a bounded part of what the table lacks."""
+    """One commit of :meth:`CommitsTable.append` with a bounded number of rows."""
 
     def __init__(
         self,
@@ -283,8 +295,10 @@ class _Batch:
 
 
 def _take_over(state: TableState, description: str) -> Change | None:
-    """Return the change that empties the table of another ``messages/`` and describes it as this
-    one's."""
+    """Return the change that empties a table of another ``messages/``.
+
+    The change also describes the table as one of this ``messages/``.
+    """
     if state.description == description:
         return None
     metadata = {**state.metadata, "description": description}
@@ -306,7 +320,10 @@ def _app_id(messages_id: str) -> str:
 
 
 def _forgotten(state: TableState, messages_id: str) -> tuple[int, int]:
-    """Return the last forgotten sequence, or -1, and the number of forgotten messages."""
+    """Return the last forgotten sequence and the number of forgotten messages.
+
+    The sequence is -1 if nothing was forgotten.
+    """
     txns = state.txns
     return txns.get(_FORGOTTEN_TO + messages_id, -1), txns.get(_FORGOTTEN + messages_id, 0)
 
@@ -317,7 +334,7 @@ def _forgotten_txns(messages_id: str, to: int, messages: int) -> list[tuple[str,
 
 
 def _forgetting(state: TableState, messages_id: str, upto: int) -> list[tuple[str, int]]:
-    """Return the transactions that take back what was forgotten after a version."""
+    """Return the transactions that undo the forgetting after a version."""
     if _forgotten(state, messages_id)[0] < sequence(upto + 1, 0):
         return []
     return [(_FORGOTTEN_TO + messages_id, -1), (_FORGOTTEN + messages_id, 0)]

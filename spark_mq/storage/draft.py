@@ -1,4 +1,4 @@
-"""Messages with dedup ids on their way into the log: some of them may turn out to be duplicates."""
+"""Hold messages with dedup ids before their publish. Some may be duplicates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Draft", "FilesDraft", "TableDraft", "hashed_ids"]
 
 
 def hashed_ids(ids: pa.ChunkedArray) -> list[bytes | None]:
-    """Return what stands for each id in the log: a hash of 128 bits. Null stays None."""
+    """Return a hash of 128 bits for each id. Null stays None."""
     return [
         None if one is None else blake2b(one, digest_size=ID_BYTES).digest()
         for one in ids.cast(pa.binary()).to_pylist()

@@ -41,12 +41,12 @@ HISTORY_SCHEMA: Final = pa.schema(
 """One row for each event of a range. A commit without events has one row with a null event.
 
 ``version`` is that of ``leases/``. ``ordinal`` is the event's place in its commit. ``day`` is the
-partition. ``state`` is the state after the event. ``outcome`` says how the message ended: acked,
+partition. ``state`` is the state after the event. ``outcome`` is how the message ended: acked,
 dead_lettered, dropped, expired, skipped, lost, redriven. ``user`` is the person who made the
-change, if one did. ``batch_size`` is the size of the lease that failed as a whole, on the event of
-such a failure. Then ``error`` belongs to the lease, not to each message. ``detail`` is what a
-person asked for: the reason, the changed settings, or the target. Files of older versions lack the
-last two columns.
+change, if a person made it. ``batch_size`` is the size of the lease that failed as a whole, on
+the event of such a failure. Then ``error`` belongs to the lease, not to each message. ``detail``
+is the request of a person: the reason, the changed settings, or the target. Files of older
+versions lack the last two columns.
 """
 FAILURES: Final = ("nacked", "rejected", "lease_expired", "given_back")
 """The events of a delivery that failed."""

@@ -16,7 +16,7 @@ __all__ = ["history_statistics", "matching_rows", "may_match"]
 
 
 def history_statistics(rows: pa.Table) -> str:
-    """Return the statistics of a file, with the bounds that a search needs."""
+    """Return the statistics of a file with the bounds for searches."""
     lowest, highest = pc.min(rows["first"]).as_py(), pc.max(rows["last"]).as_py()
     latest = pc.max(rows["committed_at"]).as_py()
     most: dict[str, Any] = {} if latest is None else {"committed_at": _rounded_up(latest)}
@@ -28,13 +28,19 @@ def history_statistics(rows: pa.Table) -> str:
 
 
 def _rounded_up(at: datetime) -> str:
-    """Return an instant as Delta's statistics have it: in milliseconds, not earlier."""
+    """Return an instant in milliseconds, rounded up.
+
+    Delta's statistics have milliseconds.
+    """
     later = at + timedelta(milliseconds=1)
     return later.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{later.microsecond // 1000:03}Z"
 
 
 def may_match(file: AddFile, filters: Filters) -> bool:
-    """Return whether a file may have rows that match, by its day and its statistics."""
+    """Return whether a file may have rows that match.
+
+    Its day and its statistics decide.
+    """
     since = next((value for name, _, value in filters if name == "committed_at"), None)
     if since is not None and (file.partition.get("day") or "") < since.date().isoformat():
         return False

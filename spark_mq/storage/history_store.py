@@ -1,4 +1,4 @@
-"""Say what the archive of ledger commits offers."""
+"""Define the archive of ledger commits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 __all__ = ["Archived", "Filters", "HistoryStore"]
 
 Filters = list[tuple[str, str, Any]]
-"""Conditions on rows: column, one of ``=``, ``<=``, ``>=``, and the value."""
+"""Conditions on rows. Each has a column, one of ``=``, ``<=``, ``>=``, and a value."""
 
 
 class Archived(NamedTuple):
-    """What an archive did: the number of commits, and the last version of ``leases/`` in it."""
+    """The number of archived commits, and the last archived version of ``leases/``."""
 
     commits: int
     up_to: int
@@ -24,9 +24,10 @@ class HistoryStore(Protocol):
     """The archive of ledger commits. A queue in memory has none."""
 
     def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        """Return the archived rows that match, and the last archived version (-1: none).
+        """Return the archived rows that match, and the last archived version.
 
-        ``columns`` are those of HISTORY_SCHEMA to return. None: all.
+        The version is -1 without an archive.
+        ``columns`` are those of HISTORY_SCHEMA to return. None returns all.
         """
 
     def agreed_up_to(self) -> int | None:
@@ -39,7 +40,8 @@ class HistoryStore(Protocol):
         """Archive new ledger commits and drop days older than `retention` microseconds."""
 
     def progress(self) -> tuple[int, int | None]:
-        """Return the last archived version (-1: none), and the time of the archive's last commit.
+        """Return the last archived version, and the archive's last commit time.
 
-        The time is in microseconds since 1970, or None without an archive.
+        The version is -1 and the time is None without an archive. The time is in microseconds since
+        1970.
         """

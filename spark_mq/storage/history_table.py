@@ -1,7 +1,8 @@
-"""``history/``: what each commit of the ledgers did, to which messages, by whom and when.
+"""Keep the events of all ledger commits in a Delta table, ``history/``.
 
-Each ledger commit carries its events and is cleaned away later. The sweep archives it before that.
-Each version is archived once: its number is committed with its rows, as an application transaction.
+Its rows name the messages, the person or worker, and the time. Each ledger commit carries its
+events and is cleaned away later. The sweep archives it before that. Each version is archived once:
+its number is committed with its rows, as an application transaction.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CHECKPOINT_VERSIONS: Final = 16
 """Versions from one checkpoint to the next."""
 KEEP_VERSIONS: Final = 100
 KEEP_SECONDS: Final = 600.0
-"""How much of its own log stays: nobody asks for its past."""
+"""How much of its own log stays, in seconds. Nobody reads its past."""
 _ORDER: Final = [("version", "ascending"), ("ordinal", "ascending")]
 
 
@@ -130,7 +131,7 @@ class HistoryTable:
             return -1
 
     def _is_same(self, state: TableState, done: int) -> bool:
-        """Return whether the last archived commit is the ledgers' commit of that version."""
+        """Return whether the last archived commit still is the ledgers' commit."""
         operation = self._ledgers.operation_at(done)
         known = state.txns.get(self._check_id())
         return operation is None or known is None or known == _number_of(operation)
@@ -185,7 +186,7 @@ class HistoryTable:
         archived = done
         while done < latest:
             rows, up_to = self._next_rows(done, latest)
-            if not rows.num_rows:  # nothing to write: these go with the next commits that have rows
+            if not rows.num_rows:  # nothing to write: the next commits that have rows include it
                 done = up_to
                 continue
             self._create()
@@ -194,7 +195,10 @@ class HistoryTable:
         return Archived(total, archived)
 
     def _next_rows(self, done: int, latest: int) -> tuple[pa.Table, int]:
-        """Return the rows of the next commits, as many as fit in memory, and the last version."""
+        """Return the rows of the next commits, and the last version.
+
+        The rows fit in memory.
+        """
         up_to, size = min(latest, done + BATCH), 0
         parts = [HISTORY_SCHEMA.empty_table()]
         for commit in self._ledgers.commits(done + 1, up_to):
@@ -205,11 +209,10 @@ class HistoryTable:
         return pa.concat_tables(parts), up_to
 
     def _append(self, app: str, rows: pa.Table, archived: int, up_to: int) -> int:
-        """Append the rows of the ledger commits after `archived`. Return how many commits those
-        were.
+        """Append the rows of the ledger commits after `archived`.
 
-        If another sweep has archived some of them meanwhile, nothing is appended: the next sweep
-        goes on.
+        Return the number of commits. If another sweep has archived some of them meanwhile, nothing
+        is appended. The next sweep continues.
         """
         written = list(self._write(rows))
         change = Change(
@@ -231,7 +234,10 @@ class HistoryTable:
         return commits
 
     def _create(self) -> None:
-        """Create the table, or add the columns that an older version did not know."""
+        """Create the table, or add the columns that it lacks.
+
+        Older versions of spark_mq did not write some columns.
+        """
         state = self._log.open()
         if state is not None:
             if (metadata := with_columns(state.metadata, HISTORY_SCHEMA)) is not None:
@@ -281,7 +287,10 @@ class HistoryTable:
         self._log.transact(compute)
 
     def _compaction(self, state: TableState) -> tuple[Change | None, None]:
-        """Return the change that writes small files of a day as one, if there are many."""
+        """Return the change that merges many small files of a day.
+
+        None: no day has many.
+        """
         for key, files in sorted(state.partitions.items()):
             small = [file for file in files.values() if file.size < LARGE_FILE_BYTES]
             if len(small) <= MAX_FILES:
@@ -300,7 +309,7 @@ class HistoryTable:
         return None, None
 
     def _some(self, files: list[AddFile]) -> tuple[list[AddFile], pa.Table]:
-        """Return the first files, as many as fit in memory, and their rows."""
+        """Return the first files that fit in memory, and their rows."""
         parts: list[pa.Table] = []
         for file in files:
             parts.append(self._read_file(file))
@@ -313,14 +322,17 @@ class HistoryTable:
         return [(self._app_id(), up_to), (self._check_id(), _number_of(operation))]
 
     def _check_id(self) -> str:
-        """Return the app id of the transaction that identifies the last archived commit."""
+        """Return the app id that identifies the last archived commit."""
         return f"spark_mq.history_check:{self._ledgers.table_id}"
 
     def _app_id(self) -> str:
-        """Return the app id of this very ``leases/`` table: a new one counts from 0 again."""
+        """Return the app id of this ``leases/`` table.
+
+        A new table has another app id, so it counts from 0 again.
+        """
         return f"spark_mq.history:{self._ledgers.table_id}"
 
 
 def _number_of(operation_id: str | None) -> int:
-    """Return a number that stands for an operation."""
+    """Return a number for an operation, by its hash."""
     return zlib.crc32((operation_id or "").encode())

@@ -1,8 +1,8 @@
 """Keep the ids of recent publishes in small files beside the messages.
 
 A commit with ids names its block by the number of a txn. So two commits with ids are a conflict,
-and the second one is computed again: check and publish are one commit. The file of a block names
-the blocks before it.
+and the second one is computed again. The check and the publish are one commit. The file of a block
+names the blocks before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["DEDUP_APP", "IdFiles", "block_path", "new_name"]
 DEDUP_APP: Final = "spark_mq.dedup"
 """The txn of each commit with ids. Its number is the name of the newest block."""
 ID_BYTES: Final = 16
-"""Bytes of the hash that stands for an id."""
+"""Bytes of the hash of an id."""
 _FOLDER: Final = "_dedup"  # Delta's VACUUM leaves folders with an underscore alone.
 _FORMAT: Final = 1
 _KEEP_SECONDS: Final = 600.0
@@ -37,7 +37,7 @@ def block_path(name: int) -> str:
 
 
 def new_name() -> int:
-    """Return a name that no block has: a random number of 62 bits."""
+    """Return a random number of 62 bits to name a block."""
     return secrets.randbits(62) | 1 << 61
 
 
@@ -79,17 +79,20 @@ class IdFiles:
         return path
 
     def landed(self, window: IdWindow) -> None:
-        """Take in the window of an own commit."""
+        """Keep the window of an own commit."""
         with self._lock:
             self._blocks = {block.ref.name: block for block in window.blocks}
             self._head = window.blocks[0].ref.name
 
     def delete(self, window: IdWindow) -> None:
-        """Delete the file of the newest block, whose commit has lost a race."""
+        """Delete the newest block's file after its commit lost a race."""
         self._files.delete(block_path(window.blocks[0].ref.name))
 
     def restore(self, window: IdWindow) -> None:
-        """Write the newest block again, if a sweep has taken it for one of a dead publisher."""
+        """Write the newest block again, if a sweep has deleted it.
+
+        A sweep may take a slow publisher for a dead one.
+        """
         path = block_path(window.blocks[0].ref.name)
         if not self._files.exists(path):
             self._files.write(path, _encoded(window), sync=True)

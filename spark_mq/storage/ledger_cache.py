@@ -10,9 +10,12 @@ from spark_mq.util.recent import RecentDict
 __all__ = ["CachedLedger", "ledger_cache"]
 
 _RANGES: Final = 400_000
-"""Ranges of all ledgers in memory. So 10,000 small ledgers fit: a sweep reads each once."""
+"""Most ranges of all ledgers in memory.
+
+10,000 small ledgers fit, so a sweep reads each of them once.
+"""
 _LEDGER_WEIGHT: Final = 20
-"""What a ledger without ranges counts. It takes 3 KB."""
+"""Weight of a ledger without ranges. It takes 3 KB."""
 
 CachedLedger = tuple[tuple[str, ...], Ledger]
 """The paths of a ledger's files, and the ledger."""

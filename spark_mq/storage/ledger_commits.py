@@ -1,4 +1,4 @@
-"""Read what a commit of ``leases/`` did, for the archive and the trace."""
+"""Read the events of ``leases/``, for the archive and the trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 _CACHED_BYTES: Final = 32 * 2**20
 _TABLE_BYTES: Final = 6_000
-"""What a table takes without its values."""
+"""Bytes of a table without its values."""
 
 
 EventCache = RecentDict[str, pa.Table]
@@ -49,7 +49,7 @@ def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> L
         Events that were read before.
     """
     note = commit.note
-    # A RESTORE by another engine adds files again: their events are those of older commits.
+    # A RESTORE by another engine adds files again. Their events belong to older commits.
     operation_id = commit.operation_id
     adds = [add for add in commit.adds if operation_id and add.get("dataChange", True)]
     rows = [_events(files, commit.version, add, known) for add in adds]
@@ -68,7 +68,10 @@ def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> L
 def _events(
     files: ObjectStore, version: int, add: Mapping[str, Any], known: EventCache
 ) -> pa.Table:
-    """Return the events in a file with its group. There are none if it is gone or broken."""
+    """Return the events in a file with its group.
+
+    The result is empty if the file is gone or broken.
+    """
     path = add["path"]
     if (events := known.get(path)) is not None:
         return events

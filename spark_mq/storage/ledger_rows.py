@@ -1,4 +1,4 @@
-"""Convert a ledger to the rows that ``leases/`` keeps of it, and back."""
+"""Convert a ledger to rows of ``leases/``, and back."""
 
 from __future__ import annotations
 
@@ -124,9 +124,10 @@ def _file_rows(ledger: Ledger) -> pa.Table:
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
-    """Return a ledger as rows of the table: the header, its ranges, its events.
+    """Return a ledger as rows.
 
-    The state of an event's row is ``event``. The events are those since the version before.
+    They are the header, its ranges and its events. The state of an event's row is ``event``. The
+    events are those since the version before.
     """
     head, events = ledger.head, ledger.events
     header = to_table([_header_range(head)])
@@ -218,9 +219,9 @@ def _head(floor: Mapping[str, Any]) -> LedgerHeader:
 
 
 def events_of(rows: pa.Table) -> pa.Table:
-    """Return the events in the rows of a commit: RANGE_SCHEMA, and ``event``.
+    """Return the events in the rows of a commit.
 
-    The column ``state`` is the state after the event.
+    The columns are those of RANGE_SCHEMA, and ``event``. ``state`` is the state after the event.
     """
     happened = rows.filter(pc.equal(rows["state"], EVENT))
     parts = pc.split_pattern(happened["detail"], ":")

@@ -17,7 +17,7 @@ from spark_mq.storage.ledger_rows import LEASES_SCHEMA, MAX_SMALL_BYTES, decode_
 __all__ = ["read_rows", "scan_ledgers"]
 
 _AHEAD: Final = 16
-"""Ledgers that a scan holds in memory at once, and the requests to a store at the same time."""
+"""Most ledgers in memory during a scan, and most requests to a store at the same time."""
 
 
 def read_rows(store: ObjectStore, path: str, size: int, schema: pa.Schema) -> pa.Table:

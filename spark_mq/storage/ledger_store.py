@@ -1,4 +1,4 @@
-"""The seam between the rules of a ledger and the place where ledgers are kept."""
+"""Define the store of ledgers, one half of the storage seam."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ __all__ = ["PAUSE", "LedgerCommit", "LedgerSnapshot", "LedgerStore"]
 
 
 PAUSE: Final = "pause"
-"""Key in a commit's note: the pause of its writer in seconds, if others compete."""
+"""Key in a commit's note. Its value is the pause of its writer in seconds, if others compete."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """A group's ledger as read (None: there is no such group), and the token that a commit based on
-    it needs."""
+    """A group's ledger as it was read. None: the group does not exist.
+
+    ``token`` identifies what was read. A commit based on the snapshot needs it.
+    """
 
     group: str
     ledger: Ledger | None
@@ -37,8 +39,11 @@ class LedgerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCommit:
-    """A commit of the table: its version, its time in microseconds, what it says it did, the
-    events that it wrote (LEASES_SCHEMA), the person who made it, and what that person asked for."""
+    """A commit of the table, with its operation and its author.
+
+    ``at`` is its time in microseconds since 1970. ``events`` are the events that it wrote
+    (LEASES_SCHEMA). ``user`` is the person who made it. ``detail`` is that person's request.
+    """
 
     version: int
     at: int
@@ -51,15 +56,15 @@ class LedgerCommit:
 
 
 class LedgerStore(Protocol):
-    """Where ledgers are kept: the storage seam. ``storage/memory.py`` implements it in memory."""
+    """The store of the ledgers. ``storage/memory.py`` implements it in memory."""
 
     bell: Notifier
-    """Rung after each commit."""
+    """Notified after each commit."""
     paces: dict[str, Pace]
     """The pauses of the groups for which this process has lost races."""
 
     def door(self, group: str) -> FairLock:
-        """Where those on this machine stand in line who want to change the group's ledger."""
+        """Return the lock on a group's ledger for writers on this machine."""
 
     def read(self, group: str, *, blind: bool = False, look: bool | None = True) -> LedgerSnapshot:
         """Return the ledger.
@@ -69,9 +74,10 @@ class LedgerStore(Protocol):
         group
             The name of the group.
         blind
-            Leave the ledger out: a change replaces it, also if it is unreadable.
+            Leave the ledger out. A change replaces it, also if it is unreadable. Default: False.
         look
             Ask the store for newer commits. None lets the store skip that if it costs a request.
+            Default: True.
 
         Raises
         ------
@@ -89,14 +95,33 @@ class LedgerStore(Protocol):
         txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
-        """Commits `ledger` if the group is still as `stored` (with `whole_table`: if nothing at all
-        has changed). Raises CommitConflict.
+        """Commit a ledger if its group has not changed since `stored`.
 
-        None drops the group.
+        Parameters
+        ----------
+        stored
+            The snapshot that `ledger` was computed from.
+        ledger
+            The next ledger. None drops the group.
+        operation_id
+            The id of the operation. It shows after a failure whether the commit landed.
+        note
+            The commit's account of itself.
+        txns
+            Application transactions, ``(app id, number)``. Default: none.
+        whole_table
+            Conflict with a commit of any group. Default: False.
+
+        Raises
+        ------
+        CommitConflict
+            The group has changed since `stored`. With `whole_table`: any group has changed.
         """
 
     def turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> RequestTurn | None:
-        """Return where a writer that meets others waits for its turn. None: it only pauses.
+        """Return the turn of a writer that competes with others.
+
+        The writer waits there until it must commit. None: it only pauses.
 
         Parameters
         ----------
@@ -113,27 +138,33 @@ class LedgerStore(Protocol):
         """
 
     def mark(self, stored: LedgerSnapshot, app: str) -> int | None:
-        """The number last committed with a mark of `app`, as of `stored`."""
+        """Return the number last committed for `app`, as of `stored`."""
 
     def known_horizon(self) -> int:
-        """The trim horizon as of the last look, or -1."""
+        """Return the trim horizon as of the last look, or -1."""
 
     def groups(self) -> list[str]:
-        """The names of the groups there are."""
+        """Return the names of all groups."""
 
     def group_count(self) -> int:
-        """The number of groups as of the last look, with reserved ones."""
+        """Return the number of groups as of the last look.
+
+        Reserved groups count.
+        """
 
     def version(self) -> int:
-        """The version of the table."""
+        """Return the version of the table."""
 
     def commit_time(self, version: int) -> int | None:
-        """Return the time of a commit in microseconds since 1970, or None if it was cleaned."""
+        """Return the time of a commit, or None if it was cleaned.
+
+        The time is in microseconds since 1970.
+        """
 
     def last_change(self, group: str) -> int | None:
-        """Return the time of a group's last commit in microseconds since 1970, as of the last look.
+        """Return the time of a group's last commit.
 
-        None without the group.
+        The time is in microseconds since 1970, as of the last look. None: the group does not exist.
         """
 
     def tags(self) -> dict[str, Hashable]:
@@ -142,9 +173,10 @@ class LedgerStore(Protocol):
     def scan(
         self, groups: Iterable[str], columns: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the stored rows of some groups. A group that was dropped meanwhile is left out.
+        """Yield the stored rows of some groups.
 
-        Nothing is cached, so a scan of many groups needs the memory of one.
+        A group that was dropped meanwhile is left out. Nothing is cached, so a scan of many groups
+        needs the memory of one.
 
         Parameters
         ----------
@@ -155,10 +187,20 @@ class LedgerStore(Protocol):
         """
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
-        """The commits from one version to another that have not been cleaned away, in order."""
+        """Yield the commits from one version to another, in order.
+
+        Commits that were cleaned away are left out.
+        """
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
-        """Delete old versions that nothing needs. Returns the number of files.
+        """Delete old versions that nothing needs. Return the number of files.
 
-        None keeps the default. Versions after `archived` stay: they are not in ``history/`` yet.
+        Parameters
+        ----------
+        keep_versions
+            Number of latest versions to keep. None keeps the default.
+        keep_seconds
+            Versions younger than this stay, in seconds. None keeps the default.
+        archived
+            Last archived version. Later versions stay, because they are not in ``history/`` yet.
         """

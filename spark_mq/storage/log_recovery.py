@@ -1,4 +1,4 @@
-"""Make ``commits/`` and ``messages/`` agree again after one of them was restored alone."""
+"""Repair ``commits/`` and ``messages/`` after one was restored alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plan_recovery(log: DeltaLog, commits: CommitsTable, published: PublishedFile
     commits
         The table ``commits/``.
     published
-        An empty index, which takes in what both agree on.
+        An empty index. It is filled with the commits that both agree on.
     """
     state = log.refresh()
     rows, covered = commits.read(state.table_id) or (None, -1)
@@ -54,7 +54,7 @@ def plan_recovery(log: DeltaLog, commits: CommitsTable, published: PublishedFile
 
 
 def _agreed(log: DeltaLog, rows: pa.Table, upto: int) -> int:
-    """Return the last version before the first one that ``commits/`` has as another."""
+    """Return the last version up to which the log and ``commits/`` agree."""
     agreed, version = upto, upto
     while version >= 0:
         try:
@@ -68,7 +68,7 @@ def _agreed(log: DeltaLog, rows: pa.Table, upto: int) -> int:
 
 
 def _gap(log: DeltaLog, covered: int, latest: int) -> Interval | None:
-    """Return the versions after `covered` that the log does not have any more, or None."""
+    """Return the versions after `covered` that the log lacks, or None."""
     if covered >= latest or log.store.exists(log_path(covered + 1)):
         return None
     names = (info.path.rpartition("/")[2] for info in log.store.list(LOG_FOLDER))

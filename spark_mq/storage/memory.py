@@ -1,5 +1,7 @@
-"""Both stores of a queue in memory, for tests: the rules are those of the stores on Delta
-tables."""
+"""Define both stores of a queue in memory, for tests.
+
+Their rules are the rules of the stores on Delta tables.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ __all__ = ["MemoryFiles", "MemoryLedgers", "MemoryMessages"]
 
 
 class MemoryFiles(ObjectStore):
-    """The files under a root that exists in memory only. They are Parquet there too: reading takes
-    the same way as from disk."""
+    """The files under a root in memory.
+
+    They are Parquet there too. A read takes the same code path as on disk.
+    """
 
     def __init__(self) -> None:
         super().__init__("memory")
@@ -64,7 +68,7 @@ class MemoryFiles(ObjectStore):
 
 
 class MemoryMessages(MessageStore):
-    """Messages in memory, with the same sequences, marks and files as in a Delta table."""
+    """Messages in memory. Sequences, numbers and files are as in Delta."""
 
     def __init__(self, clock: Clock, lanes: int = 0) -> None:
         self.path = "memory/messages"
@@ -77,7 +81,7 @@ class MemoryMessages(MessageStore):
         self._active: set[str] = set()
         self._unique = threading.Lock()
         self._ids = NO_IDS
-        self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest mark
+        self._numbers: dict[str, tuple[int, PublishReceipt]] = {}  # app -> its latest number
         self._description: str | None = None
 
     @property
@@ -164,16 +168,16 @@ class MemoryMessages(MessageStore):
         return self._index
 
     def expect(self, reached: Callable[[bool], int]) -> None:
-        """Do nothing: both stores live and end with the process."""
+        """Do nothing. Both stores live and end with the process."""
 
     def plan_recovery(self) -> LogPlan:
         return LogPlan(self._index)
 
     def publish_again(self, plan: LogPlan) -> None:
-        """Do nothing: no file is unknown."""
+        """Do nothing. No file is unknown."""
 
     def rewrite_commits(self, plan: LogPlan) -> None:
-        """Do nothing: there is no ``commits/``."""
+        """Do nothing. A store in memory has no ``commits/``."""
 
     def index_commits(self) -> int:
         return 0
@@ -185,7 +189,7 @@ class MemoryMessages(MessageStore):
         return 0
 
     def forget(self, up_to: int, keep_since: int) -> None:
-        """Do nothing: the messages themselves are in memory."""
+        """Do nothing. The messages themselves are in memory."""
 
     def drop(self, horizon: int) -> int:
         with self._lock:
@@ -199,11 +203,10 @@ class MemoryMessages(MessageStore):
 
 
 class MemoryLedgers:
-    """Ledgers in memory: optimistic commits on a dict.
+    """Ledgers in memory, with optimistic commits on a dict.
 
-    ``notes``: what each commit said it did, oldest first; the audit trail that DESCRIBE HISTORY
-    shows of a Delta table. ``events``: what
-    happened in each, by group.
+    ``notes`` has each commit's account of itself, oldest first. DESCRIBE HISTORY shows that audit
+    trail for a Delta table. ``events`` has the events of each commit, by group.
     """
 
     def __init__(self, clock: Clock = system_clock) -> None:
@@ -256,7 +259,7 @@ class MemoryLedgers:
             self._marks.update((app, (number, latest + 1)) for app, number in txns)
 
     def turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
-        """Return None: threads of one process share their commits already."""
+        """Return None. Threads of one process share their commits already."""
 
     def ask_for_way(self, group: str | None, pause: float, *, share: bool = False) -> None:
         pass  # the threads of a process get their turn at a lock

@@ -1,4 +1,4 @@
-"""Define what a store of the append-only log of messages offers."""
+"""Define the store of the append-only log of messages."""
 
 from __future__ import annotations
 
@@ -36,26 +36,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
-    """Where messages landed: the Delta ``version`` of ``messages/`` and their ``sequences`` in the
-    order given. The sequences behave as a ``range`` and equal a list of the same numbers. In a
-    queue with lanes or priorities they are a sequence that equals such a list.
+    """The receipt of a publish.
 
-    ``duplicate``: the call published nothing, for its number, or a higher one, had landed before
-    (``on_duplicate="skip"``), or all of its dedup ids had. For a number it is then the
-    first call's receipt; for another number than the producer's latest, that is not known: version
-    None, no sequences. A call without messages has these too, and is no duplicate.
+    ``version`` is the version of ``messages/``. ``sequences`` are in the order given. They behave
+    as a ``range`` and equal a list of the same numbers. In a queue with lanes or priorities they
+    are a sequence that equals such a list.
+
+    ``duplicate``: the call published nothing. Its number, or a higher one, had landed before
+    (``on_duplicate="skip"``), or all of its dedup ids had. For the producer's latest number, this
+    is the first call's receipt. For another number, version is None and there are no sequences. A
+    call without messages has these values too, and is no duplicate.
     """
 
     version: int | None
     sequences: Sequence[int]
     duplicate: bool = False
     duplicates: tuple[int, ...] = ()
-    """Positions of the given messages whose dedup id was published before. They have no
-    sequence."""
+    """Positions of the given messages that were published before. They have no sequence."""
 
     @classmethod
     def of_commit(cls, version: int, rows: int, duplicates: tuple[int, ...] = ()) -> PublishReceipt:
-        """Return the receipt of a commit that published so many messages."""
+        """Return the receipt of a commit that published `rows` messages."""
         sequences = range(sequence(version, 0), sequence(version, rows))
         return cls(version, sequences, duplicates=duplicates)
 
@@ -65,14 +66,14 @@ class PublishReceipt:
         return 0 if self.duplicate else len(self.sequences)
 
     def sequence_of(self, position: int) -> int | None:
-        """Return the sequence of a given message by its position; None for a duplicate."""
+        """Return the sequence of a message by position, None for a duplicate."""
         before = bisect_left(self.duplicates, position)
         if self.duplicates[before : before + 1] == (position,):
             return None
         return self.sequences[position - before]
 
     def placed(self, written: WrittenFile) -> PublishReceipt:
-        """Return the receipt of one file with the sequences in the order given."""
+        """Return the receipt of one file, in the order given."""
         if written.places is None or len(written.places) != len(self.sequences):
             return self
         return replace(self, sequences=PlacedSequences(self.sequences[0], written.places))
@@ -84,10 +85,10 @@ class PublishReceipt:
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """What a recovery has to do to the log of messages and its index."""
+    """The planned recovery of the log of messages and its index."""
 
     index: MessageIndex
-    """What the log publishes, without the gap."""
+    """The index of the log's messages, without the gap."""
     covered: int = -1
     """The last version that ``commits/`` has."""
     agreed: int = -1
@@ -100,18 +101,17 @@ class LogPlan:
 
     @property
     def unknown_rows(self) -> int:
-        """Return the number of messages in unknown files, as far as their writers noted it."""
+        """Return the number of messages noted in the unknown files."""
         return sum(file.rows or 0 for file in self.unknown)
 
 
 class MessageStore(ABC):
-    """The log of one queue: the other half of the storage seam. ``storage/memory.py`` implements it
-    in memory."""
+    """The store of a queue's messages. ``storage/memory.py`` implements it in memory."""
 
     path: str
     files: ObjectStore
     bell: Notifier
-    """Rung after each publish."""
+    """Notified after each publish."""
     lanes: int = 0
     """The queue's number of lanes."""
 
@@ -122,8 +122,7 @@ class MessageStore(ABC):
         mark: tuple[str, int] | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        """Publishes a table of messages as one commit; durable, with its sequences, when this
-        returns. Raises as :meth:`commit`."""
+        """Publish a table of messages as one durable commit. Errors as :meth:`commit`."""
         written = write_file(self.files, table, sync=False, lanes=self.lanes)
         try:
             return self.commit([written], mark=mark, note=note).placed(written)
@@ -138,7 +137,7 @@ class MessageStore(ABC):
             raise
 
     def discard(self, written: WrittenFile) -> None:
-        """Deletes a file that no commit will ever know of."""
+        """Delete a file that no commit will ever name."""
         with contextlib.suppress(OSError):
             self.files.delete(written.path)
 
@@ -151,11 +150,18 @@ class MessageStore(ABC):
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        """Publishes files that are written already (see :func:`write_file`), all or nothing.
+        """Publish written files as one commit, all or nothing.
 
-        ``mark``: (producer id, number). Raises DuplicatePublish if the producer has published that
-        number or a higher one. ``after``: the producer's last number, 0 for none. Raises
-        ProducerFenced if it is another one.
+        Parameters
+        ----------
+        written
+            The files, from :func:`write_file`.
+        mark
+            Producer id and number. DuplicatePublish: it has published that or a higher number.
+        after
+            The producer's last number, 0 for none. ProducerFenced: it is another number.
+        note
+            The commit's account of itself.
         """
 
     @abstractmethod
@@ -167,9 +173,10 @@ class MessageStore(ABC):
         after: int | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> PublishReceipt:
-        """Publish the messages of a draft whose ids were not published in its window.
+        """Publish the messages of a draft that are no duplicates.
 
-        Check and publish are one commit. Parameters and errors as :meth:`commit`.
+        Check and publish are one commit. Parameters and errors as :meth:`commit`. A duplicate has
+        an id that was published in the draft's window.
         """
 
     @abstractmethod
@@ -178,14 +185,14 @@ class MessageStore(ABC):
 
     @abstractmethod
     def last_number(self, app: str) -> int | None:
-        """The last number that was committed with a mark of `app`, or None."""
+        """Return the number last committed for `app`, or None."""
 
     @abstractmethod
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
-        """Return what the commit with that mark published, or None if the log no longer has it."""
+        """Return the receipt of a number, or None without its commit."""
 
     def receipt_of(self, written: WrittenFile) -> PublishReceipt | None:
-        """Return what the commit of a file published, or None if no commit has it."""
+        """Return the receipt of a file, or None without its commit."""
         for file in reversed(self.index().files):
             if file.path == written.path:
                 return PublishReceipt(
@@ -195,21 +202,20 @@ class MessageStore(ABC):
         return None
 
     def note(self, version: int) -> dict[str, Any]:
-        """Return what a commit of spark_mq notes about itself. Empty if that is unknown."""
+        """Return the note of a commit of spark_mq. Empty if it is unknown."""
         return {}
 
     @property
     def trimmed(self) -> int:
-        """The last sequence that a trim has dropped, as of the last look, or -1."""
+        """Return the last trimmed sequence as of the last look, or -1."""
         return -1
 
     @abstractmethod
     def index(self, reach: int | None = None) -> MessageIndex:
-        """The commit index, brought up to the latest commit. It only grows: an index that forgets
-        files is another object.
+        """Return the commit index, with the latest commit.
 
-        ``reach``: no look at the table where the index reaches this sequence already, as for what
-        has been leased.
+        An index only grows. A store that forgets files makes another one. An index that already
+        contains the sequence `reach` needs no look at the table.
         """
 
     def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
@@ -226,27 +232,26 @@ class MessageStore(ABC):
 
     @abstractmethod
     def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
-        """Replace the description by what a function makes of it, in one commit.
+        """Change the description by a function, in one commit.
 
         The function may run again after a conflict. An equal text makes no commit.
         """
 
     @abstractmethod
     def known(self) -> MessageIndex:
-        """The commit index as it is, without a look at the table."""
+        """Return the commit index as it is. Do not read the table."""
 
     @abstractmethod
     def drop(self, horizon: int) -> int:
-        """Drops the files whose messages all lie at or below `horizon`. Returns how many. Safe to
-        kill and to repeat."""
+        """Drop files wholly at or below `horizon`. Return their number. Safe to kill and repeat."""
 
     def full_index(self, first: int) -> MessageIndex:
-        """Return the index with forgotten files from a sequence on, as far as they are known."""
+        """Return the index with known forgotten files from `first` on."""
         return self.index()
 
     @abstractmethod
     def forget(self, up_to: int, keep_since: int) -> None:
-        """Forget the index of commits that were trimmed and that no group needs.
+        """Forget the index of trimmed commits that no group needs.
 
         Parameters
         ----------
@@ -258,7 +263,7 @@ class MessageStore(ABC):
 
     @abstractmethod
     def expect(self, reached: Callable[[bool], int]) -> None:
-        """Refuse from now on to use a log that the ledgers are ahead of.
+        """Refuse a log that the ledgers are ahead of, from now on.
 
         Parameters
         ----------
@@ -280,29 +285,25 @@ class MessageStore(ABC):
 
     @abstractmethod
     def index_commits(self) -> int:
-        """Write down in ``commits/`` what the commits say since the last time. Returns their
-        number."""
+        """Write new commits to ``commits/``. Return their number."""
 
     @abstractmethod
     def index_progress(self) -> tuple[int, int | None]:
-        """Return the last version in ``commits/`` (-1: none), and the time of its last commit.
+        """Return the last version in ``commits/``, and its last commit time.
 
-        The time is in microseconds since 1970, or None without ``commits/``.
+        Without ``commits/`` they are -1 and None. The time is in microseconds since 1970.
         """
 
     @abstractmethod
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
-        """Delete old commits that ``commits/`` knows. None keeps the default. Returns the number of
-        files."""
+        """Delete old commits that ``commits/`` has. Return the file count. None: the default."""
 
     def read(
         self, slices: Iterable[FileSlice], columns: list[str] | None = None
     ) -> Iterator[tuple[FileSlice, pa.Table]]:
-        """The messages of some slices, as ``(slice, table)`` in their order; null ids and times are
-        filled in.
+        """Yield slices with their messages, in order. Fill in null ids and times.
 
-        Raises CorruptLog for a file that cannot be read, StorageError where that is the store's
-        doing.
+        Raises CorruptLog for a file that cannot be read, and StorageError if the store failed.
         """
         reader = MessageReader(self.files, columns)
         for piece in slices:
@@ -310,9 +311,9 @@ class MessageStore(ABC):
 
 
 def check_mark(last: int | None, mark: tuple[str, int], after: int | None = None) -> None:
-    """Raises DuplicatePublish where a producer's `last` number is its new one, or higher.
+    """Raise DuplicatePublish if a producer's new number is not new.
 
-    Raises ProducerFenced if `after` is given, and is not the last number.
+    It is new if it is above `last`. Raise ProducerFenced if `after` is given, and is not `last`.
     """
     if after is not None and after != (last or 0):
         producer = mark[0].rpartition(":")[2]
@@ -340,7 +341,7 @@ def producer_txn(producer_id: str) -> str:
 
 
 def tables_disagree(path: str, reason: str) -> TablesDisagree:
-    """Return the error for a table that is not of the same time as the queue's others."""
+    """Return the error for a table that was restored alone."""
     return TablesDisagree(
         f"the tables of a queue disagree: {reason}. One of them was restored alone. Restore all "
         "tables of one backup, or stop all workers and run Queue.recover(dry_run=True)",

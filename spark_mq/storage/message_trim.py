@@ -1,4 +1,4 @@
-"""Drop the data files of trimmed messages, in steps that need little memory."""
+"""Drop the data files of trimmed messages, with little memory."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def _folders(paths: set[str]) -> set[str]:
 
 
 def _remove(store: ObjectStore, paths: set[str], horizon: int) -> int:
-    """Remove data files from the table, without a data change: streams on it go on.
+    """Remove data files from the table, without a data change.
 
-    The commit notes the horizon. An older ``leases/`` cannot know it.
+    Streams on the table continue. The commit notes the horizon, because an older ``leases/`` cannot
+    know it.
     """
     if not paths:
         return 0
@@ -94,7 +95,10 @@ def _remove(store: ObjectStore, paths: set[str], horizon: int) -> int:
 def _delete(
     store: ObjectStore, folders: set[str], files: FileList, count: int, rewritten: set[str]
 ) -> None:
-    """Delete all that are there, not just those removed now: a run before may have died here."""
+    """Delete all trimmed and rewritten files in some folders.
+
+    An interrupted run may have left files, so this is not limited to those removed now.
+    """
     places = PathLookup(files)
     for folder in sorted(folders):
         for info in store.iterate(folder):

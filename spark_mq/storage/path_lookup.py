@@ -53,7 +53,7 @@ class PathLookup:
         return None
 
     def _catch_up(self) -> None:
-        """Take in the files that were added to the list."""
+        """Add the files that were appended to the list."""
         known = len(self._places) + len(self._recent)
         new = len(self._files) - known
         if new + len(self._recent) > max(_MIN_RECENT, len(self._places) // 8):

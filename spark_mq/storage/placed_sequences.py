@@ -1,4 +1,4 @@
-"""Hold the sequences of messages that a publisher sorted, in the order given."""
+"""Hold the sequences of sorted messages in the order given."""
 
 from __future__ import annotations
 

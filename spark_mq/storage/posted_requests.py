@@ -1,4 +1,4 @@
-"""Post operations in an object store, where the next commit of any writer can run them.
+"""Post operations for the next commit of any writer.
 
 An object store has no lock to wait at. Writers that race lose most races, and each lost race costs
 several requests. So a writer that meets others posts its operations as a small file, and waits. The
@@ -32,7 +32,7 @@ __all__ = ["SERVED", "PostedRequest", "RequestTurn", "delete_old_requests"]
 _log = logging.getLogger(__name__)
 
 SERVED: Final = "served"
-"""Key in a commit's note: the outcomes of the requests that it ran, by id."""
+"""Key in a commit's note. Its value is the outcomes of the requests that it ran, by id."""
 FOLDER: Final = "_requests"
 FORMAT: Final = 1
 MOST_GUESTS: Final = 64
@@ -44,7 +44,7 @@ OLD_SECONDS: Final = 3600.0
 PATIENCE_SECONDS: Final = 1.0
 """How long a writer waits for each one before it."""
 REQUESTS_OF_A_COMMIT: Final = 5
-"""Requests in a row of a writer that commits: nobody looks for its commit before."""
+"""Requests in a row of a writer that commits. Nobody looks for its commit before."""
 POLL_SECONDS: Final = 0.05
 _KNOWN_COMMITS: Final = 100
 _THREADS: Final = 32
@@ -133,7 +133,7 @@ class RequestTurn:
         return self._request.request_id
 
     def wait(self, until: float) -> Any | None:
-        """Wait until a commit has run the request, or until this writer must commit.
+        """Wait until a commit has run the request.
 
         Parameters
         ----------
@@ -169,7 +169,10 @@ class RequestTurn:
         self._latency = time.monotonic() - began
 
     def _wait_for_commit(self, until: float) -> None:
-        """Wait until there is a commit, or until the patience with the writer before ends."""
+        """Wait until there is a commit, or until the patience ends.
+
+        The patience is that with the writer before.
+        """
         version, started = self._log.state.version, time.monotonic()
         pause = POLL_SECONDS if self._is_behind else REQUESTS_OF_A_COMMIT * self._latency
         self._is_behind = True  # if the first look finds a commit, there may be more
@@ -201,8 +204,8 @@ class RequestTurn:
     def _take_notes(self, version: int) -> None:
         known = {c.version: c for c in self._log.known_commits(self._seen + 1, version)}
         for number in range(self._seen + 1, version + 1):
-            # One that was cleaned may have run the request. Then it runs again: what the first run
-            # leased expires, and a settle finds its messages settled.
+            # A cleaned commit may have run the request. Then it runs again. The leases of the first
+            # run expire, and a settle finds its messages settled.
             try:
                 self._read_note(known.get(number) or self._log.read_commit(number))
             except FileNotFoundError:
@@ -219,7 +222,7 @@ class RequestTurn:
         for info in listed:
             name = info.path.rpartition("/")[2]
             if name == self._request.name or _id_in(name) in self._ran:
-                continue  # who ran it deletes it
+                continue  # the writer that ran it deletes it
             if now - info.modified > STALE_SECONDS or not name[:20].isdigit():
                 self._stale.append(info.path)
             elif known_after <= int(name[:20]) <= self._log.state.version:
@@ -269,15 +272,18 @@ class RequestTurn:
     def not_run(self, guests: Sequence[PostedRequest]) -> Sequence[PostedRequest]:
         """Return the requests that no commit ran.
 
-        Another thread, or a read of the ledger, may have brought the log up to date since
-        :meth:`wait` read its notes. If a commit since a request was cleaned, nobody knows.
+        Another thread, or a read of the ledger, may have read newer commits since :meth:`wait` read
+        its notes. If a commit since a request was cleaned, its requests are unknown.
         """
         self._take_notes(self._log.state.version)
         known = (one for one in guests if one.base >= self._missed)
         return [one for one in known if one.request_id not in self._ran]
 
     def outcome(self) -> Any | None:
-        """Return the outcome of the own request, if a known commit ran it."""
+        """Return the outcome of the own request, or None.
+
+        None: no known commit ran it.
+        """
         return self._ran.get(self.request_id)
 
     def _read(self, path: str) -> PostedRequest | None:
@@ -288,7 +294,7 @@ class RequestTurn:
 
     def close(self, ran: Sequence[PostedRequest] = ()) -> None:
         """Delete the own request, and those that the own commit ran."""
-        if not self._posted or self.request_id in self._ran:  # who ran it deletes it
+        if not self._posted or self.request_id in self._ran:  # the writer that ran it deletes it
             return
         paths = [f"{self._folder}/{one.name}" for one in (self._request, *ran)]
         # The caller need not wait. The files of a killed process are stale soon.
@@ -308,7 +314,7 @@ class RequestTurn:
 
 
 def delete_old_requests(files: ObjectStore, older_than_seconds: float = OLD_SECONDS) -> int:
-    """Delete what killed writers have posted. Return how many files it deleted.
+    """Delete the requests of killed writers. Return the number of files.
 
     Parameters
     ----------

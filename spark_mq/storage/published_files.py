@@ -1,9 +1,8 @@
-"""What the commits of ``messages/`` say: which files they publish, which are rewrites of others,
-which producers have left their marks.
+"""Read published files, rewritten files and producers' numbers from commits.
 
-It is read from the log's own JSON, commit by commit, or from ``commits/``
-(:mod:`spark_mq.storage.commits_table`), where the sweep writes it down. Files that were trimmed and
-that no group needs any more are forgotten.
+The commits are those of ``messages/``. They are read from the log's own JSON, one by one, or from
+``commits/`` (:mod:`spark_mq.storage.commits_table`). The sweep writes ``commits/``. Files that were
+trimmed and that no group needs any more are forgotten.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = ["COMMITS_SCHEMA", "PublishedFiles", "commit_matches"]
 _log = logging.getLogger(__name__)
 
 _RESTORE: Final = "RESTORE"
-"""What other engines call the commit that adds files of an older version again."""
+"""The operation by which other engines add files of an older version again."""
 MAX_UNCHECKED_ROWS: Final = 2**20
 """A commit that claims more rows than this is believed only after a look at its files."""
 
@@ -79,7 +78,7 @@ class PublishedFiles:
         ] = {}  # path -> version, and the last sequence in it, at most, if known
 
     def matches(self, commit: Commit) -> bool:
-        """Whether the commit of this version that was taken in is this one."""
+        """Return whether this is the applied commit of its version."""
         version, paths = commit.version, {add["path"] for add in commit.adds}
         files = self.index.files
         start = bisect_left(files.firsts, sequence(version, 0))
@@ -88,7 +87,7 @@ class PublishedFiles:
         return published <= paths and all(self.knows(path) for path in paths)
 
     def knows(self, path: str) -> bool:
-        """Return whether a commit that was taken in has added a file."""
+        """Return whether an applied commit has added a file."""
         return path in self._rewritten or self._places.find(path) is not None
 
     def version_of(self, path: str) -> int | None:
@@ -106,7 +105,7 @@ class PublishedFiles:
         self._rewritten = {k: v for k, v in self._rewritten.items() if k not in forgotten}
 
     def forget_as(self, forgotten_to: int, forgotten: int) -> None:
-        """Forget what ``commits/`` has forgotten: so many messages up to a sequence."""
+        """Forget the messages that ``commits/`` has forgotten."""
         index = self.index
         if forgotten_to <= index.forgotten_to:
             return
@@ -126,7 +125,7 @@ class PublishedFiles:
             self.index, self._places = index, PathLookup(index.files)
 
     def rewritten(self, horizon: int) -> set[str]:
-        """The paths of rewritten files that hold nothing above a sequence."""
+        """Return the paths of rewritten files without a sequence above `horizon`."""
         return {
             path
             for path, (_, last) in self._rewritten.items()
@@ -136,8 +135,10 @@ class PublishedFiles:
     # -- from the log's own JSON
 
     def apply(self, commit: Commit) -> None:
-        """Takes the next commit in: all of it, or nothing where it raises (a store out of reach,
-        CorruptLog)."""
+        """Apply the next commit, all of it or nothing.
+
+        An error, such as CorruptLog or an unreachable store, applies nothing.
+        """
         version = commit.version
         commit.check_features(self._path)
         self._check_paths(commit)
@@ -165,7 +166,10 @@ class PublishedFiles:
         self.marks.update((app, (number, version)) for app, number in commit.txns.items())
 
     def _publishes(self, commit: Commit, fresh: Mapping[str, dict[str, Any]]) -> list[DataFile]:
-        """The files that a commit which removes nothing publishes, with their sequences."""
+        """Return the files that a commit publishes, with their sequences.
+
+        The commit removes nothing.
+        """
         version, files, ordinal = commit.version, [], 0
         claimed = sum(add["stats"].get("numRecords") or 0 for add in fresh.values())
         for path, add in fresh.items():
@@ -182,7 +186,10 @@ class PublishedFiles:
         return files
 
     def _bands_of(self, path: str, add: Mapping[str, Any], rows: int) -> str:
-        """Return the bands of a file by its tag, or by its keys if no tag fits."""
+        """Return the bands of a file by its tag.
+
+        If no tag fits, its keys decide.
+        """
         layout = self.index.layout
         text = (add.get("tags") or {}).get(BANDS_TAG)
         if text is not None and valid_bands(text, layout, rows):
@@ -193,8 +200,10 @@ class PublishedFiles:
         return ""
 
     def _newest_source(self, removes: list[dict[str, Any]]) -> int | None:
-        """How high the messages in a compacted file can be: as its newest source. None if one of
-        these is not known."""
+        """Return an upper bound of the sequences in a compacted file.
+
+        It is the last sequence of its newest source. None: one of the sources is not known.
+        """
         lasts = [self._last(remove["path"]) for remove in removes]
         known = [last for last in lasts if last is not None]
         return max(known) if len(known) == len(lasts) else None
@@ -206,7 +215,7 @@ class PublishedFiles:
         return self._rewritten.get(path, (0, None))[1]
 
     def _check_paths(self, commit: Commit) -> None:
-        """Raise CorruptLog if a commit adds what is no data file of the table."""
+        """Raise CorruptLog if a commit adds a file outside of the table."""
         for add in commit.adds:
             if not is_data_path(add["path"]):
                 raise self._lying(commit.version, f"it adds {add['path']!r}, a file outside of it")
@@ -220,9 +229,10 @@ class PublishedFiles:
         )
 
     def rows(self, add: Mapping[str, Any], version: int, *, check: bool = False) -> int:
-        """Return the rows of a file by its statistics, or by its footer if these lack.
+        """Return the rows of a file by its statistics.
 
-        ``check`` compares both. Raises CorruptLog if the file has fewer rows than it claims.
+        Without statistics its footer decides. ``check`` compares both.
+        Raises CorruptLog if the file has fewer rows than it claims.
         """
         count = add["stats"].get("numRecords")
         if count is not None and not check:
@@ -237,7 +247,7 @@ class PublishedFiles:
             again = partial(_footer_rows, path=path)
             why = unreadable_reason(self._files, path, error, again)
             if isinstance(error, FileNotFoundError) and not self._active(path):
-                return int(count or 0)  # trimmed, with its whole commit: nobody reads it any more
+                return int(count or 0)  # trimmed with its whole commit, so nobody reads it any more
             if count is not None:
                 raise self._lying(version, f"{path} claims {count} rows, and {why}") from error
             raise CorruptLog(
@@ -252,7 +262,7 @@ class PublishedFiles:
     # -- to and from commits/
 
     def rows_since(self, version: int, up_to: int | None = None) -> pa.Table:
-        """Return what the commits after a version say, as rows of ``commits/``.
+        """Return the commits after a version, as rows of ``commits/``.
 
         Parameters
         ----------
@@ -269,20 +279,19 @@ class PublishedFiles:
         parts = [
             publish_rows(files, low, high),
             rewrite_rows(one for one in rewrites if version < one[1] <= end),
-            # A mark may be newer than the batch: what an app has published is known from it.
+            # A number may be newer than the batch. It shows all that an app has published.
             mark_rows(one for one in marks if one[2] > version),
         ]
         return pa.concat_tables(parts).sort_by([("version", "ascending"), ("first", "ascending")])
 
     def version_after(self, version: int, files: int) -> int:
-        """Return the last version of a batch of commits that add about so many files."""
+        """Return the last version of a batch of about `files` files."""
         firsts = self.index.files.firsts
         at = bisect_left(firsts, sequence(version + 1, 0)) + files
         return self.index.version if at >= len(firsts) else firsts[at] >> ORDINAL_BITS
 
     def load_rows(self, rows: pa.Table, version: int) -> None:
-        """Take in rows of ``commits/`` about the commits up to `version`, those that are not known
-        yet."""
+        """Add rows of ``commits/`` up to `version` that are not known yet."""
         is_new = pc.greater(rows["version"], self.index.version)
         for path, at, last in of_kind(rows, is_new, REWRITE, "path", "version", "last"):
             self._rewritten[path] = (at, last)
@@ -290,7 +299,7 @@ class PublishedFiles:
             self.marks[app] = max((number, at), self.marks.get(app, (number, at)))
         is_kept = pc.greater(pc.fill_null(rows["last"], -1), self.index.forgotten_to)
         self.index.extend_columns(file_columns(rows, pc.and_(is_new, is_kept)), version)
-        # The rows are several times as large as what is kept of them.
+        # The rows are several times as large as the data that is kept of them.
         pa.default_memory_pool().release_unused()
 
 

@@ -1,4 +1,4 @@
-"""Publish messages with dedup ids: the check for duplicates and the publish are one commit."""
+"""Publish messages with dedup ids. Check and publish are one commit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class UniqueCommit:
         self._version_of, self._check = version_of, check
         self._mark, self._after = mark, after
         self._note = note
-        self._window: IdWindow | None = None  # what the last try wrote down
+        self._window: IdWindow | None = None  # written by the last try
         self._wrote_at = 0.0
 
     def run(self, timeout: float) -> PublishReceipt:
@@ -101,7 +101,10 @@ class UniqueCommit:
         return publish_change(files, self._note, txns, companions), None
 
     def _load(self, state: TableState) -> IdWindow:
-        """Return the window of a state, or a later one if that is gone."""
+        """Return the window of a state.
+
+        If that is gone, return a later one.
+        """
         ids, head = self._ids, state.txns.get(DEDUP_APP)
         try:
             return ids.load(head)
@@ -153,7 +156,7 @@ def publish_change(
     files
         Files that are written.
     note
-        What the commit says about itself. Default: that it is a publish.
+        The commit's account of itself. Default: that it is a publish.
     txns
         The application transactions.
     companions

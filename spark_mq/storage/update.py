@@ -1,4 +1,8 @@
-"""The one way to change a ledger: read, compute, commit, and start again after a conflict."""
+"""Change a ledger.
+
+An update reads, computes and commits. It repeats all that after a conflict. All changes of ledgers
+come through here.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +36,28 @@ DROP_GROUP: Final = _Drop.GROUP
 """Returned by a compute function to drop the group."""
 
 ASK_AFTER: Final = 5
-"""Lost races in a row after which a writer asks the others to pause. A writer that is much slower
-than they are would lose each race. Others lose fewer, and ask for nothing."""
+"""Lost races in a row after which a writer asks the others to pause.
+
+A much slower writer would lose each race. Other writers lose fewer, and ask for nothing.
+"""
 
 SHARE_AFTER: Final = 2
-"""Lost races in a row after which a writer posts its operations, if the store has no lock. Two
-writers that lose a race now and then are faster without."""
+"""Lost races in a row after which a writer posts its operations.
+
+It does so only if the store has no lock. Two writers that lose few races are faster without it.
+"""
 
 SHARED_PAUSE: Final = 0.2
-"""The pause that a commit names which ran the operations of others. They post at once then."""
+"""Pause in seconds that a commit names if it ran the operations of others.
+
+Other writers then post at their first conflict.
+"""
 
 NextLedger = Ledger | Literal[_Drop.GROUP] | None
-"""The ledger to commit. None or the ledger that was read: there is nothing to commit."""
+"""The ledger to commit. There is nothing to commit if it is None or the ledger that was read."""
 
 Update = tuple[NextLedger, T, Mapping[str, Any]]
-"""The next ledger, the result, and the commit's own account of what it did."""
+"""The next ledger, the result, and the commit's account of itself."""
 
 
 class Priority(Enum):
@@ -62,7 +73,7 @@ Params = ParamSpec("Params")
 
 
 class SharedWork(Protocol):
-    """Operations that the commit of another writer may run, and that may run those of others."""
+    """Operations that another writer's commit may run, and the reverse."""
 
     def posted(self) -> Sequence[Mapping[str, Any]] | None:
         """Return the operations as JSON. None if only this process can run them."""
@@ -106,7 +117,7 @@ def update_ledger(
     priority: Priority = Priority.SETTLE,
     share: SharedWork | None = None,
 ) -> T:
-    """Commit what `compute` makes of a group's ledger.
+    """Commit the ledger that `compute` makes of a group's ledger.
 
     Parameters
     ----------
@@ -121,7 +132,7 @@ def update_ledger(
     whole_table
         Conflict with every other commit, not only with those of this group.
     replace
-        Do not read the ledger: `compute` replaces it, also if it is unreadable.
+        Do not read the ledger. `compute` replaces it, also if it is unreadable.
     timeout
         Seconds until the update gives up.
     priority
